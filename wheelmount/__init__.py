@@ -1,0 +1,3 @@
+"""wheelmount: a package cache and container launcher for clusters."""
+
+__version__ = "0.1.0"

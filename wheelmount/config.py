@@ -1,0 +1,169 @@
+"""Settings: a flag beats ``WHEELMOUNT_*`` in the environment, which beats ``[tool.wheelmount]``.
+
+The file is the nearest ``pyproject.toml`` from the working directory upwards that has a
+``[tool.wheelmount]`` table. Flags are applied by the command line with ``dataclasses.replace``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from wheelmount.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set, with its default."""
+
+    hosts: str = "local:1"
+    """Where hosts come from when ``--hosts`` is not given."""
+
+    block_size: int = 4 * MIB
+    """Bytes that travel, are hashed and arrive as one. A multiple of 4096."""
+
+    in_flight: int = 6
+    """Blocks that one host fetches at the same time."""
+
+    ring: int = 32
+    """Blocks the client keeps staged in memory: its bound is ``ring * block_size`` bytes."""
+
+    read_timeout: float = 60.0
+    """Seconds a read in the mount waits for its bytes before it fails with EIO."""
+
+    fetch_timeout: float = 30.0
+    """Seconds one block may take to travel before it is asked for again."""
+
+    start_timeout: float = 60.0
+    """Seconds a host, a mount or a container may take to come up."""
+
+    store: str = "/dev/shm"  # noqa: S108 - a private 0700 directory is made in it
+    """Directory of each host under which received bytes are kept."""
+
+    runtime_dir: str = "/tmp"  # noqa: S108 - a private 0700 directory is made in it
+    """Directory under which sockets, logs and the state of sessions are kept.
+
+    ``/tmp`` and not ``$XDG_RUNTIME_DIR``: that one goes away at logout, mounts do not.
+    """
+
+    cache_dir: str = dataclasses.field(
+        default_factory=lambda: platformdirs.user_cache_dir("wheelmount")
+    )
+    """Directory for wheelhouses and images that can be made again."""
+
+    state_dir: str = dataclasses.field(
+        default_factory=lambda: platformdirs.user_state_dir("wheelmount")
+    )
+    """Directory for what should stay: overlays of containers."""
+
+    def __post_init__(self) -> None:
+        if self.block_size <= 0 or self.block_size % 4096:
+            raise ConfigError(
+                f"block_size is {self.block_size}", hint="give a positive multiple of 4096 bytes"
+            )
+        for name in ("in_flight", "ring"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", hint="give 1 or more")
+        for name in ("read_timeout", "fetch_timeout", "start_timeout"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
+
+    def private_runtime(self) -> Path:
+        """The user's own runtime directory, made 0700 if it is not there."""
+        return private_directory(Path(self.runtime_dir) / f"wheelmount-{os.getuid()}")
+
+    def private_store(self) -> Path:
+        """The user's own store directory, made 0700 if it is not there."""
+        return private_directory(Path(self.store) / f"wheelmount-{os.getuid()}")
+
+
+def private_directory(path: Path) -> Path:
+    """Make ``path`` (and its parents) with mode 0700, or check that it is ours already.
+
+    Raises:
+        ConfigError: somebody else owns it, it is a symlink, or others may enter it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise ConfigError(
+                f"{path} is not a private directory of yours",
+                hint="remove it, or set WHEELMOUNT_RUNTIME_DIR and WHEELMOUNT_STORE elsewhere",
+            ) from None
+    return path
+
+
+def load(
+    environ: Mapping[str, str] = os.environ, directory: Path | None = None
+) -> Settings:
+    """Read the settings in force.
+
+    Args:
+        environ: the environment to look for ``WHEELMOUNT_*`` in.
+        directory: where the search for ``pyproject.toml`` starts; default the working directory.
+
+    Raises:
+        ConfigError: an unknown name or a value of the wrong type, naming where it stands.
+    """
+    values: dict[str, Any] = {}
+    file, table = _table(directory or Path.cwd())
+    for name, value in table.items():
+        values[name] = _convert(name, value, f"[tool.wheelmount] in {file}")
+    for field in dataclasses.fields(Settings):
+        variable = f"WHEELMOUNT_{field.name.upper()}"
+        if variable in environ:
+            values[field.name] = _convert(field.name, environ[variable], variable)
+    return Settings(**values)
+
+
+def _table(directory: Path) -> tuple[Path | None, dict[str, Any]]:
+    for folder in (directory, *directory.parents):
+        file = folder / "pyproject.toml"
+        if not file.is_file():
+            continue
+        try:
+            table = tomllib.loads(file.read_text()).get("tool", {}).get("wheelmount")
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: {error}", hint="mend the file") from None
+        if table is not None:
+            return file, table
+    return None, {}
+
+
+@functools.cache
+def _types() -> dict[str, type]:
+    return {f.name: {"str": str, "int": int, "float": float}[str(f.type)]
+            for f in dataclasses.fields(Settings)}
+
+
+def _convert(name: str, value: object, where: str) -> str | int | float:
+    kind = _types().get(name)
+    if kind is None:
+        raise ConfigError(
+            f"unknown setting {name!r} ({where})", hint=f"known: {', '.join(sorted(_types()))}"
+        )
+    try:
+        converted = kind(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{name} is {value!r} ({where})", hint=f"give {'a number' if kind is not str else 'text'}"
+        ) from None
+    return converted  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Offline apptainer containers: images, overlays, binds."""

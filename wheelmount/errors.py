@@ -1,0 +1,113 @@
+"""Every exception of wheelmount, in one tree, each with the exit code the command line ends with.
+
+The codes 64-78 are those of ``sysexits.h``; they stay clear of the small codes that a user's own
+script returns through ``wheelmount run`` and of 126 and above, which shells use.
+"""
+
+from __future__ import annotations
+
+
+class WheelmountError(Exception):
+    """Base of all errors that a user can act on.
+
+    Args:
+        message: what happened, one line, naming the thing it happened to.
+        hint: what to do about it, or None where nothing sensible can be said.
+    """
+
+    exit_code = 70  # EX_SOFTWARE: only where no subclass fits better
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process boundaries (an actor raises, the client reports): keep the hint.
+        return _rebuild, (type(self), self.message, self.hint)
+
+
+def _rebuild(kind: type[WheelmountError], message: str, hint: str | None) -> WheelmountError:
+    return kind(message, hint=hint)
+
+
+class InputError(WheelmountError):
+    """An argument, option or requirement that cannot be understood."""
+
+    exit_code = 64  # EX_USAGE
+
+
+class ResolveError(WheelmountError):
+    """Requirements that have no solution: unknown package, no wheel for the target, a conflict."""
+
+    exit_code = 65  # EX_DATAERR
+
+
+class WheelError(WheelmountError):
+    """A wheel or wheelhouse that is damaged, incomplete or not what its hash says."""
+
+    exit_code = 65  # EX_DATAERR
+
+
+class SourceError(WheelmountError):
+    """A directory, image or script that is missing or cannot be read."""
+
+    exit_code = 66  # EX_NOINPUT
+
+
+class HostError(WheelmountError):
+    """A host that could not be started or reached, or that died."""
+
+    exit_code = 68  # EX_NOHOST
+
+
+class UnavailableError(WheelmountError):
+    """Something this machine lacks: /dev/fuse, apptainer, a tool, a permission to use one."""
+
+    exit_code = 69  # EX_UNAVAILABLE
+
+
+class MountError(WheelmountError):
+    """A mount point that cannot be used, or a mount that could not be made or taken down."""
+
+    exit_code = 73  # EX_CANTCREAT
+
+
+class StoreError(WheelmountError):
+    """A host whose memory or disk cannot hold the bytes."""
+
+    exit_code = 74  # EX_IOERR
+
+
+class TransferError(WheelmountError):
+    """Bytes that did not arrive, or did not arrive whole."""
+
+    exit_code = 74  # EX_IOERR
+
+
+class ContainerError(WheelmountError):
+    """An image that does not build, or a container or overlay that does not start."""
+
+    exit_code = 71  # EX_OSERR
+
+
+class WaitError(WheelmountError):
+    """A bounded wait that ran out."""
+
+    exit_code = 75  # EX_TEMPFAIL
+
+
+class ConfigError(WheelmountError):
+    """A setting, in a file or the environment, that has no meaning."""
+
+    exit_code = 78  # EX_CONFIG
+
+
+class InstallError(WheelmountError):
+    """pip or uv on a host refused an install. Carries the worst exit code of the hosts."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code

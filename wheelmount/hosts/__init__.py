@@ -1,0 +1,1 @@
+"""Hosts: where they come from, all through Monarch."""
