@@ -111,9 +111,7 @@ def private_directory(path: Path) -> Path:
     return path
 
 
-def load(
-    environ: Mapping[str, str] = os.environ, directory: Path | None = None
-) -> Settings:
+def load(environ: Mapping[str, str] = os.environ, directory: Path | None = None) -> Settings:
     """Read the settings in force.
 
     Args:
@@ -150,8 +148,10 @@ def _table(directory: Path) -> tuple[Path | None, dict[str, Any]]:
 
 @functools.cache
 def _types() -> dict[str, type]:
-    return {f.name: {"str": str, "int": int, "float": float}[str(f.type)]
-            for f in dataclasses.fields(Settings)}
+    return {
+        f.name: {"str": str, "int": int, "float": float}[str(f.type)]
+        for f in dataclasses.fields(Settings)
+    }
 
 
 def _convert(name: str, value: object, where: str) -> str | int | float:
@@ -164,6 +164,7 @@ def _convert(name: str, value: object, where: str) -> str | int | float:
         converted = kind(value)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{name} is {value!r} ({where})", hint=f"give {'a number' if kind is not str else 'text'}"
+            f"{name} is {value!r} ({where})",
+            hint=f"give {'a number' if kind is not str else 'text'}",
         ) from None
     return converted  # type: ignore[no-any-return]

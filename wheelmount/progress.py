@@ -7,7 +7,7 @@ a terminal, plain lines in a log, nothing) is decided by whoever made the ``Prog
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 
@@ -27,7 +27,7 @@ class Task(Protocol):
 class Progress(Protocol):
     """Where steps are reported to."""
 
-    def task(self, name: str, *, unit: str = "") -> TaskContext:
+    def task(self, name: str, *, unit: str = "") -> AbstractContextManager[Task]:
         """Open a step; leaving the context ends it.
 
         Args:
@@ -37,14 +37,6 @@ class Progress(Protocol):
 
     def log(self, text: str) -> None:
         """Show one line that stays."""
-
-
-class TaskContext(Protocol):
-    """Context manager over a ``Task``."""
-
-    def __enter__(self) -> Task: ...
-
-    def __exit__(self, *exc: object) -> bool | None: ...
 
 
 class _SilentTask:

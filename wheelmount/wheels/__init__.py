@@ -1,1 +1,1 @@
-"""Wheels: targets, resolution, download, the wheelhouse, and the redirection of pip and uv to it."""
+"""Wheels: targets, resolution, download, the wheelhouse, and pip and uv pointed at it."""
