@@ -1,0 +1,156 @@
+"""Monarch, set up once: its switches, its noise, its futures and its failures.
+
+Everything that touches Monarch's own settings stands here. The switches are environment variables
+because they must be in force before Monarch starts, here and in every process that it starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from wheelmount.errors import HostError, WaitError, WheelmountError
+
+SWITCHES = {
+    # A host that was killed is noticed after 70 s by default, after 4 s with these two.
+    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": "3s",
+    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",
+    # RDMA's fallback over TCP is four times faster with these three, slower with only some.
+    "MONARCH_RDMA_TCP_FALLBACK_PARALLELISM": "4",
+    "MONARCH_RDMA_MAX_CHUNK_SIZE_MB": "4",
+    "HYPERACTOR_MESSAGE_ACK_EVERY_N_MESSAGES": "1",
+    # Its log grows by tens of megabytes an hour at the default level.
+    "MONARCH_FILE_LOG_LEVEL": "error",
+}
+
+Key = TypeVar("Key")
+_lock = threading.Lock()
+_started = False
+
+
+def environment() -> dict[str, str]:
+    """The environment for a process that will use Monarch: the caller's, with our switches."""
+    return {**SWITCHES, **os.environ}
+
+
+def start() -> None:
+    """Have Monarch ready in this process. Cheap when called again.
+
+    Raises:
+        HostError: Monarch cannot start here.
+    """
+    global _started
+    with _lock:
+        if _started:
+            return
+        for name, value in SWITCHES.items():
+            os.environ.setdefault(name, value)
+        warnings.filterwarnings("ignore", message="No ibverbs RDMA hardware")
+        with quiet():
+            import monarch.actor
+            from monarch.config import configure
+
+            configure(
+                rdma_tcp_fallback_parallelism=4,
+                rdma_max_chunk_size_mb=4,
+                message_ack_every_n_messages=1,
+            )
+            # The default raises KeyboardInterrupt in the main thread, wherever that may be.
+            monarch.actor.unhandled_fault_hook = lambda _fault: True
+            try:
+                monarch.actor.context()
+            except Exception as error:
+                raise HostError(
+                    f"Monarch does not start: {_last_line(error)}",
+                    hint="look at the installation of torchmonarch",
+                ) from None
+        _started = True
+
+
+def stop() -> None:
+    """End Monarch in this process; hosts stay. Bounded, and harmless if it was never started."""
+    global _started
+    with _lock:
+        if not _started:
+            return
+        _started = False
+        from monarch.actor import shutdown_context
+
+        with quiet(), contextlib.suppress(Exception):
+            shutdown_context().get(timeout=10)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what native code prints to standard error out of the user's sight meanwhile."""
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def gather(futures: Mapping[Key, Any], timeout: float) -> dict[Key, Any]:
+    """Wait for calls made to several hosts.
+
+    Args:
+        futures: Monarch futures by whatever tells them apart.
+        timeout: seconds for all of them together.
+
+    Returns:
+        For each key what the call returned, or the ``WheelmountError`` it ended with.
+    """
+    results: dict[Key, Any] = {}
+
+    async def one(key: Key, future: Any) -> None:
+        try:
+            results[key] = await asyncio.wait_for(future.as_asyncio(), timeout)
+        except Exception as error:
+            results[key] = translate(error, timeout)
+
+    async def everything() -> None:
+        await asyncio.gather(*(one(key, future) for key, future in futures.items()))
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(everything())
+    else:  # called from a notebook's or the user's own loop
+        thread = threading.Thread(target=asyncio.run, args=(everything(),))
+        thread.start()
+        thread.join()
+    return {key: results[key] for key in futures}
+
+
+def translate(error: Exception, timeout: float = 0.0) -> WheelmountError:
+    """What a failed call means, as one of our errors."""
+    from monarch.actor import ActorError
+
+    if isinstance(error, WheelmountError):
+        return error
+    if isinstance(error, ActorError):
+        cause = getattr(error, "exception", None)
+        if isinstance(cause, WheelmountError):
+            return cause
+        return HostError(
+            f"a host failed: {type(cause).__name__}: {cause}", hint="look at the host's log"
+        )
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+        return WaitError(
+            f"no answer within {timeout:g} s", hint="the host may be overloaded or lost"
+        )
+    return HostError(f"the host died or is out of reach: {_last_line(error)}")
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,53 @@
+"""What a host is to the rest of the package, whatever kind it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host.
+
+    Attributes:
+        name: how it is called in output and in ``{host}`` of paths (``host0``).
+        mesh: Monarch's mesh of exactly this host. One mesh a host and not one for all: a mesh
+            with a dead member does not recover, and its other members would be lost with it.
+    """
+
+    name: str
+    mesh: Any
+
+
+class Hosts(Protocol):
+    """Hosts of one kind: started together, stopped together. A context manager."""
+
+    def start(self) -> None:
+        """Start them, and wait until each answers.
+
+        Raises:
+            HostError: one did not come up; none is left running.
+        """
+
+    def stop(self) -> None:
+        """Stop them and all that runs on them. May be called twice."""
+
+    def __iter__(self) -> Iterator[Host]: ...
+
+    def __len__(self) -> int: ...
+
+
+def as_hosts(host_mesh: Any) -> list[Host]:
+    """Take apart what a caller may give for hosts: ours, or a Monarch ``HostMesh`` of any size."""
+    if isinstance(host_mesh, Sequence):
+        return list(host_mesh)
+    if not hasattr(host_mesh, "spawn_procs"):
+        return list(iter(host_mesh))
+    extent = dict(host_mesh.extent.items()) if hasattr(host_mesh, "extent") else {}
+    if not extent:
+        return [Host("host0", host_mesh)]
+    flat = host_mesh.flatten("hosts") if len(extent) > 1 else host_mesh
+    (dimension, size), *_ = flat.extent.items()
+    return [Host(f"host{n}", flat.slice(**{dimension: n})) for n in range(size)]

@@ -1,0 +1,175 @@
+"""``local:N``: hosts on this machine, each a process of its own reached over a private socket."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError
+from wheelmount.hosts import engine, worker
+from wheelmount.hosts.host import Host
+
+
+class LocalHosts:
+    """``count`` hosts named ``host0``, ``host1``, …
+
+    Args:
+        count: how many.
+        settings: where their sockets lie and how long they may take to start.
+        namespaces: give each a mount namespace of its own, so that all can mount at one path and
+            none of it is seen outside. Where the machine does not allow that they share the
+            caller's, and ``namespaces`` says False once they are made.
+        guarded: end them when this process ends. Else they stay until ``stop``.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        settings: Settings | None = None,
+        *,
+        namespaces: bool = True,
+        guarded: bool = True,
+    ) -> None:
+        self._count = count
+        self._settings = settings or Settings()
+        self.namespaces = namespaces and namespaces_allowed()
+        self._guarded = guarded
+        self._guard: int | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._hosts: list[Host] = []
+        name = f"hosts-{secrets.token_hex(4)}"
+        self.directory = self._settings.private_runtime() / name
+        """Where their sockets and logs lie."""
+
+    def start(self) -> None:
+        """Start them, and wait until each answers."""
+        engine.start()
+        self.directory.mkdir(mode=0o700)
+        guard = None
+        try:
+            if self._guarded:
+                guard, self._guard = os.pipe()
+            for number in range(self._count):
+                self._processes.append(self._spawn(f"host{number}", guard))
+            self._hosts = attach(self.addresses, [f"host{n}" for n in range(self._count)])
+            self._await_ready()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            if guard is not None:
+                os.close(guard)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where each can be attached to."""
+        return [f"ipc://{self.directory}/host{n}" for n in range(self._count)]
+
+    @property
+    def pids(self) -> list[int]:
+        """Their processes."""
+        return [process.pid for process in self._processes]
+
+    def _spawn(self, name: str, guard: int | None) -> subprocess.Popen[bytes]:
+        command = [
+            sys.executable,
+            "-m",
+            "wheelmount.hosts.worker",
+            f"ipc://{self.directory}/{name}",
+        ]
+        if self.namespaces:
+            command = [*_unshare(), *command]
+        if guard is not None:
+            command += ["--guard", str(guard)]
+        with (self.directory / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=engine.environment(),
+                cwd="/",
+                start_new_session=True,
+                pass_fds=() if guard is None else (guard,),
+            )
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + self._settings.start_timeout
+        for number, process in enumerate(self._processes):
+            while not (self.directory / f"host{number}").exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise self._failure(number, process)
+                time.sleep(0.01)
+
+    def _failure(self, number: int, process: subprocess.Popen[bytes]) -> HostError:
+        log = self.directory / f"host{number}.log"
+        text = log.read_text(errors="replace").strip().splitlines()
+        code = process.poll()
+        what = "does not come up" if code is None else f"ended with code {code}"
+        return HostError(
+            f"host{number} {what}: {text[-1] if text else 'it said nothing'}",
+            hint="raise WHEELMOUNT_START_TIMEOUT, or run `wheelmount status`",
+        )
+
+    def stop(self) -> None:
+        """Stop them and all that runs on them."""
+        for process in self._processes:
+            if process.poll() is None:
+                worker.end(process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        self._processes = []
+        self._hosts = []
+        if self._guard is not None:
+            os.close(self._guard)
+            self._guard = None
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> LocalHosts:
+        self.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts)
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def attach(addresses: list[str], names: list[str]) -> list[Host]:
+    """Hosts that run already, by their addresses."""
+    engine.start()
+    from monarch.actor import attach_to_workers
+
+    return [
+        Host(name, attach_to_workers(ca="trust_all_connections", workers=[address]))
+        for name, address in zip(names, addresses, strict=True)
+    ]
+
+
+def _unshare() -> list[str]:
+    # "slave": what is mounted outside later is still seen inside, never the other way round.
+    command = ["unshare", "--mount", "--propagation", "slave"]
+    if os.geteuid() != 0:
+        # Keeps the user's own id; the kept capabilities let FUSE be mounted in the namespace.
+        command += ["--user", "--map-current-user", "--keep-caps"]
+    return [*command, "--"]
+
+
+@functools.cache
+def namespaces_allowed() -> bool:
+    """Whether this user may make mount namespaces here."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*_unshare(), "true"], capture_output=True, check=False).returncode == 0

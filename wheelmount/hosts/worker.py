@@ -1,0 +1,58 @@
+"""A host's own process: it waits for clients and starts what they ask for, through Monarch.
+
+Run as ``python -m wheelmount.hosts.worker ADDRESS [--guard FD]``. With ``--guard`` the process
+ends, with everything it started, when the other end of that pipe is closed: that is, when the
+client that started it is gone, however it went.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+
+import psutil
+
+from wheelmount.hosts import engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("--guard", type=int)
+    arguments = parser.parse_args()
+    if arguments.guard is not None:
+        os.set_inheritable(arguments.guard, False)
+        threading.Thread(target=_guard, args=(arguments.guard,), daemon=True).start()
+    os.environ.update(engine.environment())
+    from monarch.actor import run_worker_loop_forever
+
+    run_worker_loop_forever(address=arguments.address, ca="trust_all_connections")
+
+
+def _guard(pipe: int) -> None:
+    while os.read(pipe, 1):
+        pass
+    end(os.getpid())
+
+
+def end(pid: int) -> None:
+    """Kill a host's process and what it started (but not what has a session of its own: servers of
+    mounts end by themselves when their host has gone)."""
+    try:
+        process = psutil.Process(pid)
+        session = os.getsid(pid)
+        family = process.children(recursive=True)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return
+    for member in [*family, process]:
+        try:
+            if os.getsid(member.pid) == session:
+                os.kill(member.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+if __name__ == "__main__":
+    main()
