@@ -22,6 +22,9 @@ class WheelmountError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        return self.message
+
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries (an actor raises, the client reports): keep the hint.
         return _rebuild, (type(self), self.message, self.hint)

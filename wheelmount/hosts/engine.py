@@ -99,12 +99,13 @@ def quiet() -> Iterator[None]:
         os.close(null)
 
 
-def gather(futures: Mapping[Key, Any], timeout: float) -> dict[Key, Any]:
+def gather(futures: Mapping[Key, Any], timeout: float | None) -> dict[Key, Any]:
     """Wait for calls made to several hosts.
 
     Args:
         futures: Monarch futures by whatever tells them apart.
-        timeout: seconds for all of them together.
+        timeout: seconds for all of them together; None where the user's own work is waited for
+            (a host that dies ends the wait all the same).
 
     Returns:
         For each key what the call returned, or the ``WheelmountError`` it ended with.
@@ -131,7 +132,29 @@ def gather(futures: Mapping[Key, Any], timeout: float) -> dict[Key, Any]:
     return {key: results[key] for key in futures}
 
 
-def translate(error: Exception, timeout: float = 0.0) -> WheelmountError:
+def raise_first(results: dict[Key, Any]) -> dict[Key, Any]:
+    """Give the results of ``gather`` back, or raise the first error among them, naming its key."""
+    for key, result in results.items():
+        if isinstance(result, WheelmountError):
+            if not result.message.startswith(f"{key}: "):
+                result.message = f"{key}: {result.message}"
+            raise result
+    return results
+
+
+def one(future: Any, timeout: float) -> Any:
+    """Wait for one call.
+
+    Raises:
+        WheelmountError: what it ended with.
+    """
+    result = gather({"": future}, timeout)[""]
+    if isinstance(result, WheelmountError):
+        raise result
+    return result
+
+
+def translate(error: Exception, timeout: float | None = None) -> WheelmountError:
     """What a failed call means, as one of our errors."""
     from monarch.actor import ActorError
 
@@ -146,7 +169,7 @@ def translate(error: Exception, timeout: float = 0.0) -> WheelmountError:
         )
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return WaitError(
-            f"no answer within {timeout:g} s", hint="the host may be overloaded or lost"
+            f"no answer within {timeout or 0:g} s", hint="the host may be overloaded or lost"
         )
     return HostError(f"the host died or is out of reach: {_last_line(error)}")
 

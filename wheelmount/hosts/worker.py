@@ -8,13 +8,16 @@ client that started it is gone, however it went.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import signal
 import threading
 
 import psutil
 
 from wheelmount.hosts import engine
+
+SERVER = "wheelmount.mount.server"
+"""Module that marks, in a command line, a process that may outlive its host."""
 
 
 def main() -> None:
@@ -38,20 +41,19 @@ def _guard(pipe: int) -> None:
 
 
 def end(pid: int) -> None:
-    """Kill a host's process and what it started (but not what has a session of its own: servers of
-    mounts end by themselves when their host has gone)."""
+    """Kill a host's process and what it started.
+
+    Servers of mounts are spared: each sees its host go, and unmounts or stays as it was told.
+    """
     try:
         process = psutil.Process(pid)
-        session = os.getsid(pid)
-        family = process.children(recursive=True)
-    except (psutil.NoSuchProcess, ProcessLookupError):
+        family = [*process.children(recursive=True), process]
+    except psutil.NoSuchProcess:
         return
-    for member in [*family, process]:
-        try:
-            if os.getsid(member.pid) == session:
-                os.kill(member.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if SERVER not in member.cmdline():
+                member.kill()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,254 @@
+"""``remotemount``: a directory of the client, read-only on every host."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from wheelmount import config
+from wheelmount.config import Settings
+from wheelmount.errors import MountError, WaitError, WheelmountError
+from wheelmount.hosts import engine
+from wheelmount.hosts.host import Host, as_hosts
+from wheelmount.mount import point
+from wheelmount.mount.layout import Layout
+from wheelmount.mount.source import Source
+from wheelmount.mount.tree import scan
+from wheelmount.progress import SILENT, Progress, Task
+
+log = logging.getLogger("wheelmount")
+
+
+def remotemount(
+    host_mesh: Any,
+    sourcepath: str | os.PathLike[str],
+    mntpoint: str | None = None,
+    *,
+    settings: Settings | None = None,
+    progress: Progress = SILENT,
+) -> RemoteMount:
+    """Mount a directory of this machine read-only on every host.
+
+    ::
+
+        with remotemount(hosts, "/scratch/venv") as mount:
+            ...                     # the names are there; bytes arrive, a read waits for its own
+            mount.wait()            # all bytes are there
+
+    Args:
+        host_mesh: hosts of ``wheelmount.hosts``, or a Monarch ``HostMesh``.
+        sourcepath: the directory.
+        mntpoint: absolute path on the hosts; default the source's own. ``{host}`` in it becomes
+            the host's name. Where hosts share one view of the file system (several on one
+            machine, without namespaces of their own) and the path does not tell them apart, the
+            host's name is added to it.
+        settings: default those of the environment and ``pyproject.toml``.
+        progress: where to report.
+
+    Returns:
+        The mount, to be opened as a context manager or with ``open()``.
+    """
+    return RemoteMount(host_mesh, sourcepath, mntpoint, settings or config.load(), progress)
+
+
+class RemoteMount:
+    """One directory on several hosts; made by ``remotemount``."""
+
+    def __init__(
+        self,
+        host_mesh: Any,
+        sourcepath: str | os.PathLike[str],
+        mntpoint: str | None,
+        settings: Settings,
+        progress: Progress,
+    ) -> None:
+        self.hosts: list[Host] = as_hosts(host_mesh)
+        self.source = os.path.abspath(sourcepath)  # noqa: PTH100 - resolve() would follow symlinks
+        self.identity = secrets.token_hex(4)
+        """Name of the mount; that on a host is this and the host's name."""
+        self.skipped: list[bytes] = []
+        """Paths of the source that are not shown: sockets, pipes and devices."""
+        self._mntpoint = mntpoint or self.source
+        self._settings = settings
+        self._progress = progress
+        self._agents: dict[str, Any] = {}
+        self._procs: list[Any] = []
+        self._points: dict[str, str] = {}
+        self._offer: Any = None
+        self._delivery: threading.Thread | None = None
+        self._outcome: dict[str, Any] = {}
+
+    @property
+    def mntpoints(self) -> dict[str, str]:
+        """Where it is mounted, by host."""
+        return dict(self._points)
+
+    def open(self) -> None:
+        """Mount it on all hosts, and begin to deliver.
+
+        Returns when the mounts stand and show all names; bytes follow, and a read waits for its
+        own.
+
+        Raises:
+            SourceError: the directory cannot be read.
+            InputError, MountError: the mount point cannot be used.
+            UnavailableError: a host cannot mount FUSE file systems.
+            StoreError: a host has no room for the bytes.
+            HostError, WaitError: a host is lost. Whatever it is, nothing stays mounted.
+        """
+        with self._progress.task("scan", unit="files") as task:
+            tree = scan(os.fsencode(self.source))
+            task.advance(tree.files)
+            task.note(f"{tree.files} files, {tree.size >> 20} MiB")
+        self.skipped = tree.skipped
+        for path in tree.skipped:
+            log.warning("not mounted, no file: %s", os.fsdecode(path))
+        layout = Layout(tree, self._settings.block_size)
+        engine.start()
+        try:
+            self._spawn_agents()
+            self._mount(layout)
+        except BaseException:
+            self.close(force=True)
+            raise
+        self._delivery = threading.Thread(target=self._deliver, args=(layout,), daemon=True)
+        self._delivery.start()
+
+    def _spawn_agents(self) -> None:
+        from wheelmount.mount.agent import Agent
+
+        for host in self.hosts:
+            procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount")
+            self._procs.append(procs)
+            identity = f"{self.identity}-{host.name}"
+            self._agents[host.name] = procs.spawn(
+                "agent", Agent, host.name, self._settings, identity
+            )
+
+    def _mount(self, layout: Layout) -> None:
+        from wheelmount.mount.agent import Order
+        from wheelmount.mount.transfer import offer
+
+        source = Source(
+            os.fsencode(self.source),
+            layout,
+            slots=self._settings.ring,
+            lease=self._settings.fetch_timeout,
+        )
+        client = point.View.here()
+        timeout = self._settings.start_timeout
+        with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
+            self._offer = offer(source, self._arrived)
+            engine.one(self._offer.ring.call_one(), timeout)
+        views = engine.raise_first(self._call(lambda agent: agent.view.call_one(), timeout))
+        names = [host.name for host in self.hosts]
+        paths = point.place(
+            self._mntpoint, names, [views[name] for name in names], self.source, client
+        )
+        self._points = dict(zip(names, paths, strict=True))
+        orders = {
+            name: Order(self.source, path, path == self.source and views[name] != client)
+            for name, path in self._points.items()
+        }
+        engine.raise_first(
+            engine.gather(
+                {
+                    name: agent.open.call_one(orders[name], self._offer)
+                    for name, agent in self._agents.items()
+                },
+                timeout + self._settings.fetch_timeout,
+            )
+        )
+
+    def _deliver(self, layout: Layout) -> None:
+        # Every block is bounded by the time it may take; so is the whole by the sum.
+        bound = self._settings.fetch_timeout * (layout.blocks + 1)
+        with self._progress.task("send", unit="B") as task:
+            task.total(layout.size * len(self.hosts))
+            self._task = task
+            calls = {name: agent.deliver.call_one() for name, agent in self._agents.items()}
+            self._outcome = engine.gather(calls, bound)
+
+    _task: Task | None = None
+
+    def _arrived(self, _host: str, length: int) -> None:
+        if self._task is not None:
+            self._task.advance(length)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all bytes are on all hosts.
+
+        Args:
+            timeout: seconds; default as long as blocks keep arriving.
+
+        Raises:
+            WaitError: the time is over; delivery goes on.
+            HostError, TransferError, StoreError: a host did not get everything; others did.
+        """
+        if self._delivery is None:
+            raise MountError("the mount is not open", hint="call open() first")
+        self._delivery.join(timeout)
+        if self._delivery.is_alive():
+            raise WaitError(f"not everything arrived within {timeout:g} s")
+        engine.raise_first(self._outcome)
+
+    def keep(self) -> None:
+        """Wait for all bytes, and let the mounts stay when this process ends."""
+        self.wait()
+        engine.raise_first(
+            self._call(lambda agent: agent.keep.call_one(), self._settings.start_timeout)
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Where the mount stands on each host: a mapping as of ``Server.status``, or an error."""
+        return self._call(lambda agent: agent.status.call_one(), self._settings.start_timeout)
+
+    def close(self, *, force: bool = False) -> None:
+        """Take it down on all hosts.
+
+        Args:
+            force: detach it from hosts where it is in use; users keep what they have open.
+
+        Raises:
+            MountError: it is in use on a host, and by whom.
+        """
+        results = self._call(
+            lambda agent: agent.close.call_one(force), self._settings.start_timeout
+        )
+        for name, result in results.items():
+            if not isinstance(result, MountError):
+                self._agents.pop(name)
+        busy = [error for error in results.values() if isinstance(error, MountError)]
+        if busy and not force:
+            raise busy[0]
+        if self._offer is not None:
+            self._stop(self._offer)
+            self._offer = None
+        for procs in self._procs:
+            self._stop(procs)
+        self._procs = []
+        if self._delivery is not None:
+            self._delivery.join(self._settings.start_timeout)
+
+    def _stop(self, mesh: Any) -> None:
+        with contextlib.suppress(Exception):
+            mesh.stop().get(timeout=5)
+
+    def _call(self, call: Callable[[Any], Any], timeout: float) -> dict[str, Any]:
+        return engine.gather({name: call(agent) for name, agent in self._agents.items()}, timeout)
+
+    def __enter__(self) -> RemoteMount:
+        self.open()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        try:
+            self.close()
+        except WheelmountError as error:
+            log.warning("%s; detaching it", error.message)
+            self.close(force=True)

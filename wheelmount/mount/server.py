@@ -1,0 +1,266 @@
+"""The serving process of a mount: its own process, so that it outlives the command that made it.
+
+Run as ``python -m wheelmount.mount.server DIRECTORY READY_FD``. It serves the store through
+pyfuse3 until it is told to stop or somebody unmounts it, and then removes store and directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from wheelmount.errors import MountError
+from wheelmount.mount import control, point
+from wheelmount.mount.fuse import TASKS, FuseOperations
+from wheelmount.mount.layout import Layout
+from wheelmount.mount.store import Store
+from wheelmount.mount.vfs import Vfs
+
+log = logging.getLogger("wheelmount")
+
+GRACE = 2.0
+"""Seconds that users of a detached mount have before the process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a serving process is to do; lies in its directory as ``task.json``.
+
+    Attributes:
+        source: what is mounted, for people.
+        mntpoint: where.
+        store: directory of the store.
+        read_timeout: seconds a read waits for its bytes.
+        made: whether the mount point was made for it and is to go with it.
+    """
+
+    source: str
+    mntpoint: str
+    store: str
+    read_timeout: float
+    made: bool
+
+    def write(self, directory: Path) -> None:
+        """Put it into its directory."""
+        (directory / "task.json").write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, directory: Path) -> Task:
+        """Get it back."""
+        return cls(**json.loads((directory / "task.json").read_text()))
+
+
+class Server:
+    """Serves one mount, and waits for bytes on behalf of its readers."""
+
+    def __init__(self, directory: Path, task: Task, store: Store) -> None:
+        self.directory = directory
+        self.task = task
+        self.store = store
+        self.vfs = Vfs(store.layout, store)
+        self.started = time.time()
+        self._waiting: dict[int, trio.Event] = {}
+        self._failed: dict[int, str] = {}
+        self._feeder: trio.SocketStream | None = None
+        self._sending = trio.Lock()
+
+    async def read(self, number: int, offset: int, size: int) -> memoryview:
+        """Bytes of a file, once they are there.
+
+        Raises:
+            OSError: EIO, with the reason in the log.
+        """
+        start, end = self.vfs.span(number, offset, size)
+        for block in self.store.layout.covering(start, end):
+            if not self.store.has(block):
+                await self._arrival(block, number)
+        if self.store.is_changed(number):
+            raise self._error(number, "it changed at the source before it was copied")
+        return self.store.read(start, end)
+
+    async def _arrival(self, block: int, number: int) -> None:
+        with trio.move_on_after(self.task.read_timeout):
+            while not self.store.has(block):
+                if block in self._failed:
+                    raise self._error(number, self._failed[block])
+                if self._feeder is None:
+                    raise self._error(number, "its bytes had not come when the client went away")
+                event = self._waiting.get(block)
+                if event is None:
+                    event = self._waiting[block] = trio.Event()
+                    await self._send(self._feeder, {"want": block})
+                await event.wait()
+            return
+        raise self._error(number, f"its bytes did not come within {self.task.read_timeout:g} s")
+
+    def _error(self, number: int, reason: str) -> OSError:
+        path = os.fsdecode(self.vfs.inode(number).path)
+        log.error("cannot read %s: %s", path, reason)
+        return OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def _wake(self, block: int) -> None:
+        event = self._waiting.pop(block, None)
+        if event is not None:
+            event.set()
+
+    async def _send(self, stream: trio.SocketStream, message: control.Message) -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async with self._sending:
+                await stream.send_all(control.encode(message))
+
+    async def serve(self, ready: int) -> None:
+        """Serve until unmounted; say on the pipe ``ready`` when the control socket listens."""
+        listener = trio.socket.socket(trio.socket.AF_UNIX)
+        await listener.bind(str(self.directory / control.SOCKET))
+        listener.listen()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                trio.serve_listeners, self._connection, [trio.SocketListener(listener)]
+            )
+            os.write(ready, b"ok")
+            os.close(ready)
+            nursery.start_soon(self._signals)
+            await pyfuse3.main(max_tasks=TASKS)
+            nursery.cancel_scope.cancel()
+
+    async def _signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+            async for number in received:
+                log.info("unmounting on signal %d", number)
+                await self._unmount(force=True)
+
+    async def _connection(self, stream: trio.SocketStream) -> None:
+        lines = _lines(stream)
+        async with contextlib.aclosing(lines):
+            async for request in lines:
+                if request["op"] == "feed":
+                    await self._feed(stream, lines, keep=request["keep"])
+                elif request["op"] == "stop":
+                    await self._stop(stream, force=request["force"])
+                else:
+                    await self._send(stream, self.status())
+                return
+
+    def status(self) -> control.Message:
+        """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch."""
+        return {
+            "source": self.task.source,
+            "mntpoint": self.task.mntpoint,
+            "adapter": "pyfuse3",
+            "pid": os.getpid(),
+            "started": self.started,
+            "files": self.store.layout.tree.files,
+            "size": self.store.layout.size,
+            "held": self.store.held(),
+            "waiting": len(self._waiting),
+            "fed": self._feeder is not None,
+            "changed": [os.fsdecode(path) for path in self.store.changed()],
+        }
+
+    async def _feed(
+        self,
+        stream: trio.SocketStream,
+        lines: AsyncGenerator[control.Message, None],
+        *,
+        keep: bool,
+    ) -> None:
+        self._feeder = stream
+        self._failed.clear()
+        async for message in lines:
+            if "have" in message:
+                self._wake(message["have"])
+            elif "failed" in message:
+                self._failed[message["failed"]] = message["reason"]
+                self._wake(message["failed"])
+            elif "keep" in message:
+                keep = message["keep"]
+        self._feeder = None
+        for block in list(self._waiting):
+            self._wake(block)
+        if not keep:
+            log.info("who made this mount is gone: unmounting")
+            await self._unmount(force=True)
+
+    async def _stop(self, stream: trio.SocketStream, *, force: bool) -> None:
+        try:
+            await self._unmount(force=force)
+        except MountError as error:
+            answer = {"ok": False, "message": error.message}
+        else:
+            answer = {"ok": True}
+        await self._send(stream, answer)
+
+    async def _unmount(self, *, force: bool) -> None:
+        # On a thread: the kernel may ask us something while it unmounts.
+        await trio.to_thread.run_sync(lambda: point.unmount(self.task.mntpoint, force=force))
+        if force:
+            await trio.sleep(GRACE)
+            pyfuse3.terminate()
+
+
+async def _lines(stream: trio.SocketStream) -> AsyncGenerator[control.Message, None]:
+    pending = b""
+    while True:
+        try:
+            chunk = await stream.receive_some(1 << 16)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        if not chunk:
+            return
+        *whole, pending = (pending + chunk).split(b"\n")
+        for line in whole:
+            yield control.decode(line)
+
+
+def main() -> None:
+    """Mount, serve, clean up."""
+    directory, ready = Path(sys.argv[1]), int(sys.argv[2])
+    logging.basicConfig(
+        filename=directory / "log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    task = Task.read(directory)
+    store = Store(Path(task.store), Layout.decode((directory / "tree").read_bytes()))
+    server = Server(directory, task, store)
+    operations = FuseOperations(server.vfs, server.read, os.getuid(), os.getgid())
+    options = {"ro", "default_permissions", "fsname=wheelmount", "subtype=wheelmount"}
+    if os.getuid() == 0:
+        options.add("allow_other")
+    try:
+        pyfuse3.init(operations, task.mntpoint, options)
+    except RuntimeError as error:
+        os.write(ready, str(error).encode())
+        sys.exit(1)
+    log.info("serving %s at %s", task.source, task.mntpoint)
+    try:
+        trio.run(server.serve, ready)
+    except BaseException:
+        log.exception("the serving process fails")
+        shutil.copy(directory / "log", f"{directory}.log")  # the rest goes, the reason stays
+        with contextlib.suppress(MountError):
+            point.unmount(task.mntpoint, force=True)
+        raise
+    finally:
+        if task.made:
+            with contextlib.suppress(OSError):
+                Path(task.mntpoint).rmdir()
+        store.remove()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
