@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# Set this machine up for wheelmount: what it needs of Debian, apptainer, and .venv with the project.
+#
+#   examples/setup.sh          to use it
+#   examples/setup.sh --dev    to work on it: also ruff, mypy, pytest
+#
+# As root on Debian or Ubuntu it installs what is missing, on a bare machine everything. As an
+# ordinary user it says what is missing and makes .venv. What is there already is used as it is, so
+# a second run takes a second. APPTAINER_DEB=file.deb: see install-apptainer.py.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+PATH=$PATH:/usr/sbin:/sbin
+
+dev=no
+for option; do
+  case $option in
+    --dev) dev=yes ;;
+    *) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; [ "$option" = --help ]; exit ;;
+  esac
+done
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { say "error: $*"; exit 1; }
+have() { command -v "$1" >/dev/null; }
+
+# --- packages -------------------------------------------------------------------------------------
+
+# A Python that can make .venv: of the right version, with venv, and with the headers that pyfuse3
+# is compiled against.
+usable_python() {
+  local name
+  for name in python3 python3.13 python3.12 python3.11 python3.10; do
+    if "$name" - 2>/dev/null <<'PYTHON'
+import ensurepip, os, sys, sysconfig, venv
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 13) and os.path.exists(header)))
+PYTHON
+    then echo "$name"; return; fi
+  done
+  return 1
+}
+
+find_missing() {
+  needed=() wanted=()  # without the first there is no .venv, without the second no mounts, no images
+  have gcc && [ -e /usr/include/stdio.h ] || needed+=(gcc libc6-dev)
+  have pkg-config || needed+=(pkg-config)
+  { have pkg-config && pkg-config --exists fuse3; } || needed+=(libfuse3-dev)
+  usable_python >/dev/null || needed+=(python3 python3-dev python3-venv)
+  have fusermount3 || wanted+=(fuse3)
+  have debootstrap || wanted+=(debootstrap)
+  have apptainer || have singularity || wanted+=(apptainer)
+}
+
+candidate() {
+  local policy
+  policy=$(apt-cache policy "$1")
+  [[ $policy == *Candidate:* && $policy != *'Candidate: (none)'* ]]
+}
+
+install_missing() {
+  local package packages=()
+  have apt-get || die "not a Debian; install yourself: ${needed[*]} ${wanted[*]}"
+  say "installing ${needed[*]} ${wanted[*]}"
+  quietly apt-get -qq update
+  for package in "${needed[@]}" "${wanted[@]}"; do
+    # apptainer is the one that not every Debian has.
+    [ "$package" = apptainer ] && ! candidate apptainer || packages+=("$package")
+  done
+  if [ ${#packages[@]} -gt 0 ]; then
+    DEBIAN_FRONTEND=noninteractive quietly \
+      apt-get -qq -y --no-install-recommends install "${packages[@]}"
+  fi
+  if ! have apptainer && ! have singularity; then
+    "$(usable_python)" examples/install-apptainer.py
+  fi
+}
+
+# Run a command; show what it printed only if it fails.
+quietly() {
+  local output
+  output=$("$@" 2>&1) || { printf '%s\n' "$output" >&2; die "failed: $*"; }
+}
+
+# --- what only root can set -----------------------------------------------------------------------
+
+set_up_machine() {
+  # For mounts of ordinary users, and for theirs to be seen by others. /dev/fuse is made anew at
+  # every start of the machine, some of them with a mode for root alone.
+  if [ ! -c /dev/fuse ]; then
+    say "warning: there is no /dev/fuse here; nothing can be mounted (modprobe fuse)"
+  elif [ "$(stat -c %a /dev/fuse)" != 666 ]; then
+    chmod 666 /dev/fuse
+  fi
+  if ! grep -qs '^user_allow_other' /etc/fuse.conf; then echo user_allow_other >>/etc/fuse.conf; fi
+  # What `apptainer build --fakeroot` maps the image's users to; apptainer notes root as 0.
+  if ! grep -Eqs '^(root|0):' /etc/subuid; then
+    quietly "$(command -v apptainer || command -v singularity)" config fakeroot --add root
+  fi
+}
+
+# Many virtual machines keep CAP_SYS_RESOURCE (bit 24) from root, and apptainer insists on it.
+# wheelmount tells it not to; nothing is changed for others who use apptainer here.
+note_capability() {
+  local permitted
+  permitted=$(sed -n 's/^CapPrm:\s*//p' /proc/self/status)
+  if [ "$(id -u)" = 0 ] && ! ((0x$permitted >> 24 & 1)); then
+    say "note: root lacks CAP_SYS_RESOURCE here; to use apptainer by hand:" \
+      "export APPTAINER_DROP_CAPS=CAP_SYS_RESOURCE"
+  fi
+}
+
+# --- .venv ----------------------------------------------------------------------------------------
+
+venv_works() {
+  [ -x .venv/bin/python ] && (cd / && "$root/.venv/bin/python" -c '' 2>/dev/null)
+}
+
+# Whether .venv has this checkout installed, as this pyproject.toml wants it.
+venv_fresh() {
+  local stamp
+  venv_works && stamp=$(cat .venv/setup-stamp 2>/dev/null) || return 1
+  [[ $stamp == "$(wanted_stamp yes)" || ($dev == no && $stamp == "$(wanted_stamp no)") ]]
+}
+
+wanted_stamp() { echo "dev=$1 $root $(sha256sum <pyproject.toml)"; }
+
+make_venv() {
+  local group=()
+  say "installing wheelmount into .venv"
+  venv_works || quietly "$(usable_python)" -m venv --clear .venv
+  [ -x .venv/bin/uv ] || quietly .venv/bin/python -m pip install --disable-pip-version-check uv
+  [ "$dev" = no ] || group=(--group dev)
+  # uv does not read pip's settings; a machine that has a mirror usually tells only pip.
+  local index
+  index=$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)
+  index=${PIP_INDEX_URL:-$index}
+  if [ -n "$index" ]; then export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}; fi
+  quietly .venv/bin/uv --no-progress pip install --python .venv/bin/python \
+    --editable . "${group[@]}"
+  wanted_stamp "$dev" >.venv/setup-stamp
+}
+
+# --------------------------------------------------------------------------------------------------
+
+find_missing
+if [ "$(id -u)" = 0 ]; then
+  [ $((${#needed[@]} + ${#wanted[@]})) = 0 ] || install_missing
+  set_up_machine
+elif [ $((${#needed[@]} + ${#wanted[@]})) != 0 ]; then
+  say "missing here: ${needed[*]} ${wanted[*]}; root can install it: sudo examples/setup.sh"
+  [ ${#needed[@]} = 0 ] || venv_works || die "without ${needed[*]} .venv cannot be made"
+fi
+if ! venv_fresh; then
+  make_venv
+  note_capability
+fi
+say "ready: . .venv/bin/activate"

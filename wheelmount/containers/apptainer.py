@@ -1,0 +1,240 @@
+"""apptainer on this machine: where it is, what it must be told here, how it is stopped.
+
+The one module that calls spython. Of spython it uses the two functions that run a command line,
+``run_command`` and ``stream_command``; its ``Client`` knows the program by the name
+``singularity`` only, prints, ends the caller's process, and answers a failure with None.
+Containers are not run through it at all: they need their own standard streams, their exit code and
+their process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spython.utils import run_command, stream_command
+
+from wheelmount.errors import ContainerError, UnavailableError
+
+CAP_SYS_RESOURCE = 24
+
+GRACE = 5.0
+"""Seconds a stopped container or build gets to end by itself."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+_KEPT = ("HOME", "LANG", "LOGNAME", "PATH", "TERM", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
+_KEPT_OWN = ("CACHEDIR", "CONFIGDIR", "TMPDIR")
+
+
+def find() -> Path:
+    """The apptainer program, or singularity where that is what there is.
+
+    Raises:
+        UnavailableError: neither is on PATH.
+    """
+    for name in ("apptainer", "singularity"):
+        if found := shutil.which(name):
+            return Path(found)
+    raise UnavailableError(
+        "neither apptainer nor singularity is on PATH",
+        hint="examples/setup.sh installs it; on a cluster try: module load apptainer",
+    )
+
+
+def version() -> str:
+    """What the program says of itself: ``apptainer version 1.4.5``.
+
+    Raises:
+        UnavailableError: it is not there, or does not start.
+    """
+    program = find()
+    answer = run_command([str(program), "--version"], quiet=True)
+    text = "".join(answer["message"]).strip()
+    if answer["return_code"]:
+        raise UnavailableError(f"{program} does not start: {text}", hint="install it again")
+    return text
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The little of ``environ`` that apptainer itself needs to run a container.
+
+    The rest stays outside: proxies and ``APPTAINERENV_*`` would reach the container in spite of
+    ``--containall``, and ``APPTAINER_BIND`` and its like would change the command.
+    """
+    kept = [*_KEPT, *(f"{p}_{name}" for p in ("APPTAINER", "SINGULARITY") for name in _KEPT_OWN)]
+    return {name: environ[name] for name in kept if name in environ}
+
+
+def exec_privileges() -> list[str]:
+    """The options that let this user start a container here and be root inside it."""
+    if os.geteuid() != 0:
+        return ["--fakeroot"]
+    missing = _missing_capabilities()
+    if not missing:
+        return []
+    # apptainer asks for every capability there is and gives up if one is refused. Many virtual
+    # machines and job steps lack just this one.
+    if missing == 1 << CAP_SYS_RESOURCE:
+        return ["--drop-caps", "CAP_SYS_RESOURCE"]
+    return ["--no-privs"]
+
+
+def build_privileges() -> list[str]:
+    """The options that let this user build an image here."""
+    return ["--fakeroot"] if os.geteuid() != 0 or _missing_capabilities() else []
+
+
+def _missing_capabilities() -> int:
+    """The capabilities this process lacks, as bits."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    permitted = int(re.findall(r"^CapPrm:\s*(\w+)", status, re.MULTILINE)[0], 16)
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
+    return ((2 << last) - 1) & ~permitted
+
+
+def build(
+    definition: Path,
+    image: Path,
+    *,
+    options: Sequence[str],
+    log: Path,
+    scratch: Path,
+) -> None:
+    """Build ``image`` from ``definition``, in the definition's own directory.
+
+    Args:
+        definition: the ``.def`` file.
+        image: the SIF to write.
+        options: further options of ``apptainer build``.
+        log: file that gets everything the build prints.
+        scratch: directory for the build's temporary files.
+
+    Raises:
+        ContainerError: the build failed; whatever it started has ended.
+        UnavailableError: apptainer is missing.
+    """
+    command = [str(find()), "build", *build_privileges(), *options, str(image), str(definition)]
+    # stream_command starts the program in this process's group, in this directory, and keeps its
+    # id to itself; a first line of output tells it, so that a build can be stopped as a whole.
+    lines = stream_command(
+        [
+            *("sh", "-c", 'echo $$; exec setsid env "$@"', "build"),
+            *(f"--chdir={definition.parent}", f"APPTAINER_TMPDIR={scratch}", *command),
+        ],
+        output_type="both",
+    )
+    session = int(next(lines))
+    try:
+        with log.open("w", encoding="utf-8") as file:
+            file.writelines(map(plain, lines))
+    except subprocess.CalledProcessError as error:
+        reason = _reason(log.read_text(encoding="utf-8"))
+        raise ContainerError(
+            f"{definition.name} did not build: {reason or f'exit code {error.returncode}'}",
+            hint=_advice(reason) or f"the full log is {log}",
+        ) from None
+    except BaseException:
+        stop(session)
+        raise
+
+
+def inspect(image: Path) -> dict[str, Any]:
+    """What apptainer can tell of an image: its ``labels`` and its ``deffile``.
+
+    Raises:
+        ContainerError: it is no image.
+        UnavailableError: apptainer is missing.
+    """
+    answer = run_command(
+        [str(find()), "--silent", "inspect", "--json", "--labels", "--deffile", str(image)],
+        quiet=True,
+    )
+    text = "".join(answer["message"])
+    if answer["return_code"]:
+        raise ContainerError(
+            f"{image} cannot be read as an image: {_reason(text)}", hint="build it again"
+        )
+    attributes: dict[str, Any] = json.loads(text)["data"]["attributes"]
+    return attributes
+
+
+def plain(text: str) -> str:
+    """``text`` without terminal colours."""
+    return _COLOUR.sub("", text)
+
+
+def start_error(image: Path, output: str) -> ContainerError:
+    """The error for a container that did not start, from what apptainer printed."""
+    reason = _reason(plain(output))
+    return ContainerError(
+        f"apptainer could not start a container of {image}: {reason or 'it did not say why'}",
+        hint=_advice(reason) or "wheelmount doctor checks what containers need on this machine",
+    )
+
+
+def _reason(output: str) -> str:
+    """The last line of ``output`` that says something."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [
+        line
+        for line in lines
+        # The shell's trace and the frame apptainer puts around somebody else's failure.
+        if not line.startswith(("INFO:", "+ ")) and not re.search(r"exit status \d+$", line)
+    ]
+    last = (telling or lines or [""])[-1]
+    return re.sub(r"^(FATAL|ERROR)\s*:\s*", "", last)
+
+
+def _advice(reason: str) -> str | None:
+    """What to do about the failures that are known."""
+    known = {
+        "/etc/subuid": "run examples/setup.sh, or as root: apptainer config fakeroot --add USER",
+        "user namespace": "ordinary users need user namespaces: sysctl user.max_user_namespaces",
+        "Requesting capability set": "set 'root default capabilities = no' in apptainer.conf",
+        "debootstrap": "install debootstrap (examples/setup.sh does)",
+        "No space left": "free some space, or set TMPDIR to a larger directory",
+        "/dev/fuse": "load the fuse module; as root: chmod 666 /dev/fuse",
+    }
+    return next((advice for sign, advice in known.items() if sign in reason), None)
+
+
+def stop(session: int) -> None:
+    """End every process of ``session``: politely, and after `GRACE` seconds for good.
+
+    The session and not only its process group: for ordinary users apptainer starts FUSE helpers in
+    groups of their own, and they outlive an apptainer that is killed.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while _members(session):
+        if time.monotonic() > deadline:
+            for process in _members(session):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            return
+        time.sleep(0.02)
+
+
+def _members(session: int) -> list[int]:
+    """The processes of ``session`` that still run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in brackets, may hold anything; state, parent, group, session follow it.
+            fields = entry.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
