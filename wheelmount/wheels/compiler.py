@@ -1,0 +1,164 @@
+"""``uv pip compile`` as a function: run, bounded, with its failures sorted into kinds."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uv
+from packaging.requirements import Requirement
+
+from wheelmount.errors import InputError, UnavailableError, WaitError
+from wheelmount.wheels.target import Target
+
+TIMEOUT = 600.0
+"""Seconds one resolution may take; a hard one takes tens, a slow index minutes."""
+
+
+class Kind(enum.Enum):
+    """What went wrong, as far as the caller treats it differently."""
+
+    UNKNOWN_PACKAGE = enum.auto()
+    NO_SOURCE_BUILD = enum.auto()  # there is a source distribution and no wheel at all
+    NO_FITTING_WHEEL = enum.auto()  # there are wheels, for other Pythons or platforms
+    DENIED = enum.auto()  # the index wants credentials, or other ones
+    NO_NETWORK = enum.auto()
+    BAD_FILE = enum.auto()
+    CONFLICT = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why uv found no solution.
+
+    Attributes:
+        kind: which of the cases above.
+        subject: the package, URL or file it is about; empty where uv names none.
+        reason: uv's own words in one line.
+        hint: uv's own hint in one line, empty where it has none or one about its options.
+    """
+
+    kind: Kind
+    subject: str
+    reason: str
+    hint: str
+
+
+_PACKAGE = r"(?P<subject>[A-Za-z0-9][\w.\-]*)(?:\[[^\]]*\])?"
+_VERSIONS = r"(?:[<>=!~]\S*)?"
+
+# The first that matches decides. A failure of the network outranks what follows from it, and a
+# missing package outranks the wheels of others that do not fit.
+_KINDS = (
+    (Kind.DENIED, re.compile(r"(?P<subject>https?://[^\s)]+)\)?[^\n]*\b(?:401|403)\b")),
+    (Kind.NO_NETWORK, re.compile(r"Failed to fetch: `?(?P<subject>[^\s`]+)")),
+    (Kind.NO_NETWORK, re.compile(r"Because (?P<subject>\S+) was not found in the cache")),
+    (
+        Kind.NO_NETWORK,
+        re.compile(r"network (?:connectivity )?(?:is|was) disabled(?P<subject>)", re.I),
+    ),
+    (Kind.NO_NETWORK, re.compile(r"dns error|error sending request|tcp connect(?P<subject>)")),
+    (Kind.BAD_FILE, re.compile(r"(?:read from file|File not found:) `?(?P<subject>[^\s`]+)")),
+    (Kind.BAD_FILE, re.compile(r"parse requirement in `(?P<subject>[^`]+)`")),
+    (
+        Kind.UNKNOWN_PACKAGE,
+        re.compile(rf"{_PACKAGE} was not found in the (?:package registry|provided package)"),
+    ),
+    (Kind.NO_SOURCE_BUILD, re.compile(rf"{_PACKAGE}{_VERSIONS} (?:has|have) no usable wheels")),
+    (Kind.NO_FITTING_WHEEL, re.compile(rf"{_PACKAGE}{_VERSIONS} (?:has|have) no wheels with")),
+)
+
+
+def compile_lock(
+    requirements: Sequence[Requirement],
+    files: Sequence[Path],
+    target: Target,
+    options: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+) -> str | Failure:
+    """Resolve for a target and give the text of the lock file (PEP 751), or why there is none.
+
+    Args:
+        requirements: parsed ones, so that none can be read as an option.
+        files: absolute paths of files of requirements.
+        target: what to resolve for.
+        options: further options of ``uv pip compile``.
+        environ: the whole environment of uv.
+
+    Raises:
+        UnavailableError: uv is not installed.
+        WaitError: no answer within ``TIMEOUT``.
+        InputError: nothing is required.
+    """
+    if not requirements and not files:
+        raise InputError("nothing is required", hint="name a package, or a file with -r")
+    command = [
+        _uv(),
+        *("pip", "compile", "--quiet", "--no-header"),
+        # Always an interpreter that exists, or uv looks for one of the target's version: seconds.
+        *("--python", sys.executable),
+        *("--python-version", target.python_version, "--python-platform", target.platform),
+        *("--only-binary", ":all:", "--format", "pylock.toml"),
+        *options,
+        *(str(file) for file in files),
+    ]
+    if requirements:
+        command.append("-")
+    try:
+        done = subprocess.run(
+            command,
+            input="".join(f"{requirement}\n" for requirement in requirements),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+            env={**environ, "NO_COLOR": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        raise WaitError(
+            f"uv did not resolve the requirements within {TIMEOUT:.0f} s",
+            hint="narrow the versions, or check that the package index answers",
+        ) from None
+    return done.stdout if done.returncode == 0 else explain(done.stderr)
+
+
+def explain(stderr: str) -> Failure:
+    """Sort what uv said into a ``Failure``."""
+    said, _, hints = stderr.partition("hint:")
+    reason = _one_line(said)
+    kind, subject = Kind.CONFLICT, ""
+    for candidate, pattern in _KINDS:
+        # Hints count here: the reason alone says "not found" where the index said "401".
+        if found := pattern.search(_one_line(stderr) if candidate is Kind.DENIED else reason):
+            kind, subject = candidate, found["subject"] or ""
+            break
+    useful = [_one_line(hint) for hint in hints.split("hint:") if hint and "--no-build" not in hint]
+    return Failure(kind, subject, _shorten(reason), useful[0] if useful else "")
+
+
+def _one_line(text: str) -> str:
+    # Older uv draws a tree with box-drawing characters, newer ones write "cause:".
+    text = re.sub(
+        r"^\s*(?:[\u00d7\u2500-\u25ff]+|error:|cause:|Caused by:|warning:)+", " ", text, flags=re.M
+    )
+    return " ".join(text.split())
+
+
+def _shorten(reason: str) -> str:
+    reason = reason.removeprefix("No solution found when resolving dependencies").lstrip(": ")
+    reason = re.sub(r",? we can conclude that your requirements are unsatisfiable\.?$", "", reason)
+    return reason.removeprefix("Because ") or "uv gave no reason"
+
+
+def _uv() -> str:
+    try:
+        return uv.find_uv_bin()
+    except FileNotFoundError:
+        raise UnavailableError("uv is not installed", hint="pip install uv") from None

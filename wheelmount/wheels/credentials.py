@@ -1,0 +1,71 @@
+"""Credentials for downloads. uv writes none into a lock, so they are found where uv found them."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import re
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from wheelmount.errors import ConfigError
+
+_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
+
+
+class IndexAuth(httpx.Auth):
+    """Basic authentication by origin: indexes named in the environment, then netrc.
+
+    Indexes named only in ``uv.toml`` are not read: give theirs in netrc.
+
+    Args:
+        environ: where ``UV_*INDEX*`` and ``NETRC`` are looked up.
+
+    Raises:
+        ConfigError: a netrc file that can't be parsed.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._by_origin = _index_credentials(environ)
+        file = Path(environ.get("NETRC") or Path("~/.netrc").expanduser())
+        try:
+            self._netrc = netrc.netrc(file) if file.is_file() else None
+        except netrc.NetrcParseError as error:
+            raise ConfigError(f"{file}: {error}", hint="mend the file") from None
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Add the header where credentials for the request's origin are known."""
+        found = self._by_origin.get(_origin(str(request.url)))
+        if found is None and self._netrc is not None:
+            entry = self._netrc.authenticators(request.url.host)
+            found = (entry[0], entry[2] or "") if entry else None
+        if found is not None:
+            yield from httpx.BasicAuth(*found).auth_flow(request)
+        else:
+            yield request
+
+
+def _index_credentials(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """User and password by origin, from ``[NAME=]URL`` lists and ``UV_INDEX_NAME_*``."""
+    known: dict[str, tuple[str, str]] = {}
+    for variable in _INDEX_VARIABLES:
+        for entry in environ.get(variable, "").split():
+            name, url = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", entry).groups()  # type: ignore[union-attr]
+            parts = urlsplit(url)
+            user, password = unquote(parts.username or ""), unquote(parts.password or "")
+            if name:
+                prefix = "UV_INDEX_" + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
+                user = environ.get(f"{prefix}_USERNAME", user)
+                password = environ.get(f"{prefix}_PASSWORD", password)
+            if user or password:
+                known.setdefault(_origin(url), (user, password))
+    return known
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+    return f"{parts.scheme}://{parts.hostname}:{port}"

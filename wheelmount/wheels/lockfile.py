@@ -1,0 +1,120 @@
+"""Lock files (PEP 751, ``pylock.toml``): read, and asked for the wheels of one target."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from packaging.pylock import (
+    Package,
+    PackageArchive,
+    PackageWheel,
+    Pylock,
+    PylockSelectError,
+    PylockValidationError,
+)
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from wheelmount.errors import ResolveError, WheelError
+from wheelmount.wheels.target import Target
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LOCK_NAME = "pylock.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """One wheel that a lock names.
+
+    Attributes:
+        filename: its checked file name, with no directory in it.
+        package: normalized name of its package.
+        version: as the lock has it.
+        source: ``https://``, ``http://`` or ``file://`` URL, or a path relative to the lock.
+        sha256: lower-case hexadecimal.
+    """
+
+    filename: str
+    package: str
+    version: str
+    source: str
+    sha256: str
+
+    @property
+    def pin(self) -> str:
+        """The requirement that nothing but this wheel's version meets."""
+        return f"{self.package}=={self.version}"
+
+
+def parse_lock(text: str, where: str = LOCK_NAME) -> Pylock:
+    """Read the text of a lock file.
+
+    Raises:
+        WheelError: it is no lock file, naming ``where`` it stands.
+    """
+    try:
+        return Pylock.from_dict(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, PylockValidationError) as error:
+        raise WheelError(
+            f"{where} is not a lock file: {error}", hint="run wheelmount download again"
+        ) from None
+
+
+def chosen_wheels(lock: Pylock, target: Target) -> list[Wheel]:
+    """The wheel of each package that installs on ``target``, in the lock's order.
+
+    Raises:
+        ResolveError: a package has no wheel for it.
+        WheelError: a wheel whose name or hash can't be trusted.
+    """
+    try:
+        selected = list(lock.select(environment=target.environment(), tags=target.tags()))
+    except PylockSelectError as error:
+        raise ResolveError(
+            f"the lock does not fit {target}: {error}", hint="resolve again for this target"
+        ) from None
+    except InvalidWheelFilename as error:
+        raise WheelError(f"the lock names a bad wheel: {error}", hint="resolve again") from None
+    return [_wheel(package, source, target) for package, source in selected]
+
+
+def _wheel(package: Package, source: object, target: Target) -> Wheel:
+    if isinstance(source, PackageWheel):
+        filename = source.filename
+    elif isinstance(source, PackageArchive):  # a requirement of the form NAME @ URL
+        filename = unquote(urlsplit(source.url or source.path or "").path.rpartition("/")[2])
+    else:
+        filename = ""
+    if not isinstance(source, PackageWheel | PackageArchive) or not filename.endswith(".whl"):
+        raise ResolveError(
+            f"no wheel of {package.name} for {target}: only a source distribution exists",
+            hint=f"build one (uv build --wheel) and give it as '{package.name} @ file:///PATH.whl'",
+        )
+    version = _check_name(filename, package)
+    sha256 = source.hashes.get("sha256", "").lower()
+    if len(sha256) != 64:
+        raise WheelError(
+            f"the lock has no sha256 of {filename}", hint="resolve again, or use another index"
+        )
+    return Wheel(filename, package.name, version, source.url or source.path or "", sha256)
+
+
+def _check_name(filename: str, package: Package) -> str:
+    """Refuse names that would leave the directory or belong to another package."""
+    if any(character in filename for character in "/\\\0\n"):
+        raise WheelError(f"{filename!r} is not a file name", hint="do not trust this index")
+    try:
+        name, version, _, _ = parse_wheel_filename(filename)
+    except InvalidWheelFilename as error:
+        raise WheelError(f"the lock names a bad wheel: {error}", hint="resolve again") from None
+    if name != package.name or (package.version is not None and version != package.version):
+        raise WheelError(
+            f"{filename} is not a wheel of {package.name} {package.version or ''}".rstrip(),
+            hint="do not trust this index",
+        )
+    return str(package.version or version)

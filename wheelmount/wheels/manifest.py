@@ -1,0 +1,128 @@
+"""What a wheelhouse knows about itself: ``wheelmount.json`` beside the wheels.
+
+::
+
+    {"version": 1,
+     "requests": [{"requirements": ["pandas"], "files": [], "python_version": "3.11",
+                   "platform": "x86_64-manylinux_2_36", "pins": ["numpy==2.4.6", ...]}],
+     "wheels": {"numpy-2.4.6-….whl": {"sha256": "…", "size": 16642781, "mtime_ns": 17…}}}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wheelmount.errors import WheelError
+from wheelmount.wheels.target import Target
+
+MANIFEST_NAME = "wheelmount.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for at one time, and what that came to.
+
+    Attributes:
+        requirements: as given.
+        files: absolute paths of the files of requirements, for the reader: they may be gone.
+        python_version: of the target.
+        platform: of the target.
+        pins: ``NAME==VERSION`` of every package locked, whether asked for in a string or a file.
+    """
+
+    requirements: tuple[str, ...]
+    files: tuple[str, ...]
+    python_version: str
+    platform: str
+    pins: tuple[str, ...]
+
+    @property
+    def target(self) -> Target:
+        """The target it was asked for."""
+        return Target(self.python_version, self.platform)
+
+    def same_question(self, other: Request) -> bool:
+        """Whether the other asked for the same, whatever the answer was."""
+        return dataclasses.replace(self, pins=()) == dataclasses.replace(other, pins=())
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A wheel whose bytes were once seen to have this hash.
+
+    Attributes:
+        sha256: lower-case hexadecimal.
+        size: bytes.
+        mtime_ns: of the file when its hash was taken, in nanoseconds.
+    """
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, file: Path, sha256: str) -> Entry:
+        """The entry of a file whose hash is known."""
+        found = file.stat()
+        return cls(sha256, found.st_size, found.st_mtime_ns)
+
+
+@dataclass(slots=True)
+class Manifest:
+    """The whole file. Whoever changes it holds the directory's lock."""
+
+    requests: list[Request] = field(default_factory=list)
+    wheels: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Read the directory's manifest; an empty one where there is none.
+
+        Raises:
+            WheelError: it can't be understood.
+        """
+        file = directory / MANIFEST_NAME
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if data["version"] != _VERSION:
+                raise ValueError(f"version {data['version']}")
+            return cls(
+                [Request(**_tuples(request)) for request in data["requests"]],
+                {str(name): Entry(**entry) for name, entry in data["wheels"].items()},
+            )
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WheelError(
+                f"{file} cannot be understood: {error}",
+                hint="remove it and run wheelmount download again: wheels that are whole stay",
+            ) from None
+
+    def write(self, directory: Path) -> None:
+        """Write the directory's manifest, whole or not at all."""
+        data = {
+            "version": _VERSION,
+            "requests": [dataclasses.asdict(request) for request in self.requests],
+            "wheels": {name: dataclasses.asdict(self.wheels[name]) for name in sorted(self.wheels)},
+        }
+        file = directory / MANIFEST_NAME
+        fresh = file.with_name(f".{MANIFEST_NAME}.{os.getpid()}")
+        fresh.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        fresh.replace(file)
+
+    def remember(self, request: Request) -> None:
+        """Add a request; it takes the place of an earlier one that asked for the same."""
+        self.requests = [kept for kept in self.requests if not kept.same_question(request)]
+        self.requests.append(request)
+
+
+def _tuples(request: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in request.items()
+    }

@@ -1,0 +1,103 @@
+"""Which packages a directory lacks, and who wants them.
+
+uv proves that a directory is complete; where it is not, uv names one conflict. This walks the
+wheels' own metadata to name everything that is not there. It takes the newest version that fits,
+without backtracking: good for an explanation, no proof.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import zipfile
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import (
+    InvalidWheelFilename,
+    NormalizedName,
+    canonicalize_name,
+    parse_wheel_filename,
+)
+from packaging.version import Version
+
+from wheelmount.wheels.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A requirement that no wheel in the directory meets, and whose it is."""
+
+    requirement: str
+    wanted_by: str
+
+    def __str__(self) -> str:
+        return f"{self.requirement} (wanted by {self.wanted_by})"
+
+
+def find_missing(
+    roots: Iterable[tuple[Requirement, str]], wheels: Iterable[Path], target: Target
+) -> list[Missing]:
+    """Follow requirements through a directory's wheels to those that none meets.
+
+    Args:
+        roots: requirements, each with who wants it.
+        wheels: the files to choose from.
+        target: markers are evaluated and wheels chosen for it.
+    """
+    offered = _fitting(wheels, target)
+    environment = cast("dict[str, str]", target.environment())
+    queue = deque((root, by, frozenset({""})) for root, by in roots)
+    seen: set[tuple[str, frozenset[str]]] = set()
+    missing: dict[Missing, None] = {}
+    while queue:
+        requirement, by, extras = queue.popleft()
+        marker = requirement.marker
+        if marker and not any(marker.evaluate({**environment, "extra": e}) for e in extras):
+            continue
+        bare = f"{requirement.name}{requirement.specifier}"
+        meeting = [
+            (version, file)
+            for version, file in offered.get(canonicalize_name(requirement.name), [])
+            if requirement.specifier.contains(version, prereleases=True)
+        ]
+        if not meeting:
+            missing.setdefault(Missing(bare, by))
+            continue
+        version, file = max(meeting)
+        wanted_extras = frozenset({"", *requirement.extras})
+        if (file.name, wanted_extras) not in seen:
+            seen.add((file.name, wanted_extras))
+            label = f"{canonicalize_name(requirement.name)} {version}"
+            queue.extend((needed, label, wanted_extras) for needed in _dependencies(file))
+    return list(missing)
+
+
+def _fitting(
+    wheels: Iterable[Path], target: Target
+) -> dict[NormalizedName, list[tuple[Version, Path]]]:
+    tags = frozenset(target.tags())
+    fitting: dict[NormalizedName, list[tuple[Version, Path]]] = {}
+    for file in wheels:
+        try:
+            name, version, _, its_tags = parse_wheel_filename(file.name)
+        except InvalidWheelFilename:
+            continue  # pip and uv pass over it, too
+        if tags & its_tags:
+            fitting.setdefault(name, []).append((version, file))
+    return fitting
+
+
+def _dependencies(file: Path) -> list[Requirement]:
+    """``Requires-Dist`` of a wheel; none where its metadata can't be read."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+            text = archive.read(name).decode()
+        headers = email.parser.HeaderParser().parsestr(text)
+        return [Requirement(value) for value in headers.get_all("Requires-Dist", [])]
+    except (OSError, zipfile.BadZipFile, StopIteration, UnicodeError, InvalidRequirement):
+        return []

@@ -1,0 +1,61 @@
+"""Requirement strings (PEP 508), checked before they come near a command line or a file of uv."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from wheelmount.errors import InputError, SourceError
+
+
+def parse_requirements(texts: Iterable[str]) -> list[Requirement]:
+    """Parse requirements such as ``"pandas[performance]>=2; python_version > '3.10'"``.
+
+    What passes can hold no option (``--index-url …``) and no second line, both of which pip and uv
+    would obey in a file of requirements.
+
+    Raises:
+        InputError: one of them is not a requirement.
+    """
+    parsed = []
+    for text in texts:
+        if "\n" in text or "\r" in text or text.lstrip().startswith("-"):
+            raise InputError(
+                f"{text!r} is not a requirement",
+                hint="give one package each, such as 'numpy>=2'; options are not taken here",
+            )
+        try:
+            parsed.append(Requirement(text))
+        except InvalidRequirement as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(
+                f"{text!r} is not a requirement: {reason}",
+                hint="give a package such as 'numpy>=2', 'NAME @ file:///PATH.whl', "
+                "or a file of requirements with -r",
+            ) from None
+    return parsed
+
+
+def without_url(requirement: Requirement) -> Requirement:
+    """The same requirement with ``@ URL`` taken off: what a wheelhouse can answer by name."""
+    if requirement.url is None:
+        return requirement
+    named = Requirement(str(requirement))
+    named.url = None
+    return named
+
+
+def existing_files(files: Iterable[Path]) -> list[Path]:
+    """Files of requirements as absolute paths (so that none begins with ``-``).
+
+    Raises:
+        SourceError: one does not exist or is no file.
+    """
+    found = []
+    for file in files:
+        if not file.is_file():
+            raise SourceError(f"{file} is not a file", hint="check the path given with -r")
+        found.append(file.absolute())
+    return found

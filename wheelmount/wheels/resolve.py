@@ -1,0 +1,123 @@
+"""From requirements to a lock: which versions, and which wheels of them, a target gets."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from packaging.pylock import Pylock
+
+from wheelmount.errors import (
+    InputError,
+    ResolveError,
+    SourceError,
+    UnavailableError,
+    WheelmountError,
+)
+from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels.compiler import Failure, Kind, compile_lock
+from wheelmount.wheels.lockfile import parse_lock
+from wheelmount.wheels.requirements import existing_files, parse_requirements
+from wheelmount.wheels.target import Target
+
+
+def resolve(
+    requirements: Sequence[str],
+    *,
+    target: Target,
+    files: Sequence[Path] = (),
+    output: Path,
+    progress: Progress = SILENT,
+) -> Pylock:
+    """Resolve requirements for a target, and write the lock file.
+
+    Index, credentials, proxies and certificates are uv's, from the caller's environment and
+    ``uv.toml``. An earlier lock at ``output`` has no say in the versions: asked again, a
+    requirement gets what is newest.
+
+    Args:
+        requirements: PEP 508 requirements.
+        target: what to resolve for; only wheels that install there count.
+        files: files of requirements (``requirements.txt``, ``pyproject.toml``, …).
+        output: where the lock is written, whole or not at all; relative paths in it count from
+            its directory.
+        progress: told of the one step, ``resolve``.
+
+    Raises:
+        InputError: a requirement that can't be parsed, or none at all.
+        SourceError: a file of requirements or the directory of ``output`` is missing.
+        ResolveError: no solution: an unknown package, no wheel for the target, a conflict.
+        UnavailableError: the index can't be reached or refuses, or uv is not installed.
+        WaitError: uv took too long.
+    """
+    wanted = parse_requirements(requirements)
+    paths = existing_files(files)
+    # uv keeps to the versions of an output that exists, and writes relative paths relative to it:
+    # so a new file beside the final one. uv takes only names of the form pylock.NAME.toml.
+    fresh = output.with_name(f"pylock.{uuid.uuid4().hex}.toml")
+    try:
+        with progress.task("resolve") as task:
+            outcome = compile_lock(wanted, paths, target, ["--output-file", str(fresh.absolute())])
+            if isinstance(outcome, Failure):
+                raise _error(outcome, target)
+            lock = parse_lock(fresh.read_text(encoding="utf-8"), str(output))
+            task.note(f"{len(lock.packages)} packages for {target}")
+        fresh.replace(output)
+    except OSError as error:
+        raise SourceError(
+            f"cannot write {output}: {error.strerror}", hint="check the directory"
+        ) from None
+    finally:
+        fresh.unlink(missing_ok=True)
+    return lock
+
+
+def _error(failure: Failure, target: Target) -> WheelmountError:
+    subject = failure.subject
+    if failure.kind is Kind.UNKNOWN_PACKAGE:
+        return ResolveError(
+            f"no package named {subject} in the index{_wanted_by(failure)}",
+            hint="check the spelling; name a private index in UV_INDEX",
+        )
+    if failure.kind is Kind.NO_SOURCE_BUILD:
+        return ResolveError(
+            f"no wheel of {subject} for {target}: only a source distribution exists",
+            hint=f"take another version, or build a wheel of it (uv build --wheel) and give it as "
+            f"'{subject} @ file:///PATH.whl'",
+        )
+    if failure.kind is Kind.NO_FITTING_WHEEL:
+        return ResolveError(
+            f"no wheel of {subject} for {target}: {failure.reason}",
+            hint=failure.hint or "take another version, or another target",
+        )
+    if failure.kind is Kind.DENIED:
+        return UnavailableError(
+            f"the package index at {subject} refuses access",
+            hint="give credentials in UV_INDEX_NAME_USERNAME and UV_INDEX_NAME_PASSWORD, "
+            "or in ~/.netrc",
+        )
+    if failure.kind is Kind.NO_NETWORK:
+        if os.environ.get("UV_OFFLINE", "0").lower() in ("1", "true", "yes"):
+            return UnavailableError(
+                "UV_OFFLINE forbids uv to reach the package index", hint="unset UV_OFFLINE"
+            )
+        return UnavailableError(
+            f"the package index cannot be reached: {failure.reason}",
+            hint="check the network, HTTPS_PROXY, SSL_CERT_FILE and UV_DEFAULT_INDEX",
+        )
+    if failure.kind is Kind.BAD_FILE:
+        kind = InputError if "parse" in failure.reason else SourceError
+        return kind(failure.reason, hint=f"mend {subject}")
+    return ResolveError(
+        f"the requirements have no solution for {target}: {failure.reason}",
+        hint=failure.hint or "loosen one of the versions named",
+    )
+
+
+def _wanted_by(failure: Failure) -> str:
+    """`` (wanted by Y)`` where the missing package is somebody's dependency."""
+    found = re.search(rf"(\S+) depends? on {re.escape(failure.subject)}\b", failure.reason)
+    return f" (wanted by {found[1]})" if found else ""

@@ -1,0 +1,177 @@
+"""What the wheels are for: a CPython version and a Linux platform with glibc.
+
+Platforms are named as uv's ``--python-platform`` names them, because uv resolves for exactly those;
+the tags that follow from one (PEP 425, PEP 600) are expanded by ``packaging.tags``.
+"""
+
+from __future__ import annotations
+
+import platform as this_platform
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.markers import Environment
+from packaging.tags import Tag, compatible_tags, cpython_tags, platform_tags
+
+from wheelmount.errors import InputError, UnavailableError
+
+GLIBC_MINORS = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
+"""The glibc 2.x for which uv knows a platform on each of ``MACHINES``."""
+
+MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+"""Names people type for a processor, and the one that uv and wheels use."""
+
+# What uv takes for a bare "x86_64-unknown-linux-gnu": distributions since 2018.
+_COMMON_MINOR = 28
+
+# The names that PEP 513, 571 and 599 gave to platforms before PEP 600 numbered them.
+_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+
+_PYTHON = re.compile(r"3\.(\d{1,2})(?:\.\d{1,2})?")
+_MANYLINUX = re.compile(r"manylinux(?:_2_(?P<minor>\d{1,3})|(?P<legacy>2014))")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One Python on one platform.
+
+    Attributes:
+        python_version: ``"3.11"``, or with a patch level where one matters, ``"3.11.9"``.
+        platform: a name of uv's ``--python-platform``, such as ``"x86_64-manylinux_2_36"``.
+    """
+
+    python_version: str
+    platform: str
+
+    @classmethod
+    def here(cls) -> Target:
+        """The target that the running interpreter is.
+
+        Raises:
+            UnavailableError: this is not CPython on Linux with a glibc that uv knows.
+        """
+        if sys.implementation.name != "cpython" or sys.platform != "linux":
+            raise UnavailableError(
+                f"this Python is {sys.implementation.name} on {sys.platform}",
+                hint="name the target: --python 3.12 --platform x86_64",
+            )
+        for tag in platform_tags():
+            found = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", tag)
+            if found and found[2] in MACHINES:
+                minor = _nearest(int(found[1]))
+                if minor is not None:
+                    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+                    return cls(version, f"{found[2]}-manylinux_2_{minor}")
+        raise UnavailableError(
+            f"no wheels are made for this machine ({this_platform.machine()}, this libc)",
+            hint="name the target: --python 3.12 --platform x86_64",
+        )
+
+    @classmethod
+    def parse(cls, python_version: str | None = None, platform: str | None = None) -> Target:
+        """The target that somebody typed.
+
+        Args:
+            python_version: ``3.12`` or ``3.12.4``; default the running one.
+            platform: ``linux`` (this machine), a processor (``x86_64``, ``aarch64``: with
+                glibc 2.28), a wheel's platform tag (``manylinux_2_28_aarch64``,
+                ``manylinux2014_x86_64``), or a name of uv's; default this machine. A glibc between
+                two that uv knows counts as the older.
+
+        Raises:
+            InputError: a name that means none of these.
+            UnavailableError: a default was asked for and this machine has none.
+        """
+        if python_version is None:
+            python_version = cls.here().python_version
+        found = _PYTHON.fullmatch(python_version)
+        if not found or int(found[1]) < 8:
+            raise InputError(
+                f"{python_version!r} is not a version of Python that wheels are resolved for",
+                hint="give a CPython version such as 3.12",
+            )
+        return cls(python_version, _parse_platform(platform))
+
+    @property
+    def machine(self) -> str:
+        """The processor, ``x86_64`` or ``aarch64``."""
+        return self.platform.partition("-")[0]
+
+    def tags(self) -> list[Tag]:
+        """Tags of the wheels that install on this target, the best first."""
+        major, minor = (int(part) for part in self.python_version.split(".")[:2])
+        interpreter = f"cp{major}{minor}"
+        platforms = list(self._platform_tags())
+        return [
+            *cpython_tags((major, minor), [interpreter], platforms),
+            *compatible_tags((major, minor), interpreter, platforms),
+        ]
+
+    def _platform_tags(self) -> Iterator[str]:
+        newest = int(self.platform.rpartition("_")[2])
+        # PEP 600: a glibc runs what was built for any older one; x86_64 wheels begin at 2.5.
+        oldest = 5 if self.machine == "x86_64" else 17
+        for minor in range(newest, oldest - 1, -1):
+            yield f"manylinux_2_{minor}_{self.machine}"
+            if minor in _LEGACY:
+                yield f"{_LEGACY[minor]}_{self.machine}"
+        yield f"linux_{self.machine}"
+
+    def environment(self) -> Environment:
+        """Values of the environment markers (PEP 508) on this target.
+
+        ``platform_release`` and ``platform_version`` are empty, as uv has them: a target is no
+        particular kernel.
+        """
+        major_minor = ".".join(self.python_version.split(".")[:2])
+        full = self.python_version if self.python_version != major_minor else f"{major_minor}.0"
+        return {
+            "implementation_name": "cpython",
+            "implementation_version": full,
+            "os_name": "posix",
+            "platform_machine": self.machine,
+            "platform_python_implementation": "CPython",
+            "platform_release": "",
+            "platform_system": "Linux",
+            "platform_version": "",
+            "python_full_version": full,
+            "python_version": major_minor,
+            "sys_platform": "linux",
+        }
+
+    def __str__(self) -> str:
+        glibc = self.platform.rpartition("manylinux_")[2].replace("_", ".")
+        return f"Python {self.python_version} on {self.machine} with glibc {glibc}"
+
+
+def _nearest(minor: int) -> int | None:
+    """The newest glibc 2.x known to uv that is not newer than ``minor``."""
+    return max((known for known in GLIBC_MINORS if known <= minor), default=None)
+
+
+def _parse_platform(name: str | None) -> str:
+    if name is None or name == "linux":
+        return Target.here().platform
+    # Written machine first by uv and machine last in a wheel's tag; "manylinux_2_28" is this one's.
+    spelled = name.lower()
+    machine = next((m for m in MACHINES if spelled.startswith(m)), None)
+    if machine is not None:
+        rest = spelled[len(machine) :].removeprefix("-")
+    else:
+        machine = next((m for m in MACHINES if spelled.endswith(f"_{m}")), None)
+        rest = spelled if machine is None else spelled[: -len(machine) - 1]
+        machine = machine or Target.here().machine
+    minor: int | None = None
+    if rest in ("", "linux", "unknown-linux-gnu"):
+        minor = _COMMON_MINOR
+    elif found := _MANYLINUX.fullmatch(rest):
+        minor = 17 if found["legacy"] else _nearest(int(found["minor"]))
+    if minor is None:
+        raise InputError(
+            f"{name!r} is not a platform that wheels are resolved for",
+            hint="give linux, x86_64, aarch64, or a tag such as manylinux_2_28_aarch64 "
+            "(glibc 2.17 or newer)",
+        )
+    return f"{MACHINES[machine]}-manylinux_2_{minor}"
