@@ -1,0 +1,75 @@
+"""One real image for all tests, and a program that only looks like apptainer for the pure ones."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+import uv
+
+from wheelmount.containers import image
+
+CHECKOUT = Path(__file__).parents[2]
+
+FAKE = """#!/bin/sh
+[ "$1" != --version ] || { echo "apptainer version 0.0"; exit; }
+echo "INFO:    Starting build..."
+while [ $# -gt 2 ]; do shift; done
+echo built >>"$(dirname "$2")/builds"
+if grep -q SLOW "$2"; then sleep 60; fi
+if grep -q BROKEN "$2"; then
+  echo "cp: cannot stat 'nothing'" >&2
+  echo "FATAL:   While performing build: exit status 1" >&2
+  exit 255
+fi
+cat "$2" >"$1"
+"""
+
+
+@pytest.fixture
+def fake_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An apptainer that copies the definition to the image and counts how often it did."""
+    program = tmp_path / "bin" / "apptainer"
+    program.parent.mkdir()
+    program.write_text(FAKE)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return program
+
+
+@pytest.fixture(scope="session")
+def sif() -> Path:
+    """The image of images/python.def: built the first time, kept for the next runs."""
+    path = CHECKOUT / "build" / "images" / "python.sif"
+    image.build(CHECKOUT / "images" / "python.def", path, build_args={"uv": uv.find_uv_bin()})
+    return path
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheelhouse: ``hello`` 1.0, and ``greeting`` 2.0 that depends on it."""
+    folder = tmp_path_factory.mktemp("wheels")
+    _wheel(folder, "hello", "1.0")
+    _wheel(folder, "greeting", "2.0", requires="hello")
+    return folder
+
+
+def _wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files = {
+        f"{name}.py": f"version = {version!r}\n",
+        f"{info}/METADATA": metadata + (f"Requires-Dist: {requires}\n" if requires else ""),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        record += f"{path},sha256={digest.rstrip('=')},{len(text)}\n"
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)

@@ -1,0 +1,211 @@
+"""When an image is built, kept, and what is left when that fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from wheelmount.containers import apptainer, image
+from wheelmount.errors import ContainerError, InputError, SourceError, UnavailableError
+
+DEFINITION = """Bootstrap: scratch
+%arguments
+    uv=here/uv
+    # other=ignored
+%files
+    {{ uv }} /usr/bin/uv
+    "with space" /x   # a comment
+    *.toml /etc
+%files from stage
+    /not/of/this/machine
+%post
+    true
+"""
+
+
+@pytest.fixture
+def definition(tmp_path: Path, fake_apptainer: Path) -> Path:
+    folder = tmp_path / "images"
+    (folder / "here").mkdir(parents=True)
+    for name in ("here/uv", "other-uv", "with space", "a.toml", "b.toml"):
+        (folder / name).write_text(name)
+    file = folder / "test.def"
+    file.write_text(DEFINITION)
+    return file
+
+
+def builds(definition: Path) -> int:
+    return (definition.parent / "builds").read_text().count("built")
+
+
+def test_sources() -> None:
+    assert image.sources(DEFINITION, {}) == ["here/uv", "with space", "*.toml"]
+    assert image.sources(DEFINITION, {"uv": "/bin/uv"})[0] == "/bin/uv"
+
+
+def test_kept_while_nothing_changes(definition: Path, tmp_path: Path) -> None:
+    sif = tmp_path / "out" / "test.sif"
+    assert image.build(definition, sif)
+    assert sif.read_text() == DEFINITION
+    assert not image.build(definition, sif)
+    assert builds(definition) == 1
+    assert {f.name for f in sif.parent.iterdir()} == {
+        "test.sif",
+        "test.sif.stamp",
+        ".test.sif.lock",
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("images/test.def", DEFINITION + "# changed\n"),
+        ("images/here/uv", "new"),
+        ("images/c.toml", "one more"),
+        ("test.sif", "another image"),
+        ("test.sif.stamp", "{"),
+    ],
+)
+def test_built_again_after_a_change(file: str, text: str, definition: Path, tmp_path: Path) -> None:
+    sif = tmp_path / "test.sif"
+    image.build(definition, sif)
+    (tmp_path / file).write_text(text)
+    assert image.build(definition, sif)
+    assert not image.build(definition, sif)
+
+
+def test_built_again_if_it_is_gone_or_a_mode_changed(definition: Path, tmp_path: Path) -> None:
+    sif = tmp_path / "test.sif"
+    image.build(definition, sif)
+    sif.unlink()
+    assert image.build(definition, sif)
+    (definition.parent / "here/uv").chmod(0o755)
+    assert image.build(definition, sif)
+
+
+def test_built_again_for_other_arguments(definition: Path, tmp_path: Path) -> None:
+    sif = tmp_path / "test.sif"
+    image.build(definition, sif)
+    assert image.build(definition, sif, build_args={"uv": "other-uv"})
+    assert not image.build(definition, sif, build_args={"uv": "other-uv"})
+
+
+def test_missing_file(definition: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="copies nowhere"):
+        image.build(definition, tmp_path / "x.sif", build_args={"uv": "nowhere"})
+    with pytest.raises(SourceError, match=r"no\.def"):
+        image.build(tmp_path / "no.def", tmp_path / "x.sif")
+    with pytest.raises(SourceError, match=r"x\.sif"):
+        image.inspect(tmp_path / "x.sif")
+
+
+@pytest.mark.parametrize("argument", [("a b", "x"), ("a", "x,b=y"), ("a", "x\ny")])
+def test_arguments_that_cannot_be_passed(
+    argument: tuple[str, str], definition: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="cannot be passed"):
+        image.build(definition, tmp_path / "x.sif", build_args=dict([argument]))
+
+
+def test_failed_build_leaves_the_old_image_and_a_log(definition: Path, tmp_path: Path) -> None:
+    sif = tmp_path / "out" / "test.sif"
+    image.build(definition, sif)
+    definition.write_text(DEFINITION + "# BROKEN\n")
+    with pytest.raises(ContainerError, match="cannot stat 'nothing'") as error:
+        image.build(definition, sif)
+    log = sif.with_name("test.sif.log")
+    assert str(log) in str(error.value.hint)
+    assert "Starting build" in log.read_text()
+    assert sif.read_text() == DEFINITION
+    assert not [f for f in sif.parent.iterdir() if f.name.startswith(".test.sif.")
+                and f.suffix != ".lock"]  # fmt: skip
+    definition.write_text(DEFINITION)
+    assert not image.build(definition, sif), "the old image is still what its stamp says"
+
+
+def test_interrupted_build_is_stopped(definition: Path, tmp_path: Path) -> None:
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def interrupt(text: str) -> str:
+        raise Stop
+
+    definition.write_text(DEFINITION + "# SLOW\n")
+    sessions = []
+    real_stop = apptainer.stop
+
+    def stop(session: int) -> None:
+        sessions.append(session)
+        real_stop(session)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apptainer, "plain", interrupt)
+        patch.setattr(apptainer, "stop", stop)
+        with pytest.raises(Stop):
+            image.build(definition, tmp_path / "x.sif")
+    (session,) = sessions
+    assert not apptainer._members(session)
+    assert not (tmp_path / "x.sif").exists()
+
+
+def test_two_builds_at_once(definition: Path, tmp_path: Path) -> None:
+    sif = tmp_path / "test.sif"
+    results: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(image.build(definition, sif)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [False, False, True]
+    assert builds(definition) == 1
+
+
+def test_no_apptainer(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError):
+        image.build(definition, tmp_path / "x.sif")
+
+
+# --- with the real one ----------------------------------------------------------------------------
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(600)
+def test_the_image_is_kept(sif: Path) -> None:
+    import uv
+
+    started = time.monotonic()
+    definition = Path(__file__).parents[2] / "images" / "python.def"
+    assert not image.build(definition, sif, build_args={"uv": uv.find_uv_bin()})
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(600)
+def test_inspect(sif: Path, tmp_path: Path) -> None:
+    found = image.inspect(sif)
+    assert found.labels["org.opencontainers.image.title"] == "wheelmount-python"
+    assert "Bootstrap: debootstrap" in found.definition
+    (tmp_path / "no.sif").write_text("no image")
+    with pytest.raises(ContainerError, match="cannot be read as an image"):
+        image.inspect(tmp_path / "no.sif")
+
+
+@pytest.mark.containers
+def test_real_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    definition = tmp_path / "broken.def"
+    definition.write_text("Bootstrap: scratch\n%post\n    true\n")
+    with pytest.raises(ContainerError, match=r"broken\.def did not build"):
+        image.build(definition, tmp_path / "out" / "broken.sif")
+    left = {f.name for f in (tmp_path / "out").iterdir()}
+    assert left == {"broken.sif.log", ".broken.sif.lock"}
+    assert not list(scratch.iterdir())
