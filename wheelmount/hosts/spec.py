@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from wheelmount.config import Settings
 from wheelmount.errors import InputError
+from wheelmount.hosts.local import LocalHosts
 
 MOST_LOCAL = 64
 """Hosts that one machine is asked to play at most; each is some 50 MB of processes."""
@@ -25,6 +27,15 @@ class HostSpec:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.count}"
+
+    @property
+    def shared(self) -> bool:
+        """Whether several of these hosts share one machine, and so its paths."""
+        return self.count > 1
+
+    def make(self, settings: Settings, *, namespaces: bool) -> LocalHosts:
+        """The hosts, not started yet; see ``LocalHosts`` for ``namespaces``."""
+        return LocalHosts(self.count, settings, namespaces=namespaces)
 
 
 def parse(text: str) -> HostSpec:

@@ -8,30 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import select
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint
 
-from wheelmount.config import Settings, private_directory
-from wheelmount.errors import MountError, UnavailableError
-from wheelmount.mount import control, point
+from wheelmount.config import Settings
+from wheelmount.errors import MountError
+from wheelmount.mount import control, point, serving
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.point import View
-from wheelmount.mount.server import Task
 from wheelmount.mount.store import Store
+from wheelmount.mount.task import Task
 from wheelmount.mount.transfer import Receiver, fetch_description
-
-STOP_TIMEOUT = 15.0
-"""Seconds a serving process may take to unmount and clean up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +50,7 @@ class Agent(Actor):  # type: ignore[misc]
     def __init__(self, host: str, settings: Settings, identity: str) -> None:
         self._host = host
         self._settings = settings
-        runtime = private_directory(settings.private_runtime() / "mounts")
-        self._directory = runtime / identity
+        self._directory = serving.directory(settings) / identity
         self._receiver: Receiver | None = None
         self._link: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -86,7 +74,9 @@ class Agent(Actor):  # type: ignore[misc]
             )
             self._directory.mkdir(mode=0o700)
             (self._directory / "tree").write_bytes(tree)
-            task = Task(order.source, order.mntpoint, str(store), settings.read_timeout, made)
+            task = Task(
+                self._host, order.source, order.mntpoint, str(store), settings.read_timeout, made
+            )
             task.write(self._directory)
             self._receiver = Receiver(
                 self._host,
@@ -97,11 +87,11 @@ class Agent(Actor):  # type: ignore[misc]
                 timeout=settings.fetch_timeout,
                 tell=self._tell,
             )
-            await asyncio.to_thread(_start, self._directory, settings.start_timeout)
+            await asyncio.to_thread(serving.start, self._directory, settings.start_timeout)
             await self._connect(self._receiver)
         except BaseException:
-            await asyncio.to_thread(stop, self._directory, force=True)
-            _discard(self._directory, store, order.mntpoint if made else None)
+            await asyncio.to_thread(serving.stop, self._directory, force=True)
+            serving.discard(self._directory, store, order.mntpoint if made else None)
             raise
 
     @concurrent_endpoint
@@ -121,13 +111,12 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def status(self) -> control.Message:
         """See ``Server.status``."""
-        request = {"op": "status"}
-        return await asyncio.to_thread(control.ask, self._directory, request, STOP_TIMEOUT)
+        return await asyncio.to_thread(serving.status, self._directory)
 
     @concurrent_endpoint
     async def close(self, force: bool) -> None:
         """Take the mount down."""
-        await asyncio.to_thread(stop, self._directory, force=force)
+        await asyncio.to_thread(serving.stop, self._directory, force=force)
 
     async def _connect(self, receiver: Receiver) -> None:
         reader, self._link = await asyncio.open_unix_connection(self._directory / control.SOCKET)
@@ -146,86 +135,3 @@ async def _listen(reader: asyncio.StreamReader, receiver: Receiver) -> None:
     with contextlib.suppress(OSError):
         async for line in reader:
             receiver.want(control.decode(line)["want"])
-
-
-def _start(directory: Path, timeout: float) -> None:
-    """Start a serving process and wait until its mount stands."""
-    read, write = os.pipe()
-    try:
-        with (directory / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "wheelmount.mount.server", str(directory), str(write)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,
-                pass_fds=(write,),
-            )
-    finally:
-        os.close(write)
-    try:
-        if not select.select([read], [], [], timeout)[0]:
-            process.kill()
-            raise MountError(f"the mount did not come up within {timeout:g} s")
-        word = os.read(read, 4096).decode(errors="replace")
-    finally:
-        os.close(read)
-    if word != "ok":
-        process.wait()
-        lines = (directory / "log").read_text(errors="replace").strip().splitlines()
-        reason = word or (lines[-1] if lines else "it said nothing")
-        raise UnavailableError(
-            f"cannot mount: {reason}",
-            hint="run `wheelmount doctor` on the host; FUSE must be allowed for you there",
-        )
-
-
-def stop(directory: Path, *, force: bool) -> None:
-    """Have a serving process unmount and end, and see that it did.
-
-    Raises:
-        MountError: the mount is in use (who uses it is named), or the process does not end.
-    """
-    try:
-        task = Task.read(directory)
-    except FileNotFoundError:
-        return
-    pid = None
-    try:
-        pid = control.ask(directory, {"op": "status"}, STOP_TIMEOUT)["pid"]
-        answer = control.ask(directory, {"op": "stop", "force": force}, STOP_TIMEOUT)
-    except MountError:
-        # It ended before it could answer, or it is dead; then what it left is cleared away below.
-        answer = {"ok": True}
-    if not answer["ok"]:
-        users = point.holders(task.mntpoint)
-        raise MountError(
-            answer["message"] + (f": in use by {', '.join(users)}" if users else ""),
-            hint="end them, or detach the mount with --force",
-        )
-    deadline = time.monotonic() + STOP_TIMEOUT
-    while pid is not None and _alive(pid, directory):
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            break
-        time.sleep(0.01)
-    if directory.exists():  # it did not end well
-        if point.mounted(task.mntpoint) == point.FILE_SYSTEM:
-            point.unmount(task.mntpoint, force=True)
-        _discard(directory, Path(task.store), task.mntpoint if task.made else None)
-
-
-def _alive(pid: int, directory: Path) -> bool:
-    try:
-        return os.fsencode(directory) in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def _discard(directory: Path, store: Path, mntpoint: str | None) -> None:
-    for path in (directory, store):
-        shutil.rmtree(path, ignore_errors=True)
-    if mntpoint is not None:
-        with contextlib.suppress(OSError):
-            Path(mntpoint).rmdir()

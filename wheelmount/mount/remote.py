@@ -173,6 +173,8 @@ class RemoteMount:
             self._task = task
             calls = {name: agent.deliver.call_one() for name, agent in self._agents.items()}
             self._outcome = engine.gather(calls, bound)
+            if not any(isinstance(end, WheelmountError) for end in self._outcome.values()):
+                task.note(f"{layout.size / 1e6:.1f} MB to {len(self.hosts)} hosts")
 
     _task: Task | None = None
 

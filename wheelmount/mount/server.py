@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import shutil
@@ -16,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyfuse3
@@ -27,40 +25,13 @@ from wheelmount.mount import control, point
 from wheelmount.mount.fuse import TASKS, FuseOperations
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.store import Store
+from wheelmount.mount.task import Task
 from wheelmount.mount.vfs import Vfs
 
 log = logging.getLogger("wheelmount")
 
 GRACE = 2.0
 """Seconds that users of a detached mount have before the process ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a serving process is to do; lies in its directory as ``task.json``.
-
-    Attributes:
-        source: what is mounted, for people.
-        mntpoint: where.
-        store: directory of the store.
-        read_timeout: seconds a read waits for its bytes.
-        made: whether the mount point was made for it and is to go with it.
-    """
-
-    source: str
-    mntpoint: str
-    store: str
-    read_timeout: float
-    made: bool
-
-    def write(self, directory: Path) -> None:
-        """Put it into its directory."""
-        (directory / "task.json").write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, directory: Path) -> Task:
-        """Get it back."""
-        return cls(**json.loads((directory / "task.json").read_text()))
 
 
 class Server:
@@ -157,9 +128,11 @@ class Server:
     def status(self) -> control.Message:
         """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch."""
         return {
+            "host": self.task.host,
             "source": self.task.source,
             "mntpoint": self.task.mntpoint,
             "adapter": "pyfuse3",
+            "namespace": point.View.here().namespace,
             "pid": os.getpid(),
             "started": self.started,
             "files": self.store.layout.tree.files,

@@ -1,0 +1,124 @@
+"""What all tests share; above all, that none leaves a mount, a process or a file behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from wheelmount.config import Settings
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def _mounts() -> set[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {line.split()[4] for line in lines if " - fuse" in line and "fusectl" not in line}
+
+
+def _processes() -> set[int]:
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if "wheelmount.mount.server" in line or "wheelmount.hosts.worker" in line:
+            found.add(process.pid)
+    return found
+
+
+@pytest.fixture
+def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short-named private directory in which everything of a test happens.
+
+    Settings point into it, and at the end no mount, process or file of wheelmount may be left.
+    """
+    before = _mounts(), _processes()
+    # Not pytest's tmp_path: paths of Unix sockets are limited to 107 bytes.
+    place = Path(tempfile.mkdtemp(prefix="wm-", dir="/tmp"))
+    for name in ("runtime", "store", "cache", "state", "work"):
+        (place / name).mkdir()
+    monkeypatch.setenv("WHEELMOUNT_RUNTIME_DIR", str(place / "runtime"))
+    monkeypatch.setenv("WHEELMOUNT_CACHE_DIR", str(place / "cache"))
+    monkeypatch.setenv("WHEELMOUNT_STATE_DIR", str(place / "state"))
+    monkeypatch.setenv("WHEELMOUNT_STORE", str(place / "store"))
+    for name in [n for n in os.environ if n.startswith("WHEELMOUNT_HOST")]:
+        monkeypatch.delenv(name)
+    yield place
+    deadline = time.monotonic() + 20
+    while (_mounts(), _processes()) != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [str(path) for name in ("runtime", "store") for path in (place / name).rglob("*")]
+    left = [path for path in left if not path.endswith((f"wheelmount-{os.getuid()}", "/mounts"))]
+    mounts, processes = _mounts() - before[0], _processes() - before[1]
+    for path in mounts:
+        subprocess.run(["umount", "-l", path], check=False)
+    shutil.rmtree(place, ignore_errors=True)
+    assert not mounts, "mounts were left"
+    assert not processes, "processes were left"
+    assert not left, "files were left"
+
+
+@pytest.fixture
+def settings(workplace: Path) -> Settings:
+    """Settings for a test: small blocks, short waits."""
+    return Settings(
+        block_size=64 << 10,
+        read_timeout=10,
+        fetch_timeout=10,
+        store=str(workplace / "store"),
+        runtime_dir=str(workplace / "runtime"),
+        cache_dir=str(workplace / "cache"),
+        state_dir=str(workplace / "state"),
+    )
+
+
+@pytest.fixture
+def cli(workplace: Path) -> Cli:
+    """The command line, as a user has it: a process of its own."""
+
+    def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # type: ignore[call-overload, no-any-return]
+            [sys.executable, "-m", "wheelmount.cli.main", *map(str, arguments)],
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=90,
+            **{"cwd": workplace / "work", "stdin": subprocess.DEVNULL, **options},
+        )
+
+    return run
+
+
+@pytest.fixture
+def source(workplace: Path) -> Path:
+    """A directory with one of everything that a mount must bring through."""
+    root = workplace / "source"
+    deep = root / "package" / "sub"
+    deep.mkdir(parents=True)
+    (root / "empty-directory").mkdir()
+    (root / "empty-file").touch()
+    (root / ".hidden").write_text("hidden\n")
+    (root / "with blank").write_text("blank\n")
+    (deep / "module.py").write_text("print('module')\n")
+    (deep / "module.py").chmod(0o640)
+    (root / "program").write_text("#!/bin/sh\necho ran\n")
+    (root / "program").chmod(0o755)
+    Path(os.fsdecode(os.fsencode(root) + b"/not-utf8-\xff\xfe")).write_text("bytes\n")
+    (root / "link").symlink_to("package/sub/module.py")
+    (root / "dangling").symlink_to("nowhere")
+    (root / "hardlink").hardlink_to(deep / "module.py")
+    (root / "page").write_bytes(b"p" * 4096)
+    (root / "blocks").write_bytes(bytes(range(256)) * 1024)  # 256 KiB: several blocks
+    (root / "odd").write_bytes(os.urandom(100_001))
+    for number in range(300):
+        (root / "package" / f"small{number}").write_text(f"{number}\n")
+    os.utime(root / "page", ns=(1, 1_234_567_890_123_456_789))
+    os.utime(root / "empty-directory", ns=(1, 987_654_321_000_000_001))
+    return root

@@ -1,0 +1,143 @@
+"""The client's ring of staged blocks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from wheelmount.errors import WaitError
+from wheelmount.mount.layout import PAGE, Layout
+from wheelmount.mount.source import Source
+from wheelmount.mount.tree import scan
+
+
+def _source(root: Path, *, slots: int = 4, lease: float = 5.0, pages: int = 4) -> Source:
+    layout = Layout(scan(os.fsencode(root)), pages * PAGE)
+    return Source(os.fsencode(root), layout, slots=slots, lease=lease)
+
+
+def _bytes(source: Source, block: int) -> bytes:
+    staged = source.stage(block)
+    data = bytes(source.slots[staged.slot][: staged.length])
+    assert blake3(data).digest() == staged.digest
+    source.release(block)
+    return data
+
+
+def test_blocks_together_are_the_files(source: Path) -> None:
+    ring = _source(source)
+    whole = b"".join(_bytes(ring, block) for block in range(ring.layout.blocks))
+    for number, inode in enumerate(ring.layout.tree.inodes):
+        if inode.is_file:
+            start = ring.layout.start(number)
+            expected = Path(os.fsdecode(os.path.join(os.fsencode(source), inode.path))).read_bytes()
+            assert whole[start : start + inode.size] == expected
+    assert not ring.changed
+
+
+def test_memory_between_files_is_zeros_also_in_a_used_slot(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xff" * PAGE * 4)
+    (tmp_path / "b").write_bytes(b"b")
+    ring = _source(tmp_path, slots=1)
+    _bytes(ring, 0)
+    assert _bytes(ring, 1) == b"b" + bytes(PAGE - 1)
+
+
+def test_one_block_is_staged_once_for_all_who_hold_it(source: Path) -> None:
+    ring = _source(source)
+    assert ring.stage(0).slot == ring.stage(0).slot
+    assert len({ring.stage(block).slot for block in (0, 1, 2, 3)}) == 4
+
+
+def test_a_held_slot_is_not_given_away(source: Path) -> None:
+    ring = _source(source, slots=2, lease=30)
+    first = ring.stage(0)
+    ring.stage(1)
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.append(ring.stage(2).slot))
+    thread.start()
+    thread.join(0.2)
+    assert not got, "it must wait while both are held"
+    ring.release(0)
+    thread.join(5)
+    assert got == [first.slot]
+
+
+def test_waiting_for_a_slot_is_bounded(source: Path) -> None:
+    ring = _source(source, slots=1, lease=0.3)
+    ring.stage(0)
+    stop = threading.Event()
+
+    def hold() -> None:  # a host that is alive asks again and again
+        while not stop.wait(0.05):
+            ring.stage(0)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        with pytest.raises(WaitError, match="ring"):
+            ring.stage(1)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_holder_that_died_is_given_up_after_its_lease(source: Path) -> None:
+    ring = _source(source, slots=1, lease=0.2)
+    ring.stage(0)
+    threading.Event().wait(0.3)
+    assert ring.stage(1).slot == 0
+
+
+@pytest.mark.parametrize("edit", ["content", "grown", "cut", "gone", "replaced", "symlink"])
+def test_a_file_edited_after_the_snapshot_is_named_and_never_torn(
+    tmp_path: Path, edit: str
+) -> None:
+    (tmp_path / "a").write_bytes(b"a" * PAGE * 6)
+    (tmp_path / "b").write_bytes(b"b" * 10)
+    ring = _source(tmp_path)
+    file = tmp_path / "a"
+    status = file.stat()
+    if edit == "content":
+        file.write_bytes(b"X" * PAGE * 6)
+    elif edit == "grown":
+        file.write_bytes(b"a" * PAGE * 7)
+    elif edit == "cut":
+        file.write_bytes(b"a")
+    elif edit == "gone":
+        file.unlink()
+    elif edit == "replaced":  # same size and time, another file
+        (tmp_path / "new").write_bytes(b"N" * PAGE * 6)
+        os.utime(tmp_path / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+        (tmp_path / "new").rename(file)
+    elif edit == "symlink":
+        file.unlink()
+        file.symlink_to("b")
+    staged = [ring.stage(0), ring.stage(1)]
+    paths = {ring.layout.tree.inodes[n].path for s in staged for n in s.changed}
+    assert paths == {b"a"}
+    assert bytes(ring.slots[staged[1].slot][: staged[1].length]).strip(b"\0") == b"b" * 10
+
+
+def test_bytes_that_differ_at_the_same_time_stamp_are_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"a" * PAGE * 4)
+    (tmp_path / "b").write_bytes(b"b")
+    ring = _source(tmp_path, slots=1)
+    assert _bytes(ring, 0) == b"a" * PAGE * 4
+    _bytes(ring, 1)  # takes the only slot, so that the first block must be read again
+    status = file.stat()
+    file.write_bytes(b"X" * PAGE * 4)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert ring.stage(0).changed
+
+
+def test_a_changed_mode_is_no_changed_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    ring = _source(tmp_path)
+    (tmp_path / "a").chmod(0o600)
+    assert not ring.stage(0).changed

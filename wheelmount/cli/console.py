@@ -1,0 +1,150 @@
+"""What a person sees: progress on standard error, results on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+
+from wheelmount.errors import WheelmountError
+from wheelmount.hosts.runner import Result
+from wheelmount.progress import Task
+
+PLAIN_EVERY = 10.0
+"""Seconds between lines about a long step where there is no terminal."""
+
+
+class _Step:
+    """A task as shown here; ``bar`` is None where there is no terminal."""
+
+    def __init__(self, name: str, unit: str, bar: Progress | None, console: Console) -> None:
+        self.text = ""
+        self._name, self._unit, self._bar, self._console = name, unit, bar, console
+        self._done = 0
+        self._amount: int | None = None
+        self._spoken = time.monotonic()
+        self._lock = threading.Lock()
+        self._id = bar.add_task(name, total=None) if bar else None
+
+    def total(self, amount: int) -> None:
+        self._amount = amount
+        if self._bar is not None and self._id is not None:
+            self._bar.update(self._id, total=amount)
+
+    def advance(self, amount: int) -> None:
+        with self._lock:
+            self._done += amount
+            if self._bar is not None and self._id is not None:
+                self._bar.advance(self._id, amount)
+            elif time.monotonic() - self._spoken > PLAIN_EVERY:
+                self._spoken = time.monotonic()
+                self._console.print(f"{self._name}: {self.amounts()}", highlight=False)
+
+    def note(self, text: str) -> None:
+        self.text = text
+
+    def amounts(self) -> str:
+        """How much is done, in words."""
+        if self._unit == "B":
+            of = "" if self._amount is None else f" of {self._amount / 1e6:.1f}"
+            return f"{self._done / 1e6:.1f}{of} MB"
+        of = "" if self._amount is None else f" of {self._amount}"
+        return f"{self._done}{of} {self._unit}".rstrip()
+
+
+class ConsoleProgress:
+    """Bars on a terminal, plain lines elsewhere; each step leaves one line when it ends."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        # A descriptor of its own: standard error itself is closed to Monarch's noise at times.
+        self.console = Console(file=os.fdopen(os.dup(2), "w"), quiet=quiet, soft_wrap=True)
+
+    @contextmanager
+    def task(self, name: str, *, unit: str = "") -> Iterator[Task]:
+        """See ``wheelmount.progress.Progress``."""
+        started = time.monotonic()
+        if self.console.is_terminal:
+            amounts = (DownloadColumn(), TransferSpeedColumn()) if unit == "B" else ()
+            bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                *(amounts or (MofNCompleteColumn(), TextColumn(unit))),
+                TimeElapsedColumn(),
+                console=self.console,
+                transient=True,
+            )
+            with bar:
+                step = _Step(name, unit, bar, self.console)
+                yield step
+        else:
+            step = _Step(name, unit, None, self.console)
+            yield step
+        seconds = time.monotonic() - started
+        self.log(f"{name}: {step.text or step.amounts()} in {seconds:.1f} s")
+
+    def log(self, text: str) -> None:
+        """See ``wheelmount.progress.Progress``."""
+        self.console.print(text, markup=False, highlight=False)
+
+    def error(self, error: WheelmountError) -> None:
+        """One line for what happened, one for what to do."""
+        self.console.quiet = False
+        self.console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
+        if error.hint:
+            self.console.print(f"[bold cyan]hint:[/] {_plain(error.hint)}", highlight=False)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def show_results(results: Mapping[str, Result | WheelmountError], *, as_json: bool) -> None:
+    """Print what came of a command, host by host in order."""
+    if as_json:
+        print(json.dumps([_record(n, r, result) for n, (r, result) in enumerate(results.items())]))
+        return
+    for name, result in results.items():
+        if isinstance(result, WheelmountError):
+            continue
+        _write(sys.stdout, f"== {name} ==\n", result.stdout)
+        if result.stderr:
+            _write(sys.stderr, f"== {name} stderr ==\n", result.stderr)
+
+
+def _write(stream: Any, title: str, output: bytes) -> None:
+    stream.write(title)
+    stream.flush()
+    stream.buffer.write(output)
+    if output and not output.endswith(b"\n"):
+        stream.buffer.write(b"\n")
+    stream.flush()
+
+
+def _record(rank: int, name: str, result: Result | WheelmountError) -> dict[str, Any]:
+    record: dict[str, Any] = {"host": name, "rank": rank}
+    if isinstance(result, WheelmountError):
+        return record | {"code": result.exit_code, "error": result.message, "hint": result.hint}
+    return record | {
+        "code": result.code,
+        "seconds": round(result.seconds, 3),
+        "stdout": result.stdout.decode(errors="replace"),
+        "stderr": result.stderr.decode(errors="replace"),
+    }

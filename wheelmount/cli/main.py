@@ -1,0 +1,58 @@
+"""``wheelmount``: the command, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from types import FrameType
+
+import click
+
+from wheelmount import __version__
+from wheelmount.cli import mounts, run
+from wheelmount.cli.console import ConsoleProgress
+from wheelmount.errors import WheelmountError
+
+INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """A package cache and container launcher for clusters.
+
+    Exit codes: 0 all went well; what ran on the hosts passes its worst one on; 2 wrong usage;
+    64-78 an error of wheelmount, see the reference; 130 interrupted.
+    """
+
+
+for command in (mounts.mount, mounts.umount, mounts.status, run.run):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line; the only place that turns an error into an exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)  # as ^C: everything is taken down on the way out
+    try:
+        code = cli.main(standalone_mode=False)
+    except WheelmountError as error:
+        ConsoleProgress().error(error)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        with contextlib.suppress(OSError):
+            print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

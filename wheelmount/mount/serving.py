@@ -1,0 +1,150 @@
+"""Serving processes of this machine: started, found, asked and stopped by their directories.
+
+Every mount of a host has a directory below the user's runtime directory; that is all there is to
+know about it, so a mount is found again by whoever looks there, also after its client is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from wheelmount.config import Settings, private_directory
+from wheelmount.errors import MountError, UnavailableError
+from wheelmount.mount import control, point
+from wheelmount.mount.task import Task
+
+STOP_TIMEOUT = 15.0
+"""Seconds a serving process may take to answer, or to unmount and clean up."""
+
+
+def directory(settings: Settings) -> Path:
+    """Where the mounts of this user have their directories."""
+    return private_directory(settings.private_runtime() / "mounts")
+
+
+def find(settings: Settings, *targets: str) -> list[Path]:
+    """Directories of mounts, in order of their names.
+
+    Args:
+        settings: say where they lie.
+        targets: mount points, sources or identities of mounts; default all mounts.
+
+    Raises:
+        MountError: nothing is mounted there.
+    """
+    found = []
+    for path in sorted(directory(settings).iterdir()):
+        try:
+            task = Task.read(path)
+        except (OSError, ValueError):  # being made, or going
+            continue
+        names = {task.mntpoint, task.source, path.name.split("-")[0]}
+        if not targets or names.intersection(targets):
+            found.append(path)
+    if targets and not found:
+        raise MountError(
+            f"wheelmount has nothing mounted at {targets[0]}",
+            hint="run `wheelmount status` for what is mounted",
+        )
+    return found
+
+
+def status(directory: Path) -> control.Message:
+    """Where a mount stands: see ``Server.status``.
+
+    Raises:
+        MountError: its process is gone.
+    """
+    return control.ask(directory, {"op": "status"}, STOP_TIMEOUT)
+
+
+def start(directory: Path, timeout: float) -> None:
+    """Start a serving process and wait until its mount stands."""
+    read, write = os.pipe()
+    try:
+        with (directory / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "wheelmount.mount.server", str(directory), str(write)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(write,),
+            )
+    finally:
+        os.close(write)
+    try:
+        if not select.select([read], [], [], timeout)[0]:
+            process.kill()
+            raise MountError(f"the mount did not come up within {timeout:g} s")
+        word = os.read(read, 4096).decode(errors="replace")
+    finally:
+        os.close(read)
+    if word != "ok":
+        process.wait(timeout)
+        lines = (directory / "log").read_text(errors="replace").strip().splitlines()
+        reason = word or (lines[-1] if lines else "it said nothing")
+        raise UnavailableError(
+            f"cannot mount: {reason}",
+            hint="FUSE must be allowed for you on the host",
+        )
+
+
+def stop(directory: Path, *, force: bool) -> None:
+    """Have a serving process unmount and end, and see that it did.
+
+    Raises:
+        MountError: the mount is in use (who uses it is named), or the process does not end.
+    """
+    try:
+        task = Task.read(directory)
+    except FileNotFoundError:
+        return
+    pid = None
+    try:
+        pid = status(directory)["pid"]
+        answer = control.ask(directory, {"op": "stop", "force": force}, STOP_TIMEOUT)
+    except MountError:
+        # It ended before it could answer, or it is dead; then what it left is cleared away below.
+        answer = {"ok": True}
+    if not answer["ok"]:
+        users = point.holders(task.mntpoint)
+        raise MountError(
+            answer["message"] + (f": in use by {', '.join(users)}" if users else ""),
+            hint="end them, or detach the mount with --force",
+        )
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while pid is not None and _alive(pid, directory):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            break
+        time.sleep(0.01)
+    if directory.exists():  # it did not end well
+        if point.mounted(task.mntpoint) == point.FILE_SYSTEM:
+            point.unmount(task.mntpoint, force=True)
+        discard(directory, Path(task.store), task.mntpoint if task.made else None)
+
+
+def _alive(pid: int, directory: Path) -> bool:
+    try:
+        return os.fsencode(directory) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def discard(directory: Path, store: Path, mntpoint: str | None) -> None:
+    """Delete what is left of a mount that is down."""
+    for path in (directory, store):
+        shutil.rmtree(path, ignore_errors=True)
+    if mntpoint is not None:
+        with contextlib.suppress(OSError):
+            Path(mntpoint).rmdir()

@@ -1,0 +1,37 @@
+"""The task of a serving process, as it is handed over."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a serving process is to do; lies in its directory as ``task.json``.
+
+    Attributes:
+        host: name of the host.
+        source: what is mounted, for people.
+        mntpoint: where.
+        store: directory of the store.
+        read_timeout: seconds a read waits for its bytes.
+        made: whether the mount point was made for it and is to go with it.
+    """
+
+    host: str
+    source: str
+    mntpoint: str
+    store: str
+    read_timeout: float
+    made: bool
+
+    def write(self, directory: Path) -> None:
+        """Put it into its directory."""
+        (directory / "task.json").write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, directory: Path) -> Task:
+        """Get it back."""
+        return cls(**json.loads((directory / "task.json").read_text()))
