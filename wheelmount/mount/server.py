@@ -114,16 +114,23 @@ class Server:
                 await self._unmount(force=True)
 
     async def _connection(self, stream: trio.SocketStream) -> None:
-        lines = _lines(stream)
-        async with contextlib.aclosing(lines):
-            async for request in lines:
-                if request["op"] == "feed":
-                    await self._feed(stream, lines, keep=request["keep"])
-                elif request["op"] == "stop":
-                    await self._stop(stream, force=request["force"])
-                else:
-                    await self._send(stream, self.status())
-                return
+        try:
+            async with contextlib.aclosing(_lines(stream)) as lines:
+                await self._answer(stream, lines)
+        except (ValueError, LookupError, TypeError) as error:
+            log.warning("not understood on the control socket: %s", error)
+
+    async def _answer(
+        self, stream: trio.SocketStream, lines: AsyncGenerator[control.Message, None]
+    ) -> None:
+        request: control.Message = await anext(lines, {"op": "nothing"})
+        match request["op"]:
+            case "feed":
+                await self._feed(stream, lines, keep=request["keep"])
+            case "stop":
+                await self._stop(stream, force=request["force"])
+            case "status":
+                await self._send(stream, self.status())
 
     def status(self) -> control.Message:
         """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch."""

@@ -1,0 +1,318 @@
+"""The serving process: a real mount, fed by hand."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conformance import assert_read_only, assert_same
+from wheelmount.config import Settings
+from wheelmount.errors import MountError
+from wheelmount.mount import control, point, serving
+from wheelmount.mount.layout import Layout
+from wheelmount.mount.source import Source
+from wheelmount.mount.store import Store
+from wheelmount.mount.task import Task
+from wheelmount.mount.tree import scan
+
+pytestmark = pytest.mark.fuse
+
+
+class Served:
+    """A mount of ``source`` whose blocks arrive when the test says so."""
+
+    def __init__(self, source: Path, place: Path, settings: Settings) -> None:
+        self.layout = Layout(scan(os.fsencode(source)), settings.block_size)
+        self._source = Source(os.fsencode(source), self.layout, slots=4, lease=5)
+        self.mount = place / "mount"
+        self.directory = serving.directory(settings) / "test-host0"
+        self.directory.mkdir()
+        self.store = Store.create(settings.private_store() / "test-host0", self.layout)
+        (self.directory / "tree").write_bytes(self.layout.encode())
+        made = point.prepare(str(self.mount), cover=False)
+        Task(
+            "host0",
+            str(source),
+            str(self.mount),
+            str(self.store.directory),
+            settings.read_timeout,
+            made,
+        ).write(self.directory)
+        serving.start(self.directory, 20)
+        self.feeder: socket.socket | None = None
+
+    def arrive(self, block: int) -> None:
+        staged = self._source.stage(block)
+        view = self._source.slots[staged.slot][: staged.length]
+        self.store.allocate(block)[:] = view
+        self._source.release(block)
+        self.store.commit(block)
+        if self.feeder is not None:
+            self.say({"have": block})
+
+    def feed(self, *, keep: bool = False) -> None:
+        self.feeder = socket.socket(socket.AF_UNIX)
+        self.feeder.settimeout(10)
+        self.feeder.connect(str(self.directory / control.SOCKET))
+        self.say({"op": "feed", "keep": keep})
+        while not serving.status(self.directory)["fed"]:
+            time.sleep(0.01)
+
+    def say(self, message: control.Message) -> None:
+        assert self.feeder is not None
+        self.feeder.sendall(control.encode(message))
+
+    def wanted(self) -> int:
+        assert self.feeder is not None
+        with self.feeder.makefile("rb") as lines:
+            want: int = json.loads(lines.readline())["want"]
+        return want
+
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    def end(self) -> None:
+        if self.feeder is not None:
+            self.feeder.close()
+        serving.stop(self.directory, force=True)
+
+
+@pytest.fixture
+def served(source: Path, workplace: Path, settings: Settings) -> Iterator[Served]:
+    mount = Served(source, workplace, replace(settings, read_timeout=1.0))
+    yield mount
+    mount.end()
+
+
+def _arrive_all(served: Served) -> None:
+    for block in range(served.layout.blocks):
+        served.arrive(block)
+
+
+def test_shows_the_tree(served: Served, source: Path) -> None:
+    _arrive_all(served)
+    assert_same(source, served.mount)
+
+
+def test_is_read_only(served: Served) -> None:
+    assert_read_only(served.mount)
+
+
+def test_names_are_there_before_any_byte(served: Served, source: Path) -> None:
+    names = sorted(p.relative_to(served.mount) for p in served.mount.rglob("*"))
+    assert names == sorted(p.relative_to(source) for p in source.rglob("*"))
+    assert (served.mount / "odd").stat().st_size == 100_001
+    assert (served.mount / "empty-file").read_bytes() == b""
+
+
+def test_mmap_shows_the_bytes(served: Served, source: Path) -> None:
+    _arrive_all(served)
+    with (
+        (served.mount / "odd").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+    ):
+        assert mapped[:] == (source / "odd").read_bytes()
+
+
+def test_a_read_waits_for_its_own_bytes_only(served: Served, source: Path) -> None:
+    served.feed()
+    reader = subprocess.Popen(["cat", served.mount / "page"], stdout=subprocess.PIPE)
+    served.arrive(served.wanted())
+    assert reader.communicate(timeout=10)[0] == (source / "page").read_bytes()
+    assert len(served.store.missing()) == served.layout.blocks - 1
+
+
+def test_readers_of_one_block_want_it_once(served: Served) -> None:
+    served.feed()
+    readers = [subprocess.Popen(["cat", served.mount / "page"], stdout=-3) for _ in range(5)]
+    block = served.wanted()
+    time.sleep(0.2)
+    served.arrive(block)
+    assert [reader.wait(10) for reader in readers] == [0] * 5
+    assert served.feeder is not None
+    served.feeder.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        served.feeder.recv(1)
+
+
+def test_waiting_is_bounded_and_the_reason_logged(served: Served) -> None:
+    served.feed()
+    started = time.monotonic()
+    with pytest.raises(OSError) as error:
+        (served.mount / "page").read_bytes()
+    assert error.value.errno == errno.EIO
+    assert time.monotonic() - started < 8
+    assert "cannot read page: its bytes did not come within 1 s" in served.log()
+
+
+def test_a_block_that_failed_is_an_error_at_once(served: Served) -> None:
+    served.feed()
+    answer = threading.Thread(
+        target=lambda: served.say({"failed": served.wanted(), "reason": "its hash was wrong"})
+    )
+    answer.start()
+    with pytest.raises(OSError) as error:
+        (served.mount / "page").read_bytes()
+    answer.join()
+    assert error.value.errno == errno.EIO
+    assert "its hash was wrong" in served.log()
+
+
+def test_without_a_client_missing_bytes_fail_and_held_ones_are_read(
+    served: Served, source: Path
+) -> None:
+    served.feed(keep=True)
+    page = next(n for n, i in enumerate(served.layout.tree.inodes) if i.path == b"page")
+    start = served.layout.start(page)
+    for block in served.layout.covering(start, start + 4096):
+        served.arrive(block)
+    assert served.feeder is not None
+    served.feeder.close()
+    served.feeder = None
+    while serving.status(served.directory)["fed"]:
+        time.sleep(0.01)
+    assert (served.mount / "page").read_bytes() == (source / "page").read_bytes()
+    blocks = next(n for n, i in enumerate(served.layout.tree.inodes) if i.path == b"blocks")
+    missing = [
+        offset
+        for offset in range(0, 256 << 10, served.layout.block_size)
+        if not served.store.has((served.layout.start(blocks) + offset) // served.layout.block_size)
+    ]
+    with (served.mount / "blocks").open("rb", buffering=0) as file:
+        file.seek(missing[0])
+        with pytest.raises(OSError) as error:
+            file.read(1)
+    assert error.value.errno == errno.EIO
+    assert "the client went away" in served.log()
+
+
+def test_unmounts_when_its_client_goes_before_it_was_kept(served: Served) -> None:
+    served.feed(keep=False)
+    assert served.feeder is not None
+    served.feeder.close()
+    deadline = time.monotonic() + 10
+    while served.directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not served.directory.exists()
+    assert not served.store.directory.exists()
+    assert not served.mount.exists()
+
+
+def test_a_killed_reader_goes_at_once(served: Served) -> None:
+    served.feed()
+    reader = subprocess.Popen(["cat", served.mount / "page"], stdout=subprocess.DEVNULL)
+    served.wanted()
+    started = time.monotonic()
+    reader.kill()
+    reader.wait(5)
+    assert time.monotonic() - started < 0.5
+
+
+def test_many_waiting_readers_do_not_stop_others(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    served = Served(source, workplace, settings)
+    try:
+        served.feed()
+        script = "import sys; open(sys.argv[1], 'rb').read()"
+        waiting = [
+            subprocess.Popen(
+                [sys.executable, "-S", "-c", script, served.mount / "package" / f"small{n}"],
+                stderr=subprocess.DEVNULL,
+            )
+            for n in range(120)
+        ]
+        deadline = time.monotonic() + 20
+        while serving.status(served.directory)["waiting"] < 5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        started = time.monotonic()
+        assert (served.mount / "empty-directory").is_dir()
+        assert os.listdir(served.mount)
+        assert time.monotonic() - started < 1
+        for reader in waiting:
+            reader.kill()
+        for reader in waiting:
+            reader.wait(10)
+    finally:
+        served.end()
+
+
+def test_a_changed_file_is_an_error_and_named_in_the_status(served: Served) -> None:
+    page = next(n for n, i in enumerate(served.layout.tree.inodes) if i.path == b"page")
+    served.store.mark_changed(page)
+    _arrive_all(served)
+    with pytest.raises(OSError) as error:
+        (served.mount / "page").read_bytes()
+    assert error.value.errno == errno.EIO
+    assert serving.status(served.directory)["changed"] == ["page"]
+    assert "it changed at the source" in served.log()
+
+
+def test_a_busy_mount_names_who_holds_it(served: Served) -> None:
+    holder = subprocess.Popen(["sleep", "60"], cwd=served.mount)
+    try:
+        with pytest.raises(MountError, match=rf"busy: in use by sleep \({holder.pid}\)"):
+            serving.stop(served.directory, force=False)
+        assert sorted(os.listdir(served.mount))
+        serving.stop(served.directory, force=True)
+        assert point.mounted(str(served.mount)) is None
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_status_tells_where_it_stands(served: Served) -> None:
+    served.arrive(0)
+    status = serving.status(served.directory)
+    assert status["held"] == served.layout.length(0)
+    assert status["size"] == served.layout.size
+    assert status["files"] == served.layout.tree.files
+    assert status["mntpoint"] == str(served.mount)
+
+
+def test_what_a_killed_server_leaves_is_cleared_away(served: Served) -> None:
+    os.kill(serving.status(served.directory)["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.listdir(served.mount)
+        except OSError as error:
+            assert error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+            break
+    point.prepare(str(served.mount), cover=False)  # as the next mount there does
+    assert point.mounted(str(served.mount)) is None
+    with pytest.raises(MountError, match="does not answer"):
+        serving.status(served.directory)
+
+
+def test_a_bad_request_does_not_end_it(served: Served) -> None:
+    for line in (b"nonsense\n", b'{"op": 5}\n', b"\xff\n", b"{}\n"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(served.directory / control.SOCKET))
+            connection.sendall(line)
+            connection.settimeout(5)
+            assert connection.recv(1 << 16) == b""
+    assert serving.status(served.directory)["size"] == served.layout.size
+
+
+def test_ends_on_a_signal_and_leaves_nothing(served: Served) -> None:
+    os.kill(serving.status(served.directory)["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + 10
+    while served.directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not served.directory.exists()
+    assert point.mounted(str(served.mount)) is None
