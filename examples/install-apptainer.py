@@ -290,6 +290,8 @@ def main() -> None:
     if os.getuid() != 0:
         fail("installing it needs root")
     given = os.environ.get("APPTAINER_DEB")
+    if not given and not Path(KEYRING).exists():
+        fail("Debian's keys are missing: apt-get install debian-archive-keyring")
     with tempfile.TemporaryDirectory(prefix="apptainer-") as name:
         folder = Path(name)
         package = Path(given) if given else fetch(folder)

@@ -4,7 +4,7 @@
 #   examples/setup.sh          to use it
 #   examples/setup.sh --dev    to work on it: also ruff, mypy, pytest
 #
-# As root on Debian or Ubuntu it installs what is missing, on a bare machine everything. As an
+# As root on Debian it installs what is missing, on a bare machine everything. As an
 # ordinary user it says what is missing and makes .venv. What is there already is used as it is, so
 # a second run takes a second. APPTAINER_DEB=file.deb: see install-apptainer.py.
 set -euo pipefail
@@ -49,8 +49,11 @@ find_missing() {
   usable_python >/dev/null || needed+=(python3 python3-dev python3-venv)
   have fusermount3 || wanted+=(fuse3)
   have debootstrap || wanted+=(debootstrap)
-  have apptainer || have singularity || wanted+=(apptainer)
+  have_apptainer || wanted+=(apptainer)
+  missing=("${needed[@]}" "${wanted[@]}")
 }
+
+have_apptainer() { have apptainer || have singularity; }
 
 candidate() {
   local policy
@@ -60,10 +63,10 @@ candidate() {
 
 install_missing() {
   local package packages=()
-  have apt-get || die "not a Debian; install yourself: ${needed[*]} ${wanted[*]}"
-  say "installing ${needed[*]} ${wanted[*]}"
+  have apt-get || die "not a Debian; install yourself: ${missing[*]}"
+  say "installing ${missing[*]}"
   quietly apt-get -qq update
-  for package in "${needed[@]}" "${wanted[@]}"; do
+  for package in "${missing[@]}"; do
     # apptainer is the one that not every Debian has.
     [ "$package" = apptainer ] && ! candidate apptainer || packages+=("$package")
   done
@@ -71,9 +74,7 @@ install_missing() {
     DEBIAN_FRONTEND=noninteractive quietly \
       apt-get -qq -y --no-install-recommends install "${packages[@]}"
   fi
-  if ! have apptainer && ! have singularity; then
-    "$(usable_python)" examples/install-apptainer.py
-  fi
+  have_apptainer || "$(usable_python)" examples/install-apptainer.py || without_apptainer=yes
 }
 
 # Run a command; show what it printed only if it fails.
@@ -94,7 +95,7 @@ set_up_machine() {
   fi
   if ! grep -qs '^user_allow_other' /etc/fuse.conf; then echo user_allow_other >>/etc/fuse.conf; fi
   # What `apptainer build --fakeroot` maps the image's users to; apptainer notes root as 0.
-  if ! grep -Eqs '^(root|0):' /etc/subuid; then
+  if have_apptainer && ! grep -Eqs '^(root|0):' /etc/subuid; then
     quietly "$(command -v apptainer || command -v singularity)" config fakeroot --add root
   fi
 }
@@ -144,15 +145,17 @@ make_venv() {
 # --------------------------------------------------------------------------------------------------
 
 find_missing
+without_apptainer=no
 if [ "$(id -u)" = 0 ]; then
-  [ $((${#needed[@]} + ${#wanted[@]})) = 0 ] || install_missing
+  [ ${#missing[@]} = 0 ] || install_missing
   set_up_machine
-elif [ $((${#needed[@]} + ${#wanted[@]})) != 0 ]; then
-  say "missing here: ${needed[*]} ${wanted[*]}; root can install it: sudo examples/setup.sh"
+elif [ ${#missing[@]} != 0 ]; then
+  say "missing here: ${missing[*]}; root can install it: sudo examples/setup.sh"
   [ ${#needed[@]} = 0 ] || venv_works || die "without ${needed[*]} .venv cannot be made"
 fi
 if ! venv_fresh; then
   make_venv
   note_capability
 fi
+[ $without_apptainer = no ] || die "everything but apptainer is ready: mounts work, containers do not"
 say "ready: . .venv/bin/activate"

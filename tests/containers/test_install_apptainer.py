@@ -1,0 +1,65 @@
+"""The part of examples/install-apptainer.py that changes binaries, on a program made for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "install-apptainer.py"
+
+OLD = "long strtol(const char *s, char **e, int b) { (void)s; (void)e; (void)b; return 42; }"
+PROGRAM = "long F(const char *, char **, int); int main(void) { return (int)F(0, 0, 0); }"
+
+
+@pytest.fixture(scope="module")
+def installer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("install_apptainer", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compile_c(folder: Path, source: str, out: str, *options: str) -> Path:
+    (folder / "source.c").write_text(source)
+    subprocess.run(
+        ["gcc", "-w", "-fno-builtin", "source.c", "-o", out, *options], cwd=folder, check=True
+    )
+    return folder / out
+
+
+def library(folder: Path, versions: dict[str, str]) -> None:
+    """A library with functions of the C library under versions of the C library."""
+    nodes = "".join(f"{version} {{ global: {name}; }};\n" for version, name in versions.items())
+    (folder / "versions").write_text(nodes)
+    source = "\n".join(OLD.replace("strtol", name) for name in versions.values())
+    script = f"-Wl,--version-script={folder}/versions"
+    compile_c(folder, source, "libtwin.so", "-shared", "-fPIC", "-nostdlib", script)
+
+
+def program(folder: Path, function: str) -> Path:
+    """A program that calls ``function`` of that library."""
+    options = (f"-DF={function}", "-L.", "-ltwin", f"-Wl,-rpath,{folder}")
+    return compile_c(folder, PROGRAM, "program", *options)
+
+
+def test_twin_is_replaced(installer: ModuleType, tmp_path: Path) -> None:
+    library(tmp_path, {"GLIBC_2.2.5": "strtol", "GLIBC_2.99": "__isoc23_strtol"})
+    binary = program(tmp_path, "__isoc23_strtol")
+    library(tmp_path, {"GLIBC_2.2.5": "strtol"})  # what an older machine has
+    assert subprocess.run([binary], stderr=subprocess.DEVNULL, check=False).returncode == 1
+    data = bytearray(binary.read_bytes())
+    assert installer.retarget(data, (2, 98)) == ["__isoc23_strtol"]
+    binary.write_bytes(data)
+    assert subprocess.run([binary], check=False).returncode == 42
+    assert installer.retarget(data, (2, 98)) == [], "nothing is left to do"
+
+
+def test_anything_else_that_is_newer_is_refused(installer: ModuleType, tmp_path: Path) -> None:
+    library(tmp_path, {"GLIBC_2.2.5": "strtol", "GLIBC_2.99": "__isoc23_other"})
+    with pytest.raises(installer.UnfitError, match=r"__isoc23_other.*GLIBC_2\.99"):
+        installer.retarget(bytearray(program(tmp_path, "__isoc23_other").read_bytes()), (2, 98))
