@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -50,7 +49,6 @@ def start() -> None:
             return
         for name, value in SWITCHES.items():
             os.environ.setdefault(name, value)
-        warnings.filterwarnings("ignore", message="No ibverbs RDMA hardware")
         with quiet():
             import monarch.actor
             from monarch.config import configure

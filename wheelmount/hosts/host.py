@@ -45,9 +45,8 @@ def as_hosts(host_mesh: Any) -> list[Host]:
         return list(host_mesh)
     if not hasattr(host_mesh, "spawn_procs"):
         return list(iter(host_mesh))
-    extent = dict(host_mesh.extent.items()) if hasattr(host_mesh, "extent") else {}
-    if not extent:
+    if not host_mesh.sizes:
         return [Host("host0", host_mesh)]
-    flat = host_mesh.flatten("hosts") if len(extent) > 1 else host_mesh
-    (dimension, size), *_ = flat.extent.items()
+    flat = host_mesh.flatten("hosts") if len(host_mesh.sizes) > 1 else host_mesh
+    ((dimension, size),) = flat.sizes.items()
     return [Host(f"host{n}", flat.slice(**{dimension: n})) for n in range(size)]

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import engine, worker
@@ -39,7 +40,7 @@ class LocalHosts:
         guarded: bool = True,
     ) -> None:
         self._count = count
-        self._settings = settings or Settings()
+        self._settings = settings or config.load()
         self.namespaces = namespaces and namespaces_allowed()
         self._guarded = guarded
         self._guard: int | None = None

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import threading
+from pathlib import Path
 
 import psutil
 
@@ -27,16 +28,21 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.guard is not None:
         os.set_inheritable(arguments.guard, False)
-        threading.Thread(target=_guard, args=(arguments.guard,), daemon=True).start()
+        guarded = (arguments.guard, Path(arguments.address.removeprefix("ipc://")))
+        threading.Thread(target=_guard, args=guarded, daemon=True).start()
     os.environ.update(engine.environment())
     from monarch.actor import run_worker_loop_forever
 
     run_worker_loop_forever(address=arguments.address, ca="trust_all_connections")
 
 
-def _guard(pipe: int) -> None:
+def _guard(pipe: int, socket: Path) -> None:
     while os.read(pipe, 1):
         pass
+    for path in (socket, socket.with_suffix(".log")):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the last of the hosts removes the directory
+        socket.parent.rmdir()
     end(os.getpid())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import warnings
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,14 @@ from typing import Any
 
 from blake3 import blake3
 from monarch.actor import Actor, concurrent_endpoint
-from monarch.rdma import RDMABuffer
+from monarch.rdma import RDMABuffer, RDMATcpFallbackWarning
 
 from wheelmount.errors import TransferError, WheelmountError
 from wheelmount.mount.source import Source, Staged
 from wheelmount.mount.store import Store
+
+# Which transport is in use is told by the status, not by a warning in the middle of the output.
+warnings.filterwarnings("ignore", category=RDMATcpFallbackWarning)
 
 ATTEMPTS = 3
 """Times a block is asked for when it arrives with the wrong hash."""

@@ -1,0 +1,308 @@
+"""``remotemount`` on real hosts: Monarch processes, RDMA buffers, serving processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.mount.conformance import assert_read_only, assert_same
+from wheelmount import remotemount
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, InputError, MountError, SourceError, StoreError
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount import point
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+
+@pytest.fixture
+def hosts(settings: Settings) -> Iterator[LocalHosts]:
+    with LocalHosts(2, settings, namespaces=False) as made:
+        yield made
+
+
+def test_brings_the_tree_to_every_host(
+    hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
+) -> None:
+    where = str(workplace / "w-{host}")
+    with remotemount(hosts, source, where, settings=settings) as mount:
+        for name in ("host0", "host1"):
+            assert mount.mntpoints[name] == str(workplace / f"w-{name}")
+            assert_same(source, workplace / f"w-{name}")
+            assert_read_only(workplace / f"w-{name}")
+        mount.wait(30)
+        status = mount.status()
+        assert all(found["held"] == found["size"] > 0 for found in status.values())
+    assert not (workplace / "w-host0").exists()
+
+
+def test_a_path_that_hosts_share_gets_their_names(
+    hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
+) -> None:
+    with remotemount(hosts, source, str(workplace / "w"), settings=settings) as mount:
+        assert list(mount.mntpoints.values()) == [f"{workplace}/w-host0", f"{workplace}/w-host1"]
+
+
+def test_files_beyond_2_gib_arrive(workplace: Path, settings: Settings) -> None:
+    source = workplace / "big"
+    source.mkdir()
+    with (source / "file").open("wb") as file:
+        for offset in (0, (1 << 31) - 5, (1 << 31) + 12345):
+            file.seek(offset)
+            file.write(b"here I am!!")
+    settings = replace(settings, block_size=8 << 20)
+    with (
+        LocalHosts(1, settings, namespaces=False) as hosts,
+        remotemount(hosts, source, str(workplace / "w"), settings=settings) as mount,
+    ):
+        with (workplace / "w" / "file").open("rb") as file:
+            for offset in ((1 << 31) + 12345, 0, (1 << 31) - 5):
+                file.seek(offset)
+                assert file.read(11) == b"here I am!!"
+        assert (workplace / "w" / "file").stat().st_size == (source / "file").stat().st_size
+        mount.wait(60)
+        same = subprocess.run(["cmp", source / "file", workplace / "w" / "file"], check=False)
+        assert same.returncode == 0
+
+
+def test_an_empty_directory_can_be_mounted(
+    hosts: LocalHosts, workplace: Path, settings: Settings
+) -> None:
+    (workplace / "nothing").mkdir()
+    with remotemount(hosts, workplace / "nothing", f"{workplace}/{{host}}", settings=settings) as m:
+        m.wait(20)
+        assert os.listdir(workplace / "host0") == []
+
+
+def test_a_monarch_host_mesh_will_do(source: Path, workplace: Path, settings: Settings) -> None:
+    from monarch.actor import this_host
+
+    with remotemount(this_host(), source, str(workplace / "w"), settings=settings) as mount:
+        mount.wait(30)
+        assert_same(source, workplace / "w")
+
+
+def test_a_file_edited_during_the_copy_is_never_torn(
+    hosts: LocalHosts, workplace: Path, settings: Settings
+) -> None:
+    source = workplace / "edited"
+    source.mkdir()
+    (source / "a-first").write_bytes(os.urandom(64 << 20))
+    (source / "z-last").write_bytes(b"old" * 100_000)
+    mount = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
+    mount.open()
+    try:
+        (source / "z-last").write_bytes(b"new" * 100_000)
+        mount.wait(60)
+        for name, status in mount.status().items():
+            try:
+                found = (workplace / name / "z-last").read_bytes()
+            except OSError as error:
+                assert error.errno == errno.EIO
+                assert status["changed"] == ["z-last"]
+            else:
+                assert found == b"old" * 100_000
+                assert status["changed"] == []
+            first = (workplace / name / "a-first").read_bytes()
+            assert first == (source / "a-first").read_bytes()
+    finally:
+        mount.close(force=True)
+
+
+def test_a_host_that_dies_is_named_and_the_others_finish(
+    hosts: LocalHosts, workplace: Path, settings: Settings
+) -> None:
+    source = workplace / "large"
+    source.mkdir()
+    (source / "file").write_bytes(os.urandom(96 << 20))
+    mount = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
+    mount.open()
+    try:
+        for process in psutil.Process(hosts.pids[1]).children(recursive=True):
+            if "wheelmount.mount.server" not in process.cmdline():
+                process.kill()
+        psutil.Process(hosts.pids[1]).kill()
+        started = time.monotonic()
+        with pytest.raises(HostError, match="host1"):
+            mount.wait(60)
+        assert time.monotonic() - started < 30
+        same = ["cmp", str(source / "file"), str(workplace / "host0" / "file")]
+        assert subprocess.run(same, check=False).returncode == 0
+    finally:
+        mount.close(force=True)
+
+
+CLIENT = """
+import sys
+from wheelmount import remotemount
+from wheelmount.hosts.local import LocalHosts
+hosts = LocalHosts(2, namespaces=False)
+hosts.start()
+mount = remotemount(hosts, sys.argv[1], sys.argv[2])
+mount.open()
+print("stands", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_client_leaves_nothing(source: Path, workplace: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT, source, f"{workplace}/{{host}}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"stands\n"
+        assert point.mounted(str(workplace / "host0"))
+        os.killpg(client.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 15
+    while point.mounted(str(workplace / "host1")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not point.mounted(str(workplace / "host0"))
+    # the fixture sees that no process and no file stays
+
+
+def test_a_busy_mount_is_not_taken_down_unasked(
+    hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
+) -> None:
+    mount = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
+    mount.open()
+    holder = subprocess.Popen(["sleep", "60"], cwd=workplace / "host1")
+    try:
+        with pytest.raises(MountError, match=r"busy: in use by sleep"):
+            mount.close()
+    finally:
+        holder.kill()
+        holder.wait()
+        mount.close()
+    assert not (workplace / "host1").exists()
+
+
+def test_two_mounts_on_the_same_hosts(
+    hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
+) -> None:
+    with (
+        remotemount(hosts, source, f"{workplace}/a-{{host}}", settings=settings) as first,
+        remotemount(hosts, source / "package", f"{workplace}/b-{{host}}", settings=settings) as two,
+    ):
+        first.wait(30)
+        two.wait(30)
+        assert (workplace / "b-host1" / "small7").read_text() == "7\n"
+        assert_same(source, workplace / "a-host0")
+
+
+def test_opened_from_another_thread(
+    hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
+) -> None:
+    found: list[str] = []
+
+    def work() -> None:
+        with remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings) as mount:
+            mount.wait(30)
+            found.append((workplace / "host0" / ".hidden").read_text())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert found == ["hidden\n"]
+
+
+def test_each_host_has_the_same_path_in_a_namespace(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    with LocalHosts(2, settings) as hosts:
+        assert hosts.namespaces, "this machine is expected to allow mount namespaces"
+        with remotemount(hosts, source, settings=settings) as mount:
+            assert set(mount.mntpoints.values()) == {str(source)}
+            assert point.mounted(str(source)) is None, "the caller must not see it"
+            namespaces = set()
+            for status in mount.status().values():
+                root = Path(f"/proc/{status['pid']}/root")
+                assert_same(source, Path(f"{root}{source}"))
+                namespaces.add(status["namespace"])
+            assert len(namespaces) == 2
+
+
+def test_hiding_the_source_is_refused(source: Path, workplace: Path, settings: Settings) -> None:
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        with pytest.raises(InputError, match="hide its own source"):
+            remotemount(hosts, source, settings=settings).open()
+        with pytest.raises(InputError, match="hide its own source"):
+            remotemount(hosts, source, str(workplace), settings=settings).open()
+
+
+def test_bad_mount_points_are_refused_and_nothing_stays(
+    hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
+) -> None:
+    (workplace / "full-host1").mkdir()
+    (workplace / "full-host1" / "file").touch()
+    with pytest.raises(MountError, match=r"host1: .*full-host1 is not empty") as error:
+        remotemount(hosts, source, f"{workplace}/full-{{host}}", settings=settings).open()
+    assert error.value.hint
+    assert not point.mounted(f"{workplace}/full-host0"), "the other host must be taken down again"
+    with (
+        remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings),
+        pytest.raises(MountError, match=r"something is mounted at .* already"),
+    ):
+        remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings).open()
+    (workplace / "file").touch()
+    with pytest.raises(MountError, match="cannot make the mount point"):
+        remotemount(hosts, source, f"{workplace}/file/{{host}}", settings=settings).open()
+    with pytest.raises(InputError, match="relative"):
+        remotemount(hosts, source, "w-{host}", settings=settings).open()
+    with pytest.raises(SourceError, match="no directory"):
+        remotemount(hosts, workplace / "missing", f"{workplace}/{{host}}", settings=settings).open()
+
+
+def test_a_host_without_room_says_so(source: Path, workplace: Path, settings: Settings) -> None:
+    small = workplace / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", small], check=True)
+    try:
+        settings = replace(settings, store=str(small))
+        with (
+            LocalHosts(1, settings, namespaces=False) as hosts,
+            pytest.raises(StoreError, match="do not fit") as error,
+        ):
+            remotemount(hosts, source, str(workplace / "w"), settings=settings).open()
+        assert "WHEELMOUNT_STORE" in str(error.value.hint)
+        assert list((small / f"wheelmount-{os.getuid()}").iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_memory_that_runs_out_on_the_way_is_an_error_not_a_crash(
+    workplace: Path, settings: Settings
+) -> None:
+    source = workplace / "large"
+    source.mkdir()
+    (source / "file").write_bytes(os.urandom(24 << 20))
+    small = workplace / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", small], check=True)
+    try:
+        settings = replace(settings, store=str(small))
+        with LocalHosts(1, settings, namespaces=False) as hosts:
+            mount = remotemount(hosts, source, str(workplace / "w"), settings=settings)
+            # Somebody else takes the room between the check and the delivery.
+            (small / "other").write_bytes(bytes(20 << 20))
+            with pytest.raises(StoreError, match="do not fit"):
+                mount.open()
+            (small / "other").write_bytes(bytes(4 << 20))
+            mount.open()
+            (small / "other").write_bytes(bytes(7 << 20))
+            mount.close(force=True)
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
