@@ -126,6 +126,14 @@ def test_failed_build_leaves_the_old_image_and_a_log(definition: Path, tmp_path:
     assert not image.build(definition, sif), "the old image is still what its stamp says"
 
 
+# spython then drops its pipe unclosed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_output_that_is_no_text(definition: Path, tmp_path: Path, fake_apptainer: Path) -> None:
+    fake_apptainer.write_text("#!/bin/sh\nprintf '\\377\\n'; sleep 60\n")
+    with pytest.raises(ContainerError, match="not text"):
+        image.build(definition, tmp_path / "x.sif")
+
+
 def test_interrupted_build_is_stopped(definition: Path, tmp_path: Path) -> None:
     class Stop(Exception):  # noqa: N818
         pass

@@ -17,7 +17,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,7 @@ def build(
     options: Sequence[str],
     log: Path,
     scratch: Path,
+    on_line: Callable[[], object],
 ) -> None:
     """Build ``image`` from ``definition``, in the definition's own directory.
 
@@ -116,8 +117,9 @@ def build(
         definition: the ``.def`` file.
         image: the SIF to write.
         options: further options of ``apptainer build``.
-        log: file that gets everything the build prints.
+        log: file that gets everything the build prints, as it does.
         scratch: directory for the build's temporary files.
+        on_line: called for every line.
 
     Raises:
         ContainerError: the build failed; whatever it started has ended.
@@ -135,16 +137,28 @@ def build(
     )
     session = int(next(lines))
     try:
-        with log.open("w", encoding="utf-8") as file:
-            file.writelines(map(plain, lines))
+        with log.open("w", encoding="utf-8", buffering=1) as file:
+            for line in lines:
+                file.write(plain(line))
+                on_line()
     except subprocess.CalledProcessError as error:
         reason = _reason(log.read_text(encoding="utf-8"))
+        advice = _advice(reason)
         raise ContainerError(
             f"{definition.name} did not build: {reason or f'exit code {error.returncode}'}",
-            hint=_advice(reason) or f"the full log is {log}",
+            hint=f"{advice}; the full log is {log}" if advice else f"the full log is {log}",
+        ) from None
+    except UnicodeDecodeError:
+        stop(session)
+        raise ContainerError(
+            f"{definition.name} printed something that is not text, and was stopped",
+            hint="send the output of that command to /dev/null",
         ) from None
     except BaseException:
         stop(session)
+        # To its end, where spython waits for the program and closes the pipe.
+        with contextlib.suppress(subprocess.CalledProcessError):
+            list(lines)
         raise
 
 
@@ -201,7 +215,7 @@ def _advice(reason: str) -> str | None:
         "/etc/subuid": "run examples/setup.sh, or as root: apptainer config fakeroot --add USER",
         "user namespace": "ordinary users need user namespaces: sysctl user.max_user_namespaces",
         "Requesting capability set": "set 'root default capabilities = no' in apptainer.conf",
-        "debootstrap": "install debootstrap (examples/setup.sh does)",
+        "debootstrap is not in PATH": "install debootstrap (examples/setup.sh does)",
         "No space left": "free some space, or set TMPDIR to a larger directory",
         "/dev/fuse": "load the fuse module; as root: chmod 666 /dev/fuse",
     }

@@ -65,10 +65,10 @@ class Container:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for path in (str(self.workdir), str(self._writer.path)):
-            _refuse_specials(path)
+        for path in (self.workdir, self._writer.path):
+            _refuse_specials(str(path.absolute()))
         for bind in self._binds():
-            _refuse_specials(str(bind.source))
+            _refuse_specials(str(bind.source.absolute()))
             _refuse_specials(bind.target)
             if not bind.target.startswith("/"):
                 raise InputError(
@@ -238,7 +238,6 @@ class Container:
             env=apptainer.environment(),
             text=True,
             errors="replace",
-            timeout=60,
             check=False,
         )
         if attempt.returncode == _NOT_STARTED:

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def build(
     Args:
         definition: the ``.def`` file.
         sif: where the image goes; its directory is made. Beside it ``SIF.stamp`` says what it was
-            made of, and ``SIF.log`` tells about a failed build.
+            made of, ``SIF.log`` tells about a build that runs or failed, ``.SIF.lock`` stays.
         build_args: values for the definition's ``{{ names }}``.
         progress: told about a build, not about an image that is kept.
 
@@ -102,15 +102,17 @@ def build(
         digest = fingerprint(definition, values)
         if _stamp(sif) == _Stamp.of(sif, digest):
             return False
-        with progress.task("build image") as task:
-            _build(definition, sif, values)
+        with progress.task("build image", unit="lines") as task:
+            _build(definition, sif, values, lambda: task.advance(1))
             stamp = _Stamp.of(sif, digest)
             _stamp_file(sif).write_text(json.dumps(dataclasses.asdict(stamp)), encoding="utf-8")
             task.note(f"{sif.name}, {stamp.size / 1e6:.0f} MB")
     return True
 
 
-def _build(definition: Path, sif: Path, values: Mapping[str, str]) -> None:
+def _build(
+    definition: Path, sif: Path, values: Mapping[str, str], on_line: Callable[[], object]
+) -> None:
     log = sif.with_name(f"{sif.name}.log")
     fresh = sif.with_name(f".{sif.name}.{os.getpid()}")
     options = ["--force", "--mksquashfs-args", _SQUASHFS]
@@ -119,7 +121,9 @@ def _build(definition: Path, sif: Path, values: Mapping[str, str]) -> None:
     # owners and devices cannot be made.
     scratch = Path(tempfile.mkdtemp(prefix="wheelmount-build-"))
     try:
-        apptainer.build(definition, fresh, options=options, log=log, scratch=scratch)
+        apptainer.build(
+            definition, fresh, options=options, log=log, scratch=scratch, on_line=on_line
+        )
         fresh.replace(sif)
     finally:
         fresh.unlink(missing_ok=True)
