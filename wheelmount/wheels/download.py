@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -193,9 +194,8 @@ def _fetch_all(
 ) -> None:
     if not wheels:
         return
-    stop = threading.Event()
     with _client(jobs) as client, ThreadPoolExecutor(jobs, thread_name_prefix="wheel") as pool:
-        fetch = _Fetch(client, directory, stop, _Total(task))
+        fetch = _Fetch(client, directory, _Total(task))
         futures = {pool.submit(fetch, wheel): wheel for wheel in wheels}
         try:
             for future in as_completed(futures):
@@ -204,7 +204,7 @@ def _fetch_all(
                 file = directory / wheel.filename
                 manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256)
         except BaseException:  # ^C too: end the other threads, which leave their .part
-            stop.set()
+            fetch.end()
             pool.shutdown(cancel_futures=True)
             raise
 
@@ -234,13 +234,12 @@ class _Total:
 class _Fetch:
     """Fetches one wheel, with tries; called in the pool's threads."""
 
-    def __init__(
-        self, client: httpx.Client, directory: Path, stop: threading.Event, total: _Total
-    ) -> None:
+    def __init__(self, client: httpx.Client, directory: Path, total: _Total) -> None:
         self._client = client
         self._directory = directory
-        self._stop = stop
         self._total = total
+        self._stop = threading.Event()
+        self._sockets: set[socket.socket] = set()
 
     def __call__(self, wheel: Wheel) -> None:
         retrying = tenacity.Retrying(
@@ -264,7 +263,17 @@ class _Fetch:
             hint="run it again: what has arrived is kept",
         )
 
+    def end(self) -> None:
+        """Make every call end soon, those too that wait for a server that has gone quiet."""
+        self._stop.set()
+        for connection in tuple(self._sockets):
+            with suppress(OSError):
+                # Of the plain socket: that of TLS would first take itself apart under its reader.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
     def _once(self, wheel: Wheel) -> None:
+        if self._stop.is_set():
+            raise _StopError
         part = self._directory / f"{wheel.filename}.part"
         local = _local_path(wheel.source, self._directory)
         if local is not None:
@@ -301,7 +310,12 @@ class _Fetch:
                 raise _AgainError("the server sends other ranges than asked for")
             length = response.headers.get("Content-Length", "")
             size = have + int(length) if length.isdecimal() else None
-            return self._write(wheel, response.iter_raw(), part, have, size)
+            connection = response.extensions["network_stream"].get_extra_info("socket")
+            self._sockets.add(connection)
+            try:
+                return self._write(wheel, response.iter_raw(), part, have, size)
+            finally:
+                self._sockets.discard(connection)
 
     def _write(
         self, wheel: Wheel, chunks: Iterable[bytes], part: Path, have: int, size: int | None

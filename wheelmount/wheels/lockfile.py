@@ -78,8 +78,6 @@ def chosen_wheels(lock: Pylock, target: Target) -> list[Wheel]:
         raise ResolveError(
             f"the lock does not fit {target}: {error}", hint="resolve again for this target"
         ) from None
-    except InvalidWheelFilename as error:
-        raise WheelError(f"the lock names a bad wheel: {error}", hint="resolve again") from None
     return [_wheel(package, source, target) for package, source in selected]
 
 

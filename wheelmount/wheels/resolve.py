@@ -55,10 +55,13 @@ def resolve(
     """
     wanted = parse_requirements(requirements)
     paths = existing_files(files)
-    # uv keeps to the versions of an output that exists, and writes relative paths relative to it:
-    # so a new file beside the final one. uv takes only names of the form pylock.NAME.toml.
+    # A new file, because uv keeps to the versions of an output that exists; beside the final one,
+    # because paths in it are relative to it. uv takes only names of the form pylock.NAME.toml.
     fresh = output.with_name(f"pylock.{uuid.uuid4().hex}.toml")
     try:
+        # What uv says of a directory that can't be written sounds like a conflict: try it first.
+        fresh.touch()
+        fresh.unlink()
         with progress.task("resolve") as task:
             outcome = compile_lock(wanted, paths, target, ["--output-file", str(fresh.absolute())])
             if isinstance(outcome, Failure):
@@ -105,7 +108,7 @@ def _error(failure: Failure, target: Target) -> WheelmountError:
                 "UV_OFFLINE forbids uv to reach the package index", hint="unset UV_OFFLINE"
             )
         return UnavailableError(
-            f"the package index cannot be reached: {failure.reason}",
+            f"the package index did not deliver: {failure.reason}",
             hint="check the network, HTTPS_PROXY, SSL_CERT_FILE and UV_DEFAULT_INDEX",
         )
     if failure.kind is Kind.BAD_FILE:

@@ -162,9 +162,8 @@ def _parse_platform(name: str | None) -> str:
     else:
         machine = next((m for m in MACHINES if spelled.endswith(f"_{m}")), None)
         rest = spelled if machine is None else spelled[: -len(machine) - 1]
-        machine = machine or Target.here().machine
     minor: int | None = None
-    if rest in ("", "linux", "unknown-linux-gnu"):
+    if machine is not None and rest in ("", "linux", "unknown-linux-gnu"):
         minor = _COMMON_MINOR
     elif found := _MANYLINUX.fullmatch(rest):
         minor = 17 if found["legacy"] else _nearest(int(found["minor"]))
@@ -174,4 +173,5 @@ def _parse_platform(name: str | None) -> str:
             hint="give linux, x86_64, aarch64, or a tag such as manylinux_2_28_aarch64 "
             "(glibc 2.17 or newer)",
         )
-    return f"{MACHINES[machine]}-manylinux_2_{minor}"
+    known = MACHINES[machine] if machine else Target.here().machine
+    return f"{known}-manylinux_2_{minor}"

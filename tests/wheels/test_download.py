@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from wheelmount.errors import (
+    InputError,
+    ResolveError,
+    SourceError,
+    StoreError,
+    TransferError,
+    UnavailableError,
+    WaitError,
+    WheelError,
+)
+from wheelmount.wheels import download as download_module
+from wheelmount.wheels.download import DownloadReport, download, locked
+
+from .support import TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256
+
+SIZE = 50_000
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download_module, "LONGEST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def wheel(index: Index) -> Path:
+    return make_wheel(index.directory, "big", padding=SIZE)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    return tmp_path / "house"
+
+
+def fetch(index: Index, house: Path, *wheels: Path, jobs: int = 8) -> DownloadReport:
+    lock = lock_of(*(package_of(wheel, index.file_url(wheel)) for wheel in wheels))
+    return download(lock, house, target=TARGET, jobs=jobs)
+
+
+def left(house: Path) -> list[str]:
+    """What is in the directory, without the files that are always there."""
+    always = {".wheelmount.lock", "wheelmount.json"}
+    return sorted(file.name for file in house.iterdir() if file.name not in always)
+
+
+def test_all_wheels_arrive(index: Index, house: Path) -> None:
+    wheels = [make_wheel(index.directory, f"a{i}", padding=1000 * i) for i in range(20)]
+    report = fetch(index, house, *wheels, jobs=4)
+    assert left(house) == sorted(wheel.name for wheel in wheels)
+    for wheel in wheels:
+        assert (house / wheel.name).read_bytes() == wheel.read_bytes()
+    assert set(report.wheels) == set(report.fetched) == {wheel.name for wheel in wheels}
+    assert report.size == report.fetched_size == sum(wheel.stat().st_size for wheel in wheels)
+
+
+def test_fetched_at_the_same_time(index: Index, house: Path) -> None:
+    wheels = [make_wheel(index.directory, f"a{i}", padding=9000) for i in range(8)]
+    for wheel in wheels:
+        index.faults[wheel.name] = [Fault(pause=0.05)]
+    alone = 0.05 * wheels[0].stat().st_size / 1024
+    assert fetch(index, house, *wheels).seconds < 4 * alone
+
+
+def test_what_is_there_is_not_fetched_again(index: Index, house: Path, wheel: Path) -> None:
+    fetch(index, house, wheel)
+    other = make_wheel(index.directory, "other")
+    report = fetch(index, house, wheel, other)
+    assert report.fetched == (other.name,)
+    assert report.fetched_size == other.stat().st_size < report.size
+    assert len(index.asked(wheel)) == 1
+
+
+def test_what_is_there_is_not_even_read(
+    index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch(index, house, wheel)
+    read: list[Path] = []
+    hash_file = download_module.hash_file
+    monkeypatch.setattr(download_module, "hash_file", lambda f: read.append(f) or hash_file(f))  # type: ignore[func-returns-value]
+    fetch(index, house, wheel)
+    assert read == []
+    os.utime(house / wheel.name)  # touched: it has to be looked at, and is still right
+    assert fetch(index, house, wheel).fetched == ()
+    assert read == [house / wheel.name]
+
+
+def test_a_wheel_put_there_by_hand_counts(index: Index, house: Path, wheel: Path) -> None:
+    house.mkdir()
+    shutil.copy(wheel, house)
+    assert fetch(index, house, wheel).fetched == ()
+    assert index.requests == []
+
+
+def test_a_damaged_wheel_is_replaced(index: Index, house: Path, wheel: Path) -> None:
+    fetch(index, house, wheel)
+    (house / wheel.name).write_bytes(b"damaged")
+    assert fetch(index, house, wheel).fetched == (wheel.name,)
+    assert sha256(house / wheel.name) == sha256(wheel)
+
+
+def test_goes_on_within_one_run(index: Index, house: Path, wheel: Path) -> None:
+    index.faults[wheel.name] = [Fault(cut=20_000), Fault(status=503), Fault(cut=10_000)]
+    fetch(index, house, wheel)
+    assert index.asked(wheel) == [None, "bytes=20000-", "bytes=20000-", "bytes=30000-"]
+    assert left(house) == [wheel.name]
+    assert sha256(house / wheel.name) == sha256(wheel)
+
+
+def test_goes_on_in_the_next_run(index: Index, house: Path, wheel: Path) -> None:
+    house.mkdir()
+    (house / f"{wheel.name}.part").write_bytes(wheel.read_bytes()[:12_345])
+    fetch(index, house, wheel)
+    assert index.asked(wheel) == ["bytes=12345-"]
+    assert left(house) == [wheel.name]
+    assert sha256(house / wheel.name) == sha256(wheel)
+
+
+def test_cut_off_just_before_its_name(index: Index, house: Path, wheel: Path) -> None:
+    house.mkdir()
+    shutil.copy(wheel, house / f"{wheel.name}.part")
+    fetch(index, house, wheel)
+    assert left(house) == [wheel.name]
+    assert len(index.asked(wheel)) == 1  # answered with 416: nothing came again
+
+
+@pytest.mark.parametrize("part", [b"other bytes" * 100, b"too long" * SIZE])
+def test_a_part_of_something_else(index: Index, house: Path, wheel: Path, part: bytes) -> None:
+    house.mkdir()
+    (house / f"{wheel.name}.part").write_bytes(part)
+    fetch(index, house, wheel)
+    assert index.asked(wheel) == [f"bytes={len(part)}-", None]
+    assert left(house) == [wheel.name]
+    assert sha256(house / wheel.name) == sha256(wheel)
+
+
+def test_a_server_without_ranges(index: Index, house: Path, wheel: Path) -> None:
+    index.faults[wheel.name] = [Fault(cut=20_000), Fault(no_range=True)]
+    fetch(index, house, wheel)
+    assert len(index.asked(wheel)) == 2
+    assert sha256(house / wheel.name) == sha256(wheel)
+
+
+def test_wrong_hash(index: Index, house: Path, wheel: Path) -> None:
+    index.faults[wheel.name] = [Fault(body=b"x" * SIZE)]
+    with pytest.raises(WheelError, match=wheel.name) as caught:
+        fetch(index, house, wheel)
+    assert sha256(wheel) in caught.value.message
+    assert caught.value.hint
+    assert left(house) == []
+    assert len(index.asked(wheel)) == 1  # the same bytes would come again
+
+
+def test_wrong_hash_of_a_local_file(index: Index, house: Path, wheel: Path) -> None:
+    lock = lock_of(package_of(wheel, digest="00" * 32))
+    with pytest.raises(WheelError, match=wheel.name):
+        download(lock, house, target=TARGET)
+    assert left(house) == []
+
+
+def test_gives_up(index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.faults[wheel.name] = [Fault(cut=20_000), *[Fault(status=503)] * 50]
+    with pytest.raises(TransferError, match="503") as caught:
+        fetch(index, house, wheel)
+    assert "127.0.0.1" in caught.value.message
+    assert len(index.asked(wheel)) == download_module.ATTEMPTS
+    assert left(house) == [f"{wheel.name}.part"]  # kept, for the next run to go on from
+    index.faults.clear()
+    assert fetch(index, house, wheel).fetched == (wheel.name,)
+
+
+def test_does_not_insist(index: Index, house: Path, wheel: Path) -> None:
+    index.faults[wheel.name] = [Fault(status=404)]
+    with pytest.raises(TransferError, match="404"):
+        fetch(index, house, wheel)
+    assert len(index.asked(wheel)) == 1
+
+
+def test_nobody_listens(index: Index, house: Path, wheel: Path) -> None:
+    lock = lock_of(package_of(wheel, f"http://127.0.0.1:1/{wheel.name}"))
+    with pytest.raises(TransferError, match=r"from 127\.0\.0\.1"):
+        download(lock, house, target=TARGET)
+    lock = lock_of(package_of(wheel, f"ftp://127.0.0.1/{wheel.name}"))
+    with pytest.raises(TransferError, match="ftp"):
+        download(lock, house, target=TARGET)
+
+
+def test_a_server_that_goes_quiet(
+    index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download_module, "STALL", 0.2)
+    index.faults[wheel.name] = [Fault(cut=1000, hang=True)]
+    fetch(index, house, wheel)
+    assert index.asked(wheel) == [None, "bytes=1000-"]
+
+
+def test_one_failure_ends_all(index: Index, house: Path, wheel: Path) -> None:
+    bad = make_wheel(index.directory, "bad")
+    index.faults[bad.name] = [Fault(status=404)]
+    index.faults[wheel.name] = [Fault(cut=1000, hang=True)]
+    started = time.monotonic()
+    with pytest.raises(TransferError, match="bad"):
+        fetch(index, house, wheel, bad)
+    assert time.monotonic() - started < 5  # and not the seconds of STALL
+    assert left(house) in ([f"{wheel.name}.part"], [])
+
+
+def test_interrupted(index: Index, house: Path, wheel: Path) -> None:
+    quick = make_wheel(index.directory, "quick")
+    index.faults[wheel.name] = [Fault(cut=20_000, hang=True)]
+    program = (
+        "import sys; from pathlib import Path; from tests_support import *\n"
+        "from wheelmount.wheels.download import download\n"
+        "wheels = [package_of(Path(w), u) for w, u in zip(sys.argv[2::2], sys.argv[3::2])]\n"
+        "download(lock_of(*wheels), Path(sys.argv[1]), target=TARGET)\n"
+    ).replace("tests_support", f"{__package__}.support")
+    arguments = [word for w in (wheel, quick) for word in (str(w), index.file_url(w))]
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(house), *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[__package__.count(".") + 1])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    part = house / f"{wheel.name}.part"
+    deadline = time.monotonic() + 20
+    while not ((house / quick.name).exists() and part.exists() and index.asked(wheel)):
+        assert child.poll() is None, child.stderr and child.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=5)  # soon, though the server says nothing
+    assert "KeyboardInterrupt" in errors
+    assert left(house) == sorted([part.name, quick.name])
+    assert part.read_bytes() == wheel.read_bytes()[:20_000]
+    assert fetch(index, house, wheel, quick).fetched == (wheel.name,)
+    assert index.asked(wheel)[-1] == "bytes=20000-"
+
+
+def test_local_files(house: Path, tmp_path: Path) -> None:
+    odd = make_wheel(tmp_path / "odd %41 name", "a", "1.0+cpu")
+    near = make_wheel(house / "near", "b")
+    by_path = package_of(near)
+    by_path["wheels"][0] |= {"path": f"near/{near.name}"}
+    del by_path["wheels"][0]["url"]
+    download(lock_of(package_of(odd), by_path), house, target=TARGET)
+    assert left(house) == [odd.name, near.name, "near"]
+
+
+def test_a_local_file_that_is_gone(house: Path, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "gone", "a")
+    lock = lock_of(package_of(wheel))
+    wheel.unlink()
+    with pytest.raises(SourceError, match=str(wheel)):
+        download(lock, house, target=TARGET)
+
+
+def test_two_at_once(index: Index, house: Path, wheel: Path) -> None:
+    index.faults[wheel.name] = [Fault(pause=0.01)]
+    reports: list[DownloadReport] = []
+    threads = [
+        threading.Thread(target=lambda: reports.append(fetch(index, house, wheel)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(len(report.fetched) for report in reports) == [0, 1]
+    assert len(index.asked(wheel)) == 1
+
+
+def test_the_wait_for_another_is_bounded(
+    index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download_module, "LOCK_TIMEOUT", 0.1)
+    with locked(house), pytest.raises(WaitError):
+        fetch(index, house, wheel)
+    assert fetch(index, house, wheel).fetched == (wheel.name,)
+
+
+def test_a_full_disk(
+    index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.mkdir()
+    (house / f"{wheel.name}.part").symlink_to("/dev/full")
+    with pytest.raises(StoreError) as caught:
+        fetch(index, house, wheel)
+    assert str(house) in caught.value.message
+
+
+def test_a_file_in_place_of_the_directory(index: Index, house: Path, wheel: Path) -> None:
+    house.write_text("")
+    with pytest.raises(SourceError, match=str(house)):
+        fetch(index, house, wheel)
+
+
+def test_no_wheel_for_the_target(index: Index, house: Path) -> None:
+    wheel = make_wheel(index.directory, "a", tag="cp310-cp310-manylinux_2_17_aarch64")
+    with pytest.raises(ResolveError):
+        fetch(index, house, wheel)
+    assert not house.exists()
+
+
+def test_jobs(index: Index, house: Path, wheel: Path) -> None:
+    with pytest.raises(InputError):
+        fetch(index, house, wheel, jobs=0)
+
+
+def test_an_environment_in_which_nothing_connects(
+    index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent.pem")
+    with pytest.raises(UnavailableError) as caught:
+        fetch(index, house, wheel)
+    assert "SSL_CERT_FILE" in (caught.value.hint or "")
+
+
+def test_a_proxy_is_honoured(
+    index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", index.address)
+    lock = lock_of(package_of(wheel, f"http://elsewhere.invalid/files/{wheel.name}"))
+    with pytest.raises(TransferError, match="404"):  # this server does not know whole URLs
+        download(lock, house, target=TARGET)
+    assert index.requests[0][0] == f"http://elsewhere.invalid/files/{wheel.name}"
+
+
+@pytest.mark.parametrize("how", ["url", "names", "netrc"])
+def test_credentials(
+    index: Index,
+    house: Path,
+    wheel: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    index.password = "p@ss"  # noqa: S105
+    with pytest.raises(TransferError, match="401"):
+        fetch(index, house, wheel)
+    if how == "url":
+        monkeypatch.setenv("UV_INDEX", index.url.replace("://", "://me:p%40ss@"))
+    elif how == "names":
+        monkeypatch.setenv("UV_INDEX", f"https://other.invalid/simple my-own={index.url}")
+        monkeypatch.setenv("UV_INDEX_MY_OWN_USERNAME", "me")
+        monkeypatch.setenv("UV_INDEX_MY_OWN_PASSWORD", "p@ss")
+    else:
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password p@ss\n")
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    fetch(index, house, wheel)
+
+
+def test_credentials_stay_with_their_origin(
+    index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.password = "p@ss"  # noqa: S105
+    port = httpx.URL(index.url).port or 0
+    other = index.url.replace("://", "://me:p%40ss@").replace(f":{port}", f":{port + 1}")
+    monkeypatch.setenv("UV_INDEX", other)
+    with pytest.raises(TransferError, match="401"):
+        fetch(index, house, wheel)

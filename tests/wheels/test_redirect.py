@@ -1,0 +1,206 @@
+"""Plain ``pip install`` and ``uv pip install`` under the two files, as in a container.
+
+The containers here are namespaces: the system's own Python, its ``/usr`` and ``/etc`` under
+overlays, and no network.
+"""
+
+from __future__ import annotations
+
+import configparser
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import uv
+
+from wheelmount.errors import InputError
+from wheelmount.wheels.redirect import environment, pip_conf, uv_toml
+
+from .support import make_wheel
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+
+# Everything changed lies on a tmpfs of the namespace, and goes with it.
+INSIDE = """
+set -e
+mount -t tmpfs none /mnt
+cd /mnt
+mkdir -p etc/up etc/work usr/up usr/work home
+for tree in etc usr; do
+  mount -t overlay none -o "lowerdir=/$tree,upperdir=$tree/up,workdir=$tree/work" "/$tree"
+done
+mkdir -p /etc/uv
+cp "$FILES/pip.conf" /etc/pip.conf
+cp "$FILES/uv.toml" /etc/uv/uv.toml
+cp "$UV" /usr/local/bin/uv
+cd home
+export HOME=/mnt/home PATH=/usr/local/bin:/usr/bin:/bin
+set +e
+eval "$1"
+"""
+
+
+def namespace(script: str, files: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["unshare", "--map-root-user", "--net", "--mount", "sh", "-c", INSIDE, "sh", script],
+        env={"PATH": os.environ["PATH"], "FILES": str(files), "UV": uv.find_uv_bin()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@functools.cache
+def why_not() -> str:
+    """Why there can be no container here; empty if there can."""
+    if shutil.which("unshare") is None:
+        return "no unshare"
+    # Asked in a namespace and not here: another Python may come first on this PATH.
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--net", "--mount", "/usr/bin/python3", "-m", "pip", "-V"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else f"no namespace, or no system pip: {done.stderr[-200:]}"
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Path:
+    """The directory of the two files, which point at wheels of ``own`` and ``other``."""
+    if why_not():
+        pytest.skip(why_not())
+    packages = make_wheel(tmp_path / "some packages", "own", requires=["other"]).parent
+    make_wheel(packages, "other")
+    (tmp_path / "pip.conf").write_text(pip_conf(str(packages)))
+    (tmp_path / "uv.toml").write_text(uv_toml(str(packages)))
+    return tmp_path
+
+
+SHOW = "python3 -c 'import own, other; print(own.VALUE, other.__file__)'"
+INSTALL = {"pip": "pip install", "uv": "uv pip install"}
+
+
+def test_the_file_of_the_project() -> None:
+    assert (ROOT / "pip.conf").read_text() == pip_conf() == pip_conf("/packages")
+
+
+@pytest.mark.parametrize("packages", ["/packages", "/with space/ü", '/quo"te\\'])
+def test_both_are_read_as_meant(packages: str) -> None:
+    parser = configparser.RawConfigParser()
+    parser.read_string(pip_conf(packages))
+    links = parser["global"]["find-links"]
+    assert links in (packages, Path(packages).as_uri())
+    assert len(links.split()) == 1
+    assert tomllib.loads(uv_toml(packages))["find-links"] == [packages]
+    assert "pip" in tomllib.loads(uv_toml(packages))
+    assert "pip" not in tomllib.loads(uv_toml(packages, system=False))
+
+
+@pytest.mark.parametrize("packages", ["packages", "", "/a\nextra-index-url = http://x", "/a\0"])
+def test_paths_that_cannot_be_written(packages: str) -> None:
+    for text in (pip_conf, uv_toml):
+        with pytest.raises(InputError):
+            text(packages)
+
+
+@pytest.mark.parametrize("tool", INSTALL)
+def test_plain_install(container: Path, tool: str) -> None:
+    done = namespace(f"{INSTALL[tool]} own && {SHOW}", container)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("1.0 /usr/")
+
+
+@pytest.mark.parametrize("tool", INSTALL)
+def test_a_missing_package(container: Path, tool: str) -> None:
+    started = time.monotonic()
+    done = namespace(f"{INSTALL[tool]} no-such-thing", container)
+    assert time.monotonic() - started < 5  # no waiting for a network
+    assert done.returncode != 0
+    said = "No matching distribution found" if tool == "pip" else "not found in the provided pack"
+    assert said in done.stderr
+    assert "cache" not in done.stderr
+
+
+@pytest.mark.parametrize("tool", INSTALL)
+def test_a_url_fails_at_once(container: Path, tool: str) -> None:
+    started = time.monotonic()
+    done = namespace(f"{INSTALL[tool]} 'x @ http://10.1.1.1/x-1-py3-none-any.whl'", container)
+    assert time.monotonic() - started < 5
+    assert done.returncode != 0
+
+
+INDEX = "http://10.1.1.1/simple"
+OF_THE_USER = {
+    "pip": f"""
+export PIP_INDEX_URL={INDEX} PIP_EXTRA_INDEX_URL={INDEX}
+mkdir -p .config/pip && cd .config/pip
+printf '[global]\\nindex-url={INDEX}\\nextra-index-url={INDEX}\\nretries=5\\n' > pip.conf
+""",
+    "uv": f"""
+export UV_INDEX={INDEX} UV_DEFAULT_INDEX={INDEX} UV_INDEX_URL={INDEX} UV_EXTRA_INDEX_URL={INDEX}
+mkdir -p .config/uv
+printf '[[index]]\\nurl="{INDEX}"\\ndefault=true\\n' | tee .config/uv/uv.toml > uv.toml
+""",
+}
+
+
+@pytest.mark.parametrize("tool", INSTALL)
+def test_indexes_of_the_user_have_no_say(container: Path, tool: str) -> None:
+    started = time.monotonic()
+    script = f"{OF_THE_USER[tool]}\n{INSTALL[tool]} own && {SHOW}; {INSTALL[tool]} no-such-thing"
+    done = namespace(script, container)
+    assert "1.0 /usr/" in done.stdout
+    assert "no-such-thing" in done.stderr
+    assert "10.1.1.1" not in done.stdout + done.stderr
+    assert time.monotonic() - started < 8
+
+
+AGAINST = {
+    "pip": "mkdir -p .config/pip; printf '[global]\\nno-index=0\\nfind-links=/no\\n' "
+    "> .config/pip/pip.conf",
+    "uv": "printf 'no-index=false\\noffline=false\\n' > uv.toml",
+}
+
+
+@pytest.mark.parametrize("tool", INSTALL)
+def test_the_environment_outranks_files_that_say_otherwise(container: Path, tool: str) -> None:
+    exports = "".join(f"export {name}={value}\n" for name, value in environment().items())
+    script = f"{AGAINST[tool]}\n{INSTALL[tool]} own && {SHOW}; {INSTALL[tool]} no-such-thing"
+    done = namespace(exports + script, container)
+    assert "1.0 /usr/" in done.stdout
+    assert "No matching" in done.stderr or "not found in the provided pack" in done.stderr
+    assert "http" not in done.stdout + done.stderr
+    # Without it they are obeyed: the two variables are there for a reason.
+    alone = f"{AGAINST[tool]}\nexport UV_HTTP_RETRIES=0\n{INSTALL[tool]} no-such-thing 2>&1"
+    said = namespace(alone, container).stdout
+    assert "pypi.org" in said or "find-links" in said or "/no" in said
+
+
+def test_projects_and_virtual_environments_of_uv(container: Path) -> None:
+    script = """
+printf '[project]\\nname="x"\\nversion="1"\\nrequires-python=">=3.8"\\n' > pyproject.toml
+uv add own && uv run python -c 'import own; print("project", own.VALUE)'
+uv run --no-project --with other python -c 'import other; print("with", other.VALUE)'
+uv venv -q v && uv pip install -q -p v other && v/bin/python -c 'import other; print("venv")'
+"""
+    done = namespace(script, container)
+    assert {"project 1.0", "with 1.0", "venv"} <= set(done.stdout.splitlines()), done.stderr
+
+
+def test_an_active_virtual_environment_where_people_work_in_one(container: Path) -> None:
+    script = "uv venv -q v; . v/bin/activate; uv pip install -q own; ls v/lib/*/site-packages"
+    assert "own.py" not in namespace(script, container).stdout
+    (container / "uv.toml").write_text(uv_toml(str(container / "some packages"), system=False))
+    assert "own.py" in namespace(script, container).stdout

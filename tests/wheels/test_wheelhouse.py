@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from wheelmount.errors import (
+    InputError,
+    ResolveError,
+    SourceError,
+    TransferError,
+    WheelError,
+    WheelmountError,
+)
+from wheelmount.wheels.lockfile import chosen_wheels, parse_lock
+from wheelmount.wheels.wheelhouse import Wheelhouse
+
+from .support import ARM, TARGET, Fault, Index, make_wheel
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Wheelhouse:
+    return Wheelhouse(tmp_path / "house")
+
+
+@pytest.fixture
+def filled(uv_index: Index, house: Wheelhouse) -> Wheelhouse:
+    """A wheelhouse with ``a``, which wants ``b`` and ``c``."""
+    make_wheel(uv_index.directory, "a", requires=["b>=1", "c"])
+    make_wheel(uv_index.directory, "b", padding=1000)
+    make_wheel(uv_index.directory, "c", "2.5")
+    house.add(["a"], target=TARGET)
+    return house
+
+
+def names(house: Wheelhouse) -> list[str]:
+    return [wheel.name.split("-py3")[0] for wheel in house.wheels()]
+
+
+def refused(house: Wheelhouse, *requirements: str, files: tuple[Path, ...] = ()) -> WheelmountError:
+    with pytest.raises(WheelmountError) as caught:
+        house.check(requirements, files=files, target=TARGET if requirements or files else None)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_making_one_touches_nothing(house: Wheelhouse) -> None:
+    assert (house.wheels(), house.size()) == ([], 0)
+    assert not house.directory.exists()
+
+
+def test_add(filled: Wheelhouse) -> None:
+    assert names(filled) == ["a-1.0", "b-1.0", "c-2.5"]
+    assert filled.size() == sum(wheel.stat().st_size for wheel in filled.wheels()) > 1000
+    lock = parse_lock((filled.directory / "pylock.toml").read_text())
+    assert [wheel.pin for wheel in chosen_wheels(lock, TARGET)] == ["a==1.0", "b==1.0", "c==2.5"]
+    others = {file.name for file in filled.directory.iterdir() if file.suffix != ".whl"}
+    assert others == {"pylock.toml", "wheelmount.json", ".wheelmount.lock"}
+    filled.check()
+    filled.check(["a", "b<2"], target=TARGET)
+
+
+def test_add_again(filled: Wheelhouse, uv_index: Index) -> None:
+    make_wheel(uv_index.directory, "d", requires=["c"])
+    report = filled.add(["d"], target=TARGET)
+    assert report.fetched == ("d-1.0-py3-none-any.whl",)
+    assert names(filled) == ["a-1.0", "b-1.0", "c-2.5", "d-1.0"]
+    lock = parse_lock((filled.directory / "pylock.toml").read_text())
+    assert [package.name for package in lock.packages] == ["c", "d"]  # of the latest request
+    (filled.directory / "b-1.0-py3-none-any.whl").unlink()
+    assert "b>=1 (wanted by a 1.0)" in refused(filled).message  # the earlier one is not forgotten
+    filled.check(["d"], target=TARGET)
+
+
+def test_the_same_request_again_takes_the_place_of_the_first(filled: Wheelhouse) -> None:
+    filled.add(["a"], target=TARGET)
+    manifest = json.loads((filled.directory / "wheelmount.json").read_text())
+    assert len(manifest["requests"]) == 1
+    filled.add(["a"], target=ARM)
+    manifest = json.loads((filled.directory / "wheelmount.json").read_text())
+    assert len(manifest["requests"]) == 2
+
+
+def test_requests_that_would_conflict(filled: Wheelhouse, uv_index: Index) -> None:
+    make_wheel(uv_index.directory, "c", "1.0")
+    make_wheel(uv_index.directory, "old", requires=["c<2"])
+    with Index(uv_index.directory) as other, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UV_DEFAULT_INDEX", other.url)  # uv remembers what the first one had
+        filled.add(["old"], target=TARGET)
+    assert {"c-1.0", "c-2.5"} <= set(names(filled))
+    filled.check()
+
+
+def test_a_failed_add_changes_nothing(filled: Wheelhouse, uv_index: Index) -> None:
+    before = {
+        file.name: file.read_bytes()
+        for file in filled.directory.iterdir()
+        if file.name != "wheelmount.json"
+    }
+    with pytest.raises(ResolveError):
+        filled.add(["nosuch"], target=TARGET)
+    new = make_wheel(uv_index.directory, "d")
+    filled.add(["d"], target=TARGET)
+    (filled.directory / new.name).unlink()
+    lock = (filled.directory / "pylock.toml").read_bytes()
+    uv_index.faults[new.name] = [Fault(status=404, agent="python-httpx")]
+    with pytest.raises(TransferError):
+        filled.add(["d", "a"], target=TARGET)
+    after = {file.name: file.read_bytes() for file in filled.directory.iterdir()}
+    assert after["pylock.toml"] == lock
+    assert before.keys() | {"wheelmount.json"} == after.keys()
+    assert len(json.loads(after["wheelmount.json"])["requests"]) == 2
+
+
+def test_files_of_requirements(
+    filled: Wheelhouse, uv_index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(uv_index.directory, "d", requires=["c"])
+    file = tmp_path / "needs.txt"
+    file.write_text("--pre\nd>=1  # why\n")
+    filled.add([], files=[file], target=TARGET)
+    filled.check(files=[file], target=TARGET)
+    (filled.directory / "d-1.0-py3-none-any.whl").unlink()
+    assert "d>=1 (wanted by needs.txt)" in refused(filled, files=(file,)).message
+    file.unlink()  # the manifest does not need it
+    assert "d==1.0 (wanted by pylock.toml)" in refused(filled).message
+
+
+def test_a_requirement_by_url(filled: Wheelhouse, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "near", "own", requires=["c"])
+    filled.add([f"own @ {wheel.as_uri()}"], target=TARGET)
+    wheel.unlink()
+    filled.check()
+    filled.check(["own"], target=TARGET)
+
+
+def test_relative_paths_in_a_file(house: Wheelhouse, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "near", "own")
+    (tmp_path / "needs.txt").write_text(f"./near/{wheel.name}\n")
+    house.add([], files=[Path("needs.txt")], target=TARGET)
+    assert names(house) == ["own-1.0"]
+
+
+def test_all_that_is_missing_is_named(filled: Wheelhouse) -> None:
+    for wheel in filled.wheels()[1:]:
+        wheel.unlink()
+    error = refused(filled, "a", "d")
+    assert type(error) is WheelError
+    for missing in ("b>=1 (wanted by a 1.0)", "c (wanted by a 1.0)", "d (wanted by you)"):
+        assert missing in error.message
+    assert str(TARGET) in error.message
+    manifest = refused(filled).message
+    assert "b>=1 (wanted by a 1.0)" in manifest
+    assert "pylock.toml" not in manifest  # who wants it says more than where it was locked
+
+
+def test_what_resolves_to_other_versions_than_locked(filled: Wheelhouse) -> None:
+    (filled.directory / "b-1.0-py3-none-any.whl").unlink()
+    make_wheel(filled.directory, "b", "1.1")
+    filled.check(["a"], target=TARGET)
+    assert "b==1.0 (wanted by pylock.toml)" in refused(filled).message
+
+
+def test_a_conflict(filled: Wheelhouse) -> None:
+    make_wheel(filled.directory, "d", requires=["c<2"])
+    make_wheel(filled.directory, "c", "1.0")
+    make_wheel(filled.directory, "e", requires=["c>2"])
+    error = refused(filled, "d", "e")
+    assert type(error) is WheelError
+    assert "c<2" in error.message
+
+
+def test_another_target(filled: Wheelhouse, uv_index: Index) -> None:
+    filled.check(target=ARM)  # all of it is pure Python
+    make_wheel(uv_index.directory, "d", tag="cp311-cp311-manylinux_2_17_x86_64")
+    filled.add(["d"], target=TARGET)
+    with pytest.raises(WheelError, match=r"d \(wanted by you\)") as caught:
+        filled.check(target=ARM)
+    assert str(ARM) in caught.value.message
+
+
+@pytest.mark.parametrize("requirements", [(), ("a",)])
+@pytest.mark.parametrize("damage", ["cut", "changed", "emptied"])
+def test_damage(filled: Wheelhouse, requirements: tuple[str, ...], damage: str) -> None:
+    wheel = filled.directory / "b-1.0-py3-none-any.whl"
+    data, times = wheel.read_bytes(), wheel.stat()
+    where = data.index(b"PK\x01\x02") - 10
+    changed = {"cut": data[:-9], "emptied": b"", "changed": data[:where] + b"!" + data[where + 1 :]}
+    wheel.write_bytes(changed[damage])
+    os.utime(wheel, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a failing disk would have it
+    error = refused(filled, *requirements)
+    assert type(error) is WheelError
+    assert "damaged" in error.message
+    assert wheel.name in error.message
+
+
+def test_damage_elsewhere_does_not_matter(filled: Wheelhouse) -> None:
+    (filled.directory / "b-1.0-py3-none-any.whl").write_bytes(b"")
+    filled.check(["c"], target=TARGET)
+
+
+@pytest.mark.parametrize("name", ["pylock.toml", "wheelmount.json"])
+def test_hashes_of_both_files_count(filled: Wheelhouse, name: str) -> None:
+    wheel = filled.directory / "c-2.5-py3-none-any.whl"
+    wheel.unlink()
+    make_wheel(filled.directory, "c", "2.5", padding=3)
+    (filled.directory / name).unlink()
+    assert "damaged" in refused(filled, "a").message
+
+
+def test_check_uses_neither_network_nor_settings(
+    filled: Wheelhouse, uv_index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_wheel(uv_index.directory, "d")
+    links = make_wheel(tmp_path / "links", "d").parent
+    monkeypatch.setenv("UV_FIND_LINKS", str(links))
+    monkeypatch.delenv("UV_NO_CONFIG")
+    Path("uv.toml").write_text(f'no-index = false\noffline = false\nfind-links = ["{links}"]\n')
+    uv_index.requests.clear()
+    assert "d (wanted by you)" in refused(filled, "d").message
+    assert uv_index.requests == []
+
+
+def test_bad_input(filled: Wheelhouse, tmp_path: Path) -> None:
+    assert type(refused(filled, "--pre")) is InputError
+    assert type(refused(filled, files=(tmp_path / "no.txt",))) is SourceError
+    assert type(refused(Wheelhouse(tmp_path / "no"), "a")) is SourceError
+    (tmp_path / "empty").mkdir()
+    assert "does not say" in refused(Wheelhouse(tmp_path / "empty")).message
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"version": 9}', '{"version": 1, "requests": 1}']
+)
+def test_a_spoilt_manifest(filled: Wheelhouse, text: str) -> None:
+    file = filled.directory / "wheelmount.json"
+    file.write_text(text)
+    error = refused(filled)
+    assert type(error) is WheelError
+    assert str(file) in error.message
+    file.unlink()  # as the hint says
+    assert filled.add(["a"], target=TARGET).fetched == ()
+    filled.check()
+
+
+def test_a_directory_that_is_a_file(house: Wheelhouse) -> None:
+    house.directory.write_text("")
+    with pytest.raises(SourceError):
+        house.add(["a"], target=TARGET)
+
+
+def test_two_at_once(uv_index: Index, house: Wheelhouse) -> None:
+    wanted = ["d", "e", "f", "g"]
+    make_wheel(uv_index.directory, "c", padding=5000)
+    for name in wanted:
+        make_wheel(uv_index.directory, name, requires=["c"])
+    threads = [
+        threading.Thread(
+            target=Wheelhouse(house.directory).add, args=([name],), kwargs={"target": TARGET}
+        )
+        for name in wanted
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert names(house) == ["c-1.0", "d-1.0", "e-1.0", "f-1.0", "g-1.0"]
+    manifest = json.loads((house.directory / "wheelmount.json").read_text())
+    assert sorted(request["requirements"] for request in manifest["requests"]) == [
+        [n] for n in wanted
+    ]
+    house.check()
