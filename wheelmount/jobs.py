@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
+
+from blake3 import blake3
+from packaging.utils import parse_wheel_filename
 
 from wheelmount.config import Settings
-from wheelmount.errors import SourceError, WheelmountError
+from wheelmount.containers import probe
+from wheelmount.containers.order import Order
+from wheelmount.errors import InputError, SourceError, WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.runner import Command, Result, Runners
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.progress import Progress
+from wheelmount.wheels import redirect
+from wheelmount.wheels.requirements import parse_requirements
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.wheelhouse import Wheelhouse
 
 Results = Mapping[str, Result | WheelmountError]
 
@@ -52,26 +64,184 @@ def run(
     The script finds the mount point in ``WHEELMOUNT_MOUNT``, its host's name and place in
     ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK``.
     """
+
+    def command(_host: str, path: str) -> Command:
+        return Command(tuple(arguments), script, {"WHEELMOUNT_MOUNT": path}, cwd=path)
+
     namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
+    return _on_mounts(
+        spec, source, mntpoint, command, settings, progress, "run", namespaces=namespaces
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Venv:
+    """Install into a virtual environment of each host.
+
+    Attributes:
+        path: where; ``{host}`` becomes the host's name, which is added where hosts share a machine.
+    """
+
+    path: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Image:
+    """Work in a container of each host.
+
+    Attributes:
+        path: of the SIF.
+        overlay: name of the overlay that keeps what is installed.
+    """
+
+    path: Path
+    overlay: str
+
+
+def install(
+    spec: HostSpec,
+    requirements: Sequence[str],
+    files: Sequence[Path],
+    into: Venv | Image,
+    tool: Literal["uv", "pip"],
+    settings: Settings,
+    progress: Progress,
+    *,
+    directory: Path | None = None,
+    target: Target | None = None,
+) -> Results:
+    """Download, prove complete, mount, and install on every host from the mount, offline.
+
+    Args:
+        spec: the hosts.
+        requirements: what to install.
+        files: files of requirements.
+        into: where to.
+        tool: what installs.
+        settings: in force.
+        progress: told about each step.
+        directory: the wheelhouse; default one of its own in the cache for these requirements.
+        target: default the image's Python, or this one.
+    """
+    parse_requirements(requirements)
+    if target is None:
+        target = Target.here()
+        if isinstance(into, Image):
+            python = probe.python(into.path)
+            target = Target.parse(python.version, python.platform)
+    house = Wheelhouse(directory or _wheelhouse(settings, requirements, files, target))
+    report = house.add(requirements, files=files, target=target, progress=progress)
+    house.check(requirements, files=files, target=target, progress=progress)
+    wanted = list(requirements)
+    if files:  # hosts do not have them, and know what they ask for by name
+        pins = (parse_wheel_filename(wheel)[:2] for wheel in report.wheels)
+        wanted += [f"{name}=={version}" for name, version in pins]
+    if isinstance(into, Image):
+        argv = [tool, "install"] if tool == "pip" else [tool, "pip", "install"]
+        return execute(spec, into, [*argv, "--", *wanted], house.directory, settings, progress)
+    venv = into.path
+    if spec.shared and "{host}" not in venv:
+        venv += "-{host}"
+
+    def command(host: str, path: str) -> Command:
+        where = venv.replace("{host}", host)
+        return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *wanted))
+
+    packages = _packages(settings)
+    return _on_mounts(spec, house.directory, packages, command, settings, progress, "install")
+
+
+def execute(
+    spec: HostSpec,
+    image: Image,
+    argv: Sequence[str],
+    packages: Path | None,
+    settings: Settings,
+    progress: Progress,
+) -> Results:
+    """Run a command on every host in an offline container.
+
+    Args:
+        spec: the hosts.
+        image: the container.
+        argv: the command.
+        packages: a wheelhouse to mount on the hosts and show at ``/packages``.
+        settings: in force.
+        progress: told about each step.
+    """
+    if not argv:
+        raise InputError("no command to run in the container", hint="name one, such as: -- python")
+
+    def command(host: str, path: str | None) -> Command:
+        order = Order(
+            host=host,
+            image=str(image.path.absolute()),
+            overlay=image.overlay,
+            state_dir=settings.state_dir,
+            runtime_dir=str(settings.private_runtime()),
+            packages=path,
+            environment=redirect.environment(),
+            files={
+                redirect.PIP_CONF: redirect.pip_conf(),
+                redirect.UV_TOML: redirect.uv_toml(),
+            },
+        )
+        return Command(order.command(argv))
+
+    if packages is not None:
+        where = _packages(settings)
+        return _on_mounts(spec, packages, where, command, settings, progress, "run")
+    with spec.make(settings, namespaces=False) as hosts:
+        try:
+            with (
+                Runners(list(hosts), settings.start_timeout) as runners,
+                progress.task("run", unit="hosts") as task,
+            ):
+                results = runners.run({host.name: command(host.name, None) for host in hosts})
+                task.advance(len(results))
+                return results
+        finally:
+            engine.stop()
+
+
+def _on_mounts(
+    spec: HostSpec,
+    source: Path,
+    mntpoint: str | None,
+    command: Callable[[str, str], Command],
+    settings: Settings,
+    progress: Progress,
+    step: str,
+    *,
+    namespaces: bool = False,
+) -> Results:
+    """Mount a directory on all hosts; run a command on each, made of its name and mount point."""
     with spec.make(settings, namespaces=namespaces) as hosts:
         try:
             with (
                 remotemount(hosts, source, mntpoint, settings=settings, progress=progress) as mount,
                 Runners(list(hosts), settings.start_timeout) as runners,
-                progress.task("run", unit="hosts") as task,
+                progress.task(step, unit="hosts") as task,
             ):
-                results = runners.run(
-                    {
-                        name: Command(
-                            tuple(arguments), script, {"WHEELMOUNT_MOUNT": path}, cwd=path
-                        )
-                        for name, path in mount.mntpoints.items()
-                    }
-                )
+                results = runners.run({n: command(n, path) for n, path in mount.mntpoints.items()})
                 task.advance(len(results))
                 return results
         finally:
             engine.stop()
+
+
+def _wheelhouse(
+    settings: Settings, requirements: Sequence[str], files: Sequence[Path], target: Target
+) -> Path:
+    """The wheelhouse in the cache for one request: what is installed is then what was asked for."""
+    asked = [str(target), *requirements, *(str(file.absolute()) for file in files)]
+    name = blake3("\0".join(asked).encode()).hexdigest()[:16]
+    return Path(settings.cache_dir) / "wheelhouses" / name
+
+
+def _packages(settings: Settings) -> str:
+    """Where a wheelhouse is mounted on hosts."""
+    return str(settings.private_runtime() / f"packages-{secrets.token_hex(4)}-{{host}}")
 
 
 def read_script(path: str) -> str:

@@ -10,7 +10,7 @@ from types import FrameType
 import click
 
 from wheelmount import __version__
-from wheelmount.cli import mounts, run
+from wheelmount.cli import images, install, mounts, run, wheels
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import WheelmountError
 
@@ -27,7 +27,17 @@ def cli() -> None:
     """
 
 
-for command in (mounts.mount, mounts.umount, mounts.status, run.run):
+for command in (
+    wheels.download,
+    wheels.check,
+    mounts.mount,
+    mounts.umount,
+    mounts.status,
+    run.run,
+    install.install,
+    install.execute,
+    images.image,
+):
     cli.add_command(command)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
 from wheelmount import config
 from wheelmount.hosts.spec import HostSpec, parse
+from wheelmount.wheels.target import Target
 
 
 class _Hosts(click.ParamType[HostSpec]):
@@ -29,3 +33,30 @@ hosts = click.option(
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and errors.")
+requirements = click.argument("requirements", nargs=-1)
+files = click.option(
+    "-r",
+    "--requirement",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="File of requirements; may be given more than once.",
+)
+
+
+def target(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for the Python that wheels are for, given on as ``target``: None if not given."""
+
+    @click.option("--python-version", metavar="X.Y", help="Python that the wheels are for.")
+    @click.option(
+        "--platform", help="Platform that the wheels are for, such as manylinux_2_28_aarch64."
+    )
+    @wraps(command)
+    def wrapped(
+        *arguments: Any, python_version: str | None, platform: str | None, **values: Any
+    ) -> Any:
+        given = python_version is not None or platform is not None
+        values["target"] = Target.parse(python_version, platform) if given else None
+        return command(*arguments, **values)
+
+    return wrapped

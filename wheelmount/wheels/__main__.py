@@ -39,7 +39,7 @@ def main() -> int:
         )
         if not python.exists():
             making = (
-                [program, "venv", "--quiet", "--offline", "--python", sys.executable]
+                [program, "venv", "--quiet", "--no-cache", "--offline", "--python", sys.executable]
                 if tool == "uv"
                 else [sys.executable, "-m", "venv"]  # with pip, which Python brings along
             )

@@ -1,0 +1,61 @@
+"""``wheelmount image``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import uv
+
+from wheelmount.cli import options
+from wheelmount.cli.console import ConsoleProgress
+from wheelmount.containers import image as images
+from wheelmount.errors import InputError
+
+
+@click.group()
+def image() -> None:
+    """Build and inspect container images."""
+
+
+@image.command()
+@click.argument("definition", type=click.Path(path_type=Path))
+@click.argument("sif", type=click.Path(path_type=Path))
+@click.option("--build-arg", "build_args", multiple=True, metavar="NAME=VALUE")
+@options.quiet
+def build(definition: Path, sif: Path, build_args: tuple[str, ...], quiet: bool) -> None:
+    """Build SIF from DEFINITION, unless it is there and what it is made of has not changed.
+
+    The build argument `uv` is the path of uv's program here unless you give it.
+    """
+    values = {"uv": uv.find_uv_bin()} if _takes_uv(definition) else {}
+    for argument in build_args:
+        name, found, value = argument.partition("=")
+        if not found:
+            raise InputError(f"{argument!r} is no build argument", hint="give NAME=VALUE")
+        values[name] = value
+    progress = ConsoleProgress(quiet=quiet)
+    built = images.build(definition, sif, build_args=values, progress=progress)
+    print(f"{sif}: {'built' if built else 'up to date'}")
+
+
+@image.command()
+@click.argument("sif", type=click.Path(path_type=Path))
+@options.as_json
+def inspect(sif: Path, as_json: bool) -> None:
+    """Show an image's labels and the definition it was built from."""
+    found = images.inspect(sif)
+    if as_json:
+        print(json.dumps({"labels": found.labels, "definition": found.definition}))
+        return
+    for name, value in sorted(found.labels.items()):
+        print(f"{name}: {value}")
+    print(f"\n{found.definition}")
+
+
+def _takes_uv(definition: Path) -> bool:
+    try:
+        return "{{ uv }}" in definition.read_text()
+    except (OSError, UnicodeDecodeError):
+        return False  # the build says what is wrong with it
