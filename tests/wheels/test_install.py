@@ -25,11 +25,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(directory / "bin" / "python")
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"
     return subprocess.run(
         command,
-        env={**clean_environment(), "PATH": path},
+        env={**clean_environment(), "PATH": path, **more},
         capture_output=True,
         text=True,
         timeout=60,
@@ -70,6 +70,14 @@ def test_installs_from_the_directory_alone(
     assert "nosuch" in missing.stderr
     assert index.requests == []
     run([python, "-m", "pip", "uninstall", "-qy", "own", "other"])
+
+
+def test_variables_of_pip_do_not_matter_to_the_command(tmp_path: Path, python: str) -> None:
+    packages = make_wheel(tmp_path / "packages", "own").parent
+    command = install_command("pip", ["own"], packages=str(packages), python=python)
+    assert run(command, PIP_TARGET=str(tmp_path / "elsewhere")).returncode == 0
+    assert not (tmp_path / "elsewhere").exists()
+    assert run([python, "-m", "pip", "uninstall", "-qy", "own"]).returncode == 0
 
 
 @pytest.mark.parametrize("tool", TOOLS)

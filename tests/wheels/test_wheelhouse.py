@@ -186,6 +186,7 @@ def test_another_target(filled: Wheelhouse, uv_index: Index) -> None:
 @pytest.mark.parametrize("requirements", [(), ("a",)])
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied"])
 def test_damage(filled: Wheelhouse, requirements: tuple[str, ...], damage: str) -> None:
+    filled.check()  # what is remembered of the whole wheel must not count later
     wheel = filled.directory / "b-1.0-py3-none-any.whl"
     data, times = wheel.read_bytes(), wheel.stat()
     where = data.index(b"PK\x01\x02") - 10
@@ -212,17 +213,23 @@ def test_hashes_of_both_files_count(filled: Wheelhouse, name: str) -> None:
     assert "damaged" in refused(filled, "a").message
 
 
-def test_check_uses_neither_network_nor_settings(
+def test_check_uses_no_network_settings_or_cache(
     filled: Wheelhouse, uv_index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    make_wheel(uv_index.directory, "d")
+    wheel = make_wheel(uv_index.directory, "d")
     links = make_wheel(tmp_path / "links", "d").parent
-    monkeypatch.setenv("UV_FIND_LINKS", str(links))
+    (tmp_path / "constraint.txt").write_text("a<1\n")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CONSTRAINT", str(tmp_path / "constraint.txt"))
     monkeypatch.delenv("UV_NO_CONFIG")
     Path("uv.toml").write_text(f'no-index = false\noffline = false\nfind-links = ["{links}"]\n')
     uv_index.requests.clear()
+    filled.check(["a"], target=TARGET)
     assert "d (wanted by you)" in refused(filled, "d").message
+    (tmp_path / "needs.txt").write_text(f"d @ {uv_index.file_url(wheel)}\n")
+    assert "d (wanted by needs.txt)" in refused(filled, files=(tmp_path / "needs.txt",)).message
     assert uv_index.requests == []
+    assert not (tmp_path / "cache").exists()
 
 
 def test_bad_input(filled: Wheelhouse, tmp_path: Path) -> None:

@@ -75,20 +75,20 @@ _KINDS = (
 )
 
 
-def compile_lock(
+def compile_requirements(
     requirements: Sequence[Requirement],
     files: Sequence[Path],
     target: Target,
     options: Sequence[str],
     environ: Mapping[str, str] = os.environ,
 ) -> str | Failure:
-    """Resolve for a target and give the text of the lock file (PEP 751), or why there is none.
+    """Resolve for a target and give what uv prints, or why there is no solution.
 
     Args:
         requirements: parsed ones, so that none can be read as an option.
         files: absolute paths of files of requirements.
         target: what to resolve for.
-        options: further options of ``uv pip compile``.
+        options: further options of ``uv pip compile``, such as the format and where it goes.
         environ: the whole environment of uv.
 
     Raises:
@@ -104,7 +104,7 @@ def compile_lock(
         # Always an interpreter that exists, or uv looks for one of the target's version: seconds.
         *("--python", sys.executable),
         *("--python-version", target.python_version, "--python-platform", target.platform),
-        *("--only-binary", ":all:", "--format", "pylock.toml"),
+        *("--only-binary", ":all:"),
         *options,
         *(str(file) for file in files),
     ]

@@ -48,7 +48,7 @@ def find_missing(
         wheels: the files to choose from.
         target: markers are evaluated and wheels chosen for it.
     """
-    offered = _fitting(wheels, target)
+    offered = fitting(wheels, target)
     environment = cast("dict[str, str]", target.environment())
     queue = deque((root, by, frozenset({""})) for root, by in roots)
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -76,19 +76,20 @@ def find_missing(
     return list(missing)
 
 
-def _fitting(
+def fitting(
     wheels: Iterable[Path], target: Target
 ) -> dict[NormalizedName, list[tuple[Version, Path]]]:
+    """The wheels that install on a target, by package."""
     tags = frozenset(target.tags())
-    fitting: dict[NormalizedName, list[tuple[Version, Path]]] = {}
+    found: dict[NormalizedName, list[tuple[Version, Path]]] = {}
     for file in wheels:
         try:
             name, version, _, its_tags = parse_wheel_filename(file.name)
         except InvalidWheelFilename:
             continue  # pip and uv pass over it, too
         if tags & its_tags:
-            fitting.setdefault(name, []).append((version, file))
-    return fitting
+            found.setdefault(name, []).append((version, file))
+    return found
 
 
 def _dependencies(file: Path) -> list[Requirement]:

@@ -18,7 +18,7 @@ from wheelmount.errors import (
     WheelmountError,
 )
 from wheelmount.progress import SILENT, Progress
-from wheelmount.wheels.compiler import Failure, Kind, compile_lock
+from wheelmount.wheels.compiler import Failure, Kind, compile_requirements
 from wheelmount.wheels.lockfile import parse_lock
 from wheelmount.wheels.requirements import existing_files, parse_requirements
 from wheelmount.wheels.target import Target
@@ -63,7 +63,8 @@ def resolve(
         fresh.touch()
         fresh.unlink()
         with progress.task("resolve") as task:
-            outcome = compile_lock(wanted, paths, target, ["--output-file", str(fresh.absolute())])
+            options = ["--format", "pylock.toml", "--output-file", str(fresh.absolute())]
+            outcome = compile_requirements(wanted, paths, target, options)
             if isinstance(outcome, Failure):
                 raise _error(outcome, target)
             lock = parse_lock(fresh.read_text(encoding="utf-8"), str(output))

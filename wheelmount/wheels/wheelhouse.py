@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from wheelmount.errors import SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
-from wheelmount.wheels.compiler import Failure, compile_lock
+from wheelmount.wheels.compiler import Failure, compile_requirements
 from wheelmount.wheels.download import DownloadReport, download, hash_file, locked
 from wheelmount.wheels.install import clean_environment
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock
 from wheelmount.wheels.manifest import Manifest, Request
-from wheelmount.wheels.missing import find_missing
+from wheelmount.wheels.missing import find_missing, fitting
 from wheelmount.wheels.requirements import existing_files, parse_requirements, without_url
 from wheelmount.wheels.resolve import resolve
 from wheelmount.wheels.target import Target
@@ -171,9 +172,10 @@ class Wheelhouse:
         return recorded
 
     def _prove(self, question: _Question, recorded: dict[str, set[str]]) -> None:
-        # Without the cache, or uv would answer from what it once read of a file of this name.
-        options = ["--no-cache", "--no-index", "--offline", "--no-config"]
-        answer = compile_lock(
+        # Without the cache: a proof reads the bytes that are there, and leaves nothing behind. No
+        # lock either: for its hashes uv would unpack every wheel, ten times as long as hashing.
+        options = ["--no-cache", "--no-index", "--offline", "--no-config", "--no-annotate"]
+        answer = compile_requirements(
             [*question.requirements, *question.pins],
             question.files,
             question.target,
@@ -181,20 +183,23 @@ class Wheelhouse:
             clean_environment(os.environ),
         )
         if isinstance(answer, Failure):
-            raise self._why(question, answer, recorded)
-        # Offline uv knows no hashes but those of the bytes it reads.
-        found = chosen_wheels(parse_lock(answer), question.target)
-        _refuse_damaged({wheel.filename: wheel.sha256 for wheel in found}, recorded)
+            # A damaged wheel is reported as such, whatever uv made of it.
+            _refuse_damaged(self.wheels(), recorded)
+            raise self._why(question, answer)
+        offered = fitting(self.wheels(), question.target)
+        pins = [Requirement(line) for line in answer.splitlines()]
+        _refuse_damaged(
+            [
+                wheel
+                for pin in pins
+                for version, wheel in offered.get(canonicalize_name(pin.name), [])
+                if pin.specifier.contains(version, prereleases=True)
+            ],
+            recorded,
+        )
 
-    def _why(
-        self, question: _Question, failure: Failure, recorded: dict[str, set[str]]
-    ) -> WheelError:
+    def _why(self, question: _Question, failure: Failure) -> WheelError:
         wheels = self.wheels()
-        known = [wheel for wheel in wheels if wheel.name in recorded]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            hashes = pool.map(hash_file, known)
-        # A damaged wheel is reported as such, whatever uv made of it.
-        _refuse_damaged({w.name: h for w, h in zip(known, hashes, strict=True)}, recorded)
         roots = [(one, "you") for one in question.requirements]
         roots += [(one, file.name) for file in question.files for one in _lines(file)]
         missing = find_missing(roots, wheels, question.target)
@@ -223,8 +228,15 @@ def _question(request: Request, target: Target | None) -> _Question:
     return _Question(requirements, (), pins if request.files else (), target)
 
 
-def _refuse_damaged(found: dict[str, str], recorded: dict[str, set[str]]) -> None:
-    damaged = [name for name, sha256 in found.items() if recorded.get(name, {sha256}) != {sha256}]
+def _refuse_damaged(wheels: Iterable[Path], recorded: dict[str, set[str]]) -> None:
+    known = [wheel for wheel in wheels if wheel.name in recorded]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        hashes = pool.map(hash_file, known)
+    damaged = [
+        wheel.name
+        for wheel, sha256 in zip(known, hashes, strict=True)
+        if recorded[wheel.name] != {sha256}
+    ]
     if damaged:
         raise WheelError(
             f"damaged, not what the lock says: {', '.join(sorted(damaged))}",
