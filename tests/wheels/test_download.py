@@ -227,21 +227,24 @@ def test_interrupted(index: Index, house: Path, wheel: Path) -> None:
         "download(lock_of(*wheels), Path(sys.argv[1]), target=TARGET)\n"
     ).replace("tests_support", f"{__package__}.support")
     arguments = [word for w in (wheel, quick) for word in (str(w), index.file_url(w))]
-    child = subprocess.Popen(
+    part = house / f"{wheel.name}.part"
+    with subprocess.Popen(
         [sys.executable, "-c", program, str(house), *arguments],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[__package__.count(".") + 1])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE,
         text=True,
-    )
-    part = house / f"{wheel.name}.part"
-    deadline = time.monotonic() + 20
-    while not ((house / quick.name).exists() and part.exists() and index.asked(wheel)):
-        assert child.poll() is None, child.stderr and child.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    time.sleep(0.2)
-    child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=5)  # soon, though the server says nothing
+    ) as child:
+        try:
+            deadline = time.monotonic() + 20
+            while not ((house / quick.name).exists() and part.exists()):
+                assert child.poll() is None, child.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            time.sleep(0.2)
+            child.send_signal(signal.SIGINT)
+            _, errors = child.communicate(timeout=5)  # soon, though the server says nothing
+        finally:
+            child.kill()
     assert "KeyboardInterrupt" in errors
     assert left(house) == sorted([part.name, quick.name])
     assert part.read_bytes() == wheel.read_bytes()[:20_000]
@@ -322,7 +325,8 @@ def test_jobs(index: Index, house: Path, wheel: Path) -> None:
 def test_an_environment_in_which_nothing_connects(
     index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent.pem")
+    (house.parent / "bad.pem").write_text("no certificate")
+    monkeypatch.setenv("SSL_CERT_FILE", str(house.parent / "bad.pem"))
     with pytest.raises(UnavailableError) as caught:
         fetch(index, house, wheel)
     assert "SSL_CERT_FILE" in (caught.value.hint or "")
