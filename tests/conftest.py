@@ -13,8 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uv
 
 from wheelmount.config import Settings
+from wheelmount.containers import image
+
+CHECKOUT = Path(__file__).parents[1]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -122,3 +126,11 @@ def source(workplace: Path) -> Path:
     os.utime(root / "page", ns=(1, 1_234_567_890_123_456_789))
     os.utime(root / "empty-directory", ns=(1, 987_654_321_000_000_001))
     return root
+
+
+@pytest.fixture(scope="session")
+def sif() -> Path:
+    """The image of images/python.def: built the first time, kept for the next runs."""
+    path = CHECKOUT / "build" / "images" / "python.sif"
+    image.build(CHECKOUT / "images" / "python.def", path, build_args={"uv": uv.find_uv_bin()})
+    return path

@@ -104,13 +104,3 @@ class ConfigError(WheelmountError):
     """A setting, in a file or the environment, that has no meaning."""
 
     exit_code = 78  # EX_CONFIG
-
-
-class InstallError(WheelmountError):
-    """pip or uv on a host refused an install. Carries the worst exit code of the hosts."""
-
-    exit_code = 1
-
-    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = 1) -> None:
-        super().__init__(message, hint=hint)
-        self.exit_code = exit_code

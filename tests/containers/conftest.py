@@ -1,4 +1,4 @@
-"""One real image for all tests, and a program that only looks like apptainer for the pure ones."""
+"""A small wheelhouse, and a program that only looks like apptainer for the pure ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import uv
-
-from wheelmount.containers import image
-
-CHECKOUT = Path(__file__).parents[2]
 
 FAKE = """#!/bin/sh
 [ "$1" != --version ] || { echo "apptainer version 0.0"; exit; }
@@ -38,14 +33,6 @@ def fake_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     return program
-
-
-@pytest.fixture(scope="session")
-def sif() -> Path:
-    """The image of images/python.def: built the first time, kept for the next runs."""
-    path = CHECKOUT / "build" / "images" / "python.sif"
-    image.build(CHECKOUT / "images" / "python.def", path, build_args={"uv": uv.find_uv_bin()})
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,7 @@ INSTALL = {"pip": "pip install", "uv": "uv pip install"}
 
 def test_the_file_of_the_project() -> None:
     assert (ROOT / "pip.conf").read_text() == pip_conf() == pip_conf("/packages")
+    assert (ROOT / "images" / "uv.toml").read_text() == uv_toml()
 
 
 @pytest.mark.parametrize("packages", ["/packages", "/with space/ü", '/quo"te\\'])

@@ -27,14 +27,14 @@ SWITCHES = {
     "MONARCH_FILE_LOG_LEVEL": "error",
 }
 
+for _name, _value in SWITCHES.items():
+    # When this is imported, which is with the package, and not in start(): some are read while
+    # Monarch is imported, and modules with actors must import it.
+    os.environ.setdefault(_name, _value)
+
 Key = TypeVar("Key")
 _lock = threading.Lock()
 _started = False
-
-
-def environment() -> dict[str, str]:
-    """The environment for a process that will use Monarch: the caller's, with our switches."""
-    return {**SWITCHES, **os.environ}
 
 
 def start() -> None:
@@ -47,8 +47,6 @@ def start() -> None:
     with _lock:
         if _started:
             return
-        for name, value in SWITCHES.items():
-            os.environ.setdefault(name, value)
         with quiet():
             import monarch.actor
             from monarch.config import configure
@@ -150,6 +148,12 @@ def one(future: Any, timeout: float) -> Any:
     if isinstance(result, WheelmountError):
         raise result
     return result
+
+
+def stop_mesh(mesh: Any) -> None:
+    """Stop processes or actors of Monarch; bounded, and fine if they are gone already."""
+    with contextlib.suppress(Exception):
+        mesh.stop().get(timeout=5)
 
 
 def translate(error: Exception, timeout: float | None = None) -> WheelmountError:

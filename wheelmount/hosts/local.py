@@ -96,7 +96,7 @@ class LocalHosts:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=engine.environment(),
+                env={**os.environ, worker.MARK: str(self.directory / name)},
                 cwd="/",
                 start_new_session=True,
                 pass_fds=() if guard is None else (guard,),
@@ -122,9 +122,8 @@ class LocalHosts:
 
     def stop(self) -> None:
         """Stop them and all that runs on them."""
-        for process in self._processes:
-            if process.poll() is None:
-                worker.end(process.pid)
+        for number, process in enumerate(self._processes):
+            worker.end(self.directory / f"host{number}")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
         self._processes = []

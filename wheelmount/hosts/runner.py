@@ -145,22 +145,22 @@ class Runners:
     def __init__(self, hosts: Sequence[Host], timeout: float) -> None:
         self._timeout = timeout
         self._hosts = hosts
-        self._procs: list[Any] = []
+        self._procs: dict[str, Any] = {}
         self._actors: dict[str, Any] = {}
 
     def __enter__(self) -> Runners:
         for rank, host in enumerate(self._hosts):
             # A process of its own: one that receives a mount's bytes must never wait for them.
             procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount_run")
-            self._procs.append(procs)
+            self._procs[host.name] = procs
             self._actors[host.name] = procs.spawn("runner", Runner, host.name, rank)
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        engine.gather({n: actor.end.call_one() for n, actor in self._actors.items()}, self._timeout)
-        for procs in self._procs:
-            with contextlib.suppress(Exception):
-                procs.stop().get(timeout=5)
+        ends = {name: actor.end.call_one() for name, actor in self._actors.items()}
+        for name, end in engine.gather(ends, self._timeout).items():
+            if not isinstance(end, WheelmountError):  # a host that is lost has nothing to stop
+                engine.stop_mesh(self._procs[name])
 
     def run(self, commands: Mapping[str, Command]) -> dict[str, Result | WheelmountError]:
         """Run a command on each host, all at once, and wait for them.

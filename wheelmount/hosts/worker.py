@@ -15,10 +15,14 @@ from pathlib import Path
 
 import psutil
 
-from wheelmount.hosts import engine
-
 SERVER = "wheelmount.mount.server"
 """Module that marks, in a command line, a process that may outlive its host."""
+
+MARK = "WHEELMOUNT_LOCAL_HOST"
+"""Variable by which everything that a host started is known: its value is the host's socket."""
+
+ROUNDS = 10
+"""Times that processes are looked for before what starts ever new ones is left to itself."""
 
 
 def main() -> None:
@@ -30,7 +34,6 @@ def main() -> None:
         os.set_inheritable(arguments.guard, False)
         guarded = (arguments.guard, Path(arguments.address.removeprefix("ipc://")))
         threading.Thread(target=_guard, args=guarded, daemon=True).start()
-    os.environ.update(engine.environment())
     from monarch.actor import run_worker_loop_forever
 
     run_worker_loop_forever(address=arguments.address, ca="trust_all_connections")
@@ -43,23 +46,31 @@ def _guard(pipe: int, socket: Path) -> None:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the last of the hosts removes the directory
         socket.parent.rmdir()
-    end(os.getpid())
+    end(socket)
+    os._exit(0)
 
 
-def end(pid: int) -> None:
-    """Kill a host's process and what it started.
+def end(socket: Path) -> None:
+    """Kill a host's process and all that it started, also what lost its parent since.
 
     Servers of mounts are spared: each sees its host go, and unmounts or stays as it was told.
     """
+    for _ in range(ROUNDS):  # more than one, for those that are starting others meanwhile
+        family = [process for process in psutil.process_iter() if _belongs(process, socket)]
+        if not family:
+            return
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=3)
+
+
+def _belongs(process: psutil.Process, socket: Path) -> bool:
     try:
-        process = psutil.Process(pid)
-        family = [*process.children(recursive=True), process]
-    except psutil.NoSuchProcess:
-        return
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if SERVER not in member.cmdline():
-                member.kill()
+        mine = process.environ().get(MARK) == str(socket)
+        return mine and process.pid != os.getpid() and SERVER not in process.cmdline()
+    except psutil.Error:  # gone, or somebody else's
+        return False
 
 
 if __name__ == "__main__":

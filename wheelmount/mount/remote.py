@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -77,7 +76,7 @@ class RemoteMount:
         self._settings = settings
         self._progress = progress
         self._agents: dict[str, Any] = {}
-        self._procs: list[Any] = []
+        self._procs: dict[str, Any] = {}
         self._points: dict[str, str] = {}
         self._offer: Any = None
         self._delivery: threading.Thread | None = None
@@ -124,7 +123,7 @@ class RemoteMount:
 
         for host in self.hosts:
             procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount")
-            self._procs.append(procs)
+            self._procs[host.name] = procs
             identity = f"{self.identity}-{host.name}"
             self._agents[host.name] = procs.spawn(
                 "agent", Agent, host.name, self._settings, identity
@@ -222,24 +221,22 @@ class RemoteMount:
         results = self._call(
             lambda agent: agent.close.call_one(force), self._settings.start_timeout
         )
+        busy = []
         for name, result in results.items():
-            if not isinstance(result, MountError):
-                self._agents.pop(name)
-        busy = [error for error in results.values() if isinstance(error, MountError)]
+            if isinstance(result, MountError):
+                busy.append(result)
+            else:
+                del self._agents[name]
+                procs = self._procs.pop(name)
+                if not isinstance(result, WheelmountError):  # a lost host has nothing to stop
+                    engine.stop_mesh(procs)
         if busy and not force:
             raise busy[0]
         if self._offer is not None:
-            self._stop(self._offer)
+            engine.stop_mesh(self._offer)
             self._offer = None
-        for procs in self._procs:
-            self._stop(procs)
-        self._procs = []
         if self._delivery is not None:
             self._delivery.join(self._settings.start_timeout)
-
-    def _stop(self, mesh: Any) -> None:
-        with contextlib.suppress(Exception):
-            mesh.stop().get(timeout=5)
 
     def _call(self, call: Callable[[Any], Any], timeout: float) -> dict[str, Any]:
         return engine.gather({name: call(agent) for name, agent in self._agents.items()}, timeout)

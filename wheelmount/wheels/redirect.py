@@ -67,6 +67,8 @@ def uv_toml(packages: str = PACKAGES, *, system: bool = True) -> str:
         "no-index = true\n"
         f"find-links = [{links}]\n"
         'python-downloads = "never"\n'
+        # uv's cache never lies on the mount, nor in an overlay that is installed to.
+        'link-mode = "copy"\n'
     )
     if system:
         text += "\n[pip]\nsystem = true\nbreak-system-packages = true\n"

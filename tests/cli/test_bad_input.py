@@ -1,0 +1,149 @@
+"""Bad input: one clear line, a hint, an exit code that means something, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+
+HIDE_FUSE = """
+mount -t tmpfs none /dev
+for node in null:3 zero:5 urandom:9; do mknod -m 666 /dev/${node%:*} c 1 ${node#*:}; done
+ln -s /proc/self/fd /dev/fd
+exec "$@"
+"""
+
+
+def _assert_refused(
+    done: subprocess.CompletedProcess[str], code: int, *words: str, out: str = ""
+) -> None:
+    lines = done.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    assert lines[-1].startswith("hint: "), done.stderr
+    assert all(word in errors[0] for word in words), errors
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout) == (code, out)
+
+
+@pytest.mark.parametrize("command", ["mount", "run"])
+@pytest.mark.parametrize("spec", ["nonsense", "local:0", "local:many", "slurm"])
+def test_host_spec(cli: Cli, source: Path, command: str, spec: str) -> None:
+    script = ["-"] if command == "run" else []
+    _assert_refused(cli(command, source, *script, "--hosts", spec), 64, spec)
+
+
+def test_host_spec_of_the_environment(cli: Cli, source: Path) -> None:
+    environment = {**os.environ, "WHEELMOUNT_HOSTS": "nonsense"}
+    _assert_refused(cli("mount", source, env=environment), 64, "nonsense")
+
+
+def test_setting(cli: Cli, source: Path) -> None:
+    environment = {**os.environ, "WHEELMOUNT_RING": "some"}
+    _assert_refused(cli("mount", source, env=environment), 78, "WHEELMOUNT_RING")
+
+
+@pytest.mark.hosts
+def test_missing_source(cli: Cli, workplace: Path) -> None:
+    done = cli("mount", workplace / "missing", workplace / "w")
+    _assert_refused(done, 66, "missing")
+
+
+def test_missing_script(cli: Cli, source: Path) -> None:
+    _assert_refused(cli("run", source, "missing.sh"), 66, "missing.sh")
+
+
+@pytest.mark.hosts
+def test_mount_point_not_empty(cli: Cli, source: Path, workplace: Path) -> None:
+    (workplace / "full").mkdir()
+    (workplace / "full" / "file").touch()
+    _assert_refused(cli("mount", source, workplace / "full"), 73, "is not empty")
+
+
+@pytest.mark.hosts
+@pytest.mark.fuse
+def test_mount_point_already_mounted(cli: Cli, source: Path, workplace: Path) -> None:
+    assert cli("mount", source, workplace / "w").returncode == 0
+    _assert_refused(cli("mount", source, workplace / "w"), 73, "is mounted at", "already")
+    assert cli("umount", workplace / "w").returncode == 0
+
+
+@pytest.mark.hosts
+def test_mount_over_its_own_source(cli: Cli, source: Path) -> None:
+    _assert_refused(cli("mount", source, "--hosts", "local:1"), 64, "hide its own source")
+
+
+@pytest.mark.hosts
+def test_no_dev_fuse(source: Path, workplace: Path) -> None:
+    command = ["unshare", "-m", "sh", "-ec", HIDE_FUSE, "sh", sys.executable]
+    done = subprocess.run(
+        [*command, "-m", "wheelmount.cli.main", "mount", str(source), str(workplace / "w")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    _assert_refused(done, 69, "/dev/fuse")
+
+
+def test_umount_of_nothing(cli: Cli, workplace: Path) -> None:
+    _assert_refused(cli("umount", workplace / "w"), 73, "nothing mounted")
+    _assert_refused(cli("umount"), 64, "nothing to unmount")
+
+
+@pytest.mark.network
+def test_unknown_package(cli: Cli, workplace: Path) -> None:
+    name = "wheelmount-has-no-such-package"
+    _assert_refused(cli("download", name, "-d", workplace / "wheels"), 65, name)
+    assert list((workplace / "wheels").glob("*.whl")) == []
+
+
+@pytest.mark.network
+def test_no_wheel_for_the_target(cli: Cli, workplace: Path) -> None:
+    arguments = ["numpy==2.0.0", "--python-version", "3.13", "-d", workplace / "wheels"]
+    _assert_refused(cli("download", *arguments), 65, "numpy", "3.13")
+
+
+@pytest.mark.parametrize("requirement", ["--index-url=http://x", "not a name!", "a\n--b"])
+def test_requirement(cli: Cli, workplace: Path, requirement: str) -> None:
+    done = cli("download", "-d", workplace / "wheels", "--", requirement)
+    _assert_refused(done, 64)
+
+
+def test_nothing_required(cli: Cli, workplace: Path) -> None:
+    _assert_refused(cli("install"), 64, "nothing to install")
+    _assert_refused(cli("download", "-d", workplace / "wheels"), 64, "nothing to download")
+
+
+def test_missing_requirements_file(cli: Cli, workplace: Path) -> None:
+    done = cli("download", "-r", "missing.txt", "-d", workplace / "wheels")
+    _assert_refused(done, 66, "missing.txt")
+
+
+def test_platform(cli: Cli, workplace: Path) -> None:
+    done = cli("download", "x", "--platform", "amiga", "-d", workplace / "wheels")
+    _assert_refused(done, 64, "amiga")
+
+
+def test_check_of_no_directory(cli: Cli, workplace: Path) -> None:
+    _assert_refused(cli("check", workplace / "missing", "requests"), 66, "missing")
+
+
+def test_no_image(cli: Cli, workplace: Path) -> None:
+    _assert_refused(cli("exec", "--", "true"), 64, "no image")
+    done = cli("install", "requests", "--image", workplace / "missing.sif")
+    _assert_refused(done, 66, "missing.sif")
+    both = cli("install", "requests", "--image", "x.sif", "--venv", "y")
+    _assert_refused(both, 64, "exclude")
+
+
+def test_no_apptainer(cli: Cli, workplace: Path) -> None:
+    (workplace / "image.sif").touch()
+    environment = {**os.environ, "PATH": str(workplace)}
+    done = cli("install", "requests", "--image", workplace / "image.sif", env=environment)
+    _assert_refused(done, 69, "apptainer")

@@ -1,0 +1,96 @@
+"""The main job: ``wheelmount install`` on two hosts, into containers and virtual environments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+
+PACKAGES = ("requests", "numpy", "pandas")
+VERSION = "import pandas, numpy, requests; print(pandas.__version__)"
+
+pytestmark = [pytest.mark.network, pytest.mark.hosts, pytest.mark.fuse]
+
+
+@pytest.mark.containers
+def test_packages_install_offline_in_a_container_on_each_host(
+    cli: Cli, sif: Path, workplace: Path
+) -> None:
+    done = cli("install", *PACKAGES, "--hosts", "local:2", "--image", sif, "-d", "wheels")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("+ pandas==") == 2
+    house = workplace / "work" / "wheels"
+    (pandas,) = house.glob("pandas-*.whl")
+    version = pandas.name.split("-")[1]
+
+    host = ["exec", "--hosts", "local:2", "--image", sif]
+    done = cli(*host, "--", "python", "-c", VERSION)
+    assert done.stdout == f"== host0 ==\n{version}\n== host1 ==\n{version}\n", done.stderr
+
+    # Plain commands, no flags: what points them at the mount is bound, with the packages.
+    for tool in (["pip"], ["uv", "pip"]):
+        overlay = ["--overlay", f"plain-{len(tool)}"]
+        done = cli(*host, *overlay, "--packages", house, "--", *tool, "install", "requests")
+        assert done.returncode == 0, done.stderr
+        done = cli(*host, *overlay, "--json", "--", "python", "-c", "import requests")
+        assert [record["code"] for record in json.loads(done.stdout)] == [0, 0]
+        missing = cli(*host, *overlay, "--packages", house, "--", *tool, "install", "flask")
+        assert missing.returncode == 1
+        assert "flask" in missing.stderr
+
+    done = cli(*host, "--json", "--", "cat", "/proc/net/dev")
+    for record in json.loads(done.stdout):
+        names = [line.split(":")[0].strip() for line in record["stdout"].splitlines()[2:]]
+        assert names == ["lo"]
+
+
+@pytest.mark.parametrize("tool", ["uv", "pip"])
+def test_packages_install_into_a_virtual_environment_on_each_host(
+    cli: Cli, workplace: Path, tool: str
+) -> None:
+    # Whatever the user's own settings say, hosts ask no index.
+    environment = {
+        **os.environ,
+        "PIP_INDEX_URL": "http://127.0.0.1:1/simple",
+        "PIP_NO_INDEX": "0",
+    }
+    arguments = ["install", "requests", "--with", tool, "--hosts", "local:2", "--venv", "env"]
+    done = cli(*arguments, env=environment)
+    assert done.returncode == 0, done.stderr
+    for name in ("host0", "host1"):
+        venv = workplace / "work" / f"env-{name}"
+        code = "import requests, sys; print(sys.prefix)"
+        run = subprocess.run(
+            [venv / "bin" / "python", "-c", code], capture_output=True, text=True, check=True
+        )
+        assert run.stdout == f"{venv}\n"
+        assert not (venv / ".wheelmount-cache").exists()
+
+
+def test_a_file_of_requirements_installs_what_it_pins(cli: Cli, workplace: Path) -> None:
+    (workplace / "work" / "wanted.txt").write_text("idna<3.8  # old\n")
+    done = cli("install", "-r", "wanted.txt", "--venv", "env")
+    assert done.returncode == 0, done.stderr
+    code = "import idna; print(idna.__version__)"
+    run = [str(workplace / "work" / "env" / "bin" / "python"), "-c", code]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == "3.7\n"
+
+
+def test_download_and_check_for_another_target(cli: Cli, workplace: Path) -> None:
+    target = ["--python-version", "3.12", "--platform", "manylinux_2_28_aarch64"]
+    done = cli("download", "numpy", "-d", "wheels", *target, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert any("cp312" in wheel and "aarch64" in wheel for wheel in report["wheels"])
+    assert (workplace / "work" / "wheels" / "pylock.toml").is_file()
+    assert cli("check", "wheels", "numpy", *target).returncode == 0
+    here = cli("check", "wheels", "numpy", "--python-version", "3.11")
+    assert here.returncode == 65
+    assert "numpy" in here.stderr
+    again = json.loads(cli("download", "numpy", "-d", "wheels", *target, "--json").stdout)
+    assert again["fetched"] == []

@@ -1,0 +1,147 @@
+"""``wheelmount mount | umount | status | run``, as a user has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Cli
+from tests.mount.conformance import assert_same
+from wheelmount.mount import point
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+
+def test_mount_stays_until_umount(cli: Cli, source: Path, workplace: Path) -> None:
+    done = cli("mount", source, f"{workplace}/w-{{host}}", "--hosts", "local:2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"host0 {workplace}/w-host0\nhost1 {workplace}/w-host1\n"
+    assert_same(source, workplace / "w-host1")
+    records = json.loads(cli("status", "--json").stdout)
+    assert [r["host"] for r in records] == ["host0", "host1"]
+    assert all(r["held"] == r["size"] and r["visible"] for r in records)
+    assert "complete" in cli("status").stdout
+    assert cli("umount", workplace / "w-host0").returncode == 0
+    assert point.mounted(f"{workplace}/w-host0") is None
+    assert cli("umount", source).returncode == 0
+    assert cli("status").stdout == "nothing is mounted\n"
+
+
+def test_one_host_mounts_where_the_caller_sees_it(cli: Cli, source: Path, workplace: Path) -> None:
+    assert cli("mount", source, "../here", "--hosts", "local:1").returncode == 0
+    assert_same(source, workplace / "here")
+    assert cli("umount", "../here").returncode == 0
+    assert not (workplace / "here").exists()
+
+
+def test_without_host_in_the_path_each_host_has_a_namespace(
+    cli: Cli, source: Path, workplace: Path
+) -> None:
+    done = cli("mount", source, "--hosts", "local:2")
+    assert done.stdout == f"host0 {source}\nhost1 {source}\n"
+    assert point.mounted(str(source)) is None
+    records = json.loads(cli("status", "--json").stdout)
+    assert not any(r["visible"] for r in records)
+    assert "in a namespace of its own" in cli("status").stdout
+    inside = ["nsenter", "-m", "-t", str(records[1]["pid"]), "cat", str(source / "page")]
+    assert subprocess.run(inside, capture_output=True, check=True).stdout == b"p" * 4096
+    assert cli("umount", "--all").returncode == 0
+
+
+def test_a_busy_mount_is_named_and_can_be_forced(cli: Cli, source: Path, workplace: Path) -> None:
+    cli("mount", source, workplace / "w")
+    holder = subprocess.Popen(["sleep", "60"], cwd=workplace / "w")
+    try:
+        done = cli("umount", workplace / "w")
+        assert done.returncode == 73
+        assert f"in use by sleep ({holder.pid})" in done.stderr
+        assert "hint:" in done.stderr
+        assert cli("umount", "--force", workplace / "w").returncode == 0
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_what_a_killed_server_left_is_shown_and_cleared(
+    cli: Cli, source: Path, workplace: Path
+) -> None:
+    cli("mount", source, workplace / "w")
+    (record,) = json.loads(cli("status", "--json").stdout)
+    os.kill(record["pid"], signal.SIGKILL)
+    while point.mounted(str(workplace / "w")) and "dead" not in cli("status").stdout:
+        time.sleep(0.1)
+    assert cli("umount", workplace / "w").returncode == 0
+    assert cli("status").stdout == "nothing is mounted\n"
+
+
+def test_run_prints_host_by_host_and_ends_with_the_worst_code(cli: Cli, source: Path) -> None:
+    script = (
+        'cat .hidden; echo "$1 $WHEELMOUNT_MOUNT"; echo oops >&2; exit $((WHEELMOUNT_RANK * 7))'
+    )
+    (source.parent / "script.sh").write_text(script)
+    done = cli("run", source, source.parent / "script.sh", "--hosts", "local:2", "--", "-x")
+    assert done.stdout == "".join(f"== host{n} ==\nhidden\n-x {source}\n" for n in (0, 1))
+    assert done.returncode == 7
+    assert "== host1 stderr ==\noops\n" in done.stderr
+
+
+def test_run_takes_its_script_from_standard_input(cli: Cli, source: Path) -> None:
+    done = cli("run", source, "-", "--json", stdin=None, input="pwd; exit 3")
+    (record,) = json.loads(done.stdout)
+    assert (record["host"], record["rank"], record["code"]) == ("host0", 0, 3)
+    assert record["stdout"] == f"{source}\n"
+    assert done.returncode == 3
+
+
+def test_run_sees_the_mount_and_not_the_directory_below_it(cli: Cli, source: Path) -> None:
+    done = cli("run", source, "-", stdin=None, input="stat -f -c %T .; touch x || true")
+    assert done.stdout == "== host0 ==\nfuseblk\n"
+    assert "Read-only file system" in done.stderr
+
+
+def test_a_host_that_dies_is_an_error_and_the_others_results_are_shown(
+    cli: Cli, source: Path
+) -> None:
+    script = "if [ $WHEELMOUNT_RANK = 1 ]; then kill -9 $PPID; sleep 47; fi; echo fine"
+    done = cli("run", source, "-", "--hosts", "local:2", stdin=None, input=script)
+    assert done.stdout == "== host0 ==\nfine\n"
+    assert not [p for p in psutil.process_iter() if p.name() == "sleep" and "47" in p.cmdline()]
+    assert "error: host1: " in done.stderr
+    assert done.returncode == 68
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_it_cleans_up(source: Path, workplace: Path, number: int) -> None:
+    mark = workplace / "mark"
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", "--hosts", "local:2"]
+    command += [str(source), "-"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as client:
+        assert client.stdin is not None
+        client.stdin.write(f"touch {mark}; sleep 60".encode())
+        client.stdin.close()
+        while not mark.exists() and client.poll() is None:
+            time.sleep(0.05)
+        client.send_signal(number)
+        assert client.wait(30) == 130
+        assert client.stderr is not None
+        assert b"interrupted" in client.stderr.read()
+
+
+def test_progress_is_plain_lines_without_a_terminal_and_can_be_silenced(
+    cli: Cli, source: Path
+) -> None:
+    lines = cli("run", source, "-", stdin=None, input="true").stderr.splitlines()
+    assert [line.partition(":")[0] for line in lines][:1] == ["scan"]
+    assert any(line.startswith("run: 1 hosts in") for line in lines)
+    assert not any("\x1b" in line for line in lines)
+    assert cli("run", "-q", source, "-", stdin=None, input="true").stderr == ""

@@ -1,0 +1,142 @@
+"""Local hosts and commands on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.runner import CHUNK, Command, Result, Runners, worst
+
+pytestmark = pytest.mark.hosts
+
+
+def _script(text: str) -> Command:
+    return Command(script=text)
+
+
+def test_hosts_are_processes_of_their_own(settings: Settings) -> None:
+    with LocalHosts(3, settings) as hosts:
+        assert [host.name for host in hosts] == ["host0", "host1", "host2"]
+        assert len({os.getsid(pid) for pid in hosts.pids}) == 3
+        assert (hosts.directory.stat().st_mode & 0o777) == 0o700
+        directory, pids = hosts.directory, hosts.pids
+    assert not directory.exists()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_commands_run_on_each_and_tell_what_came_of_it(settings: Settings) -> None:
+    script = 'echo "$WHEELMOUNT_HOST $1"; echo bad >&2; exit "$WHEELMOUNT_RANK"'
+    with LocalHosts(2, settings) as hosts, Runners(list(hosts), 30) as runners:
+        results = runners.run({h.name: Command(("an arg",), script) for h in hosts})
+        first, second = results["host0"], results["host1"]
+        assert isinstance(first, Result)
+        assert isinstance(second, Result)
+        assert (first.code, first.stdout, first.stderr) == (0, b"host0 an arg\n", b"bad\n")
+        assert (second.code, second.stdout) == (1, b"host1 an arg\n")
+        assert worst(results) == 1
+
+
+def test_large_output_comes_whole(settings: Settings) -> None:
+    size = 2 * CHUNK + 12345
+    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
+        result = runners.run({"host0": _script(f"head -c {size} /dev/zero | tr '\\0' x")})["host0"]
+        assert isinstance(result, Result)
+        assert result.stdout == b"x" * size
+
+
+def test_monarchs_variables_do_not_leak(settings: Settings) -> None:
+    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
+        result = runners.run({"host0": _script("env")})["host0"]
+        assert isinstance(result, Result)
+        names = {line.partition(b"=")[0] for line in result.stdout.splitlines()}
+        assert not {n for n in names if n.startswith((b"HYPERACTOR", b"BOOTSTRAP"))}
+
+
+def test_a_signal_is_a_code_above_128(settings: Settings) -> None:
+    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
+        result = runners.run({"host0": _script("kill -9 $$")})["host0"]
+        assert isinstance(result, Result)
+        assert result.code == 128 + signal.SIGKILL
+
+
+def test_a_missing_program_is_an_error(settings: Settings) -> None:
+    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
+        error = runners.run({"host0": Command(("no-such-program",))})["host0"]
+        assert isinstance(error, HostError)
+        assert "no-such-program" in error.message
+
+
+def test_a_host_that_dies_while_it_works_is_an_error_and_others_finish(settings: Settings) -> None:
+    script = 'if [ "$WHEELMOUNT_RANK" = 1 ]; then kill -9 "$PPID"; fi; sleep 2; echo done'
+    started = time.monotonic()
+    with LocalHosts(2, settings) as hosts, Runners(list(hosts), 30) as runners:
+        results = runners.run({host.name: _script(script) for host in hosts})
+        first = results["host0"]
+        assert isinstance(first, Result)
+        assert first.stdout == b"done\n"
+        assert isinstance(results["host1"], HostError)
+    assert time.monotonic() - started < 30
+
+
+def test_leaving_ends_what_still_runs(settings: Settings, workplace: Path) -> None:
+    mark = workplace / "pid"
+    code = f"""
+import os, signal, threading, time
+from pathlib import Path
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.runner import Command, Runners
+def interrupt():
+    while not Path({str(mark)!r}).exists():
+        time.sleep(.05)
+    time.sleep(.2)
+    os.kill(os.getpid(), signal.SIGINT)
+with LocalHosts(1) as hosts, Runners(list(hosts), 30) as runners:
+    threading.Thread(target=interrupt, daemon=True).start()
+    runners.run({{"host0": Command(script="echo $$ > {mark}; sleep 100 & wait")}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert b"KeyboardInterrupt" in done.stderr
+    pid = int(mark.read_text())
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_host_that_cannot_start_says_why(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    hosts = LocalHosts(2, settings, namespaces=False)
+    with pytest.raises(HostError, match="host0 ended with code 1"):
+        hosts.start()
+    assert not hosts.directory.exists()
+
+
+def test_a_host_that_does_not_come_up_is_given_up(
+    settings: Settings, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = workplace / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    with pytest.raises(HostError, match="host0 does not come up"):
+        LocalHosts(1, replace(settings, start_timeout=0.5), namespaces=False).start()
+
+
+def test_monarchs_switches_are_set_before_it_is_imported() -> None:
+    code = """
+import os, sys, wheelmount
+from wheelmount.hosts import engine
+assert "monarch" not in sys.modules
+assert all(os.environ[name] for name in engine.SWITCHES)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
