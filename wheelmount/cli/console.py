@@ -14,13 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
-    TransferSpeedColumn,
 )
 
 from wheelmount.errors import WheelmountError
@@ -41,7 +38,7 @@ class _Step:
         self._amount: int | None = None
         self._spoken = time.monotonic()
         self._lock = threading.Lock()
-        self._id = bar.add_task(name, total=None) if bar else None
+        self._id = bar.add_task(name, total=None, amounts="") if bar else None
 
     def total(self, amount: int) -> None:
         self._amount = amount
@@ -52,13 +49,18 @@ class _Step:
         with self._lock:
             self._done += amount
             if self._bar is not None and self._id is not None:
-                self._bar.advance(self._id, amount)
+                self._bar.update(self._id, advance=amount, amounts=self.amounts())
             elif time.monotonic() - self._spoken > PLAIN_EVERY:
                 self._spoken = time.monotonic()
                 self._console.print(f"{self._name}: {self.amounts()}", highlight=False)
 
     def note(self, text: str) -> None:
         self.text = text
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None and self._id is not None:
+            self._bar.remove_task(self._id)
 
     def amounts(self) -> str:
         """How much is done, in words."""
@@ -75,30 +77,48 @@ class ConsoleProgress:
     def __init__(self, *, quiet: bool = False) -> None:
         # A descriptor of its own: standard error itself is closed to Monarch's noise at times.
         self.console = Console(file=os.fdopen(os.dup(2), "w"), quiet=quiet, soft_wrap=True)
+        self._bar: Progress | None = None
+        self._steps = 0
+        self._lock = threading.Lock()
 
     @contextmanager
     def task(self, name: str, *, unit: str = "") -> Iterator[Task]:
         """See ``wheelmount.progress.Progress``."""
         started = time.monotonic()
-        if self.console.is_terminal:
-            amounts = (DownloadColumn(), TransferSpeedColumn()) if unit == "B" else ()
-            bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                *(amounts or (MofNCompleteColumn(), TextColumn(unit))),
-                TimeElapsedColumn(),
-                console=self.console,
-                transient=True,
-            )
-            with bar:
-                step = _Step(name, unit, bar, self.console)
-                yield step
-        else:
-            step = _Step(name, unit, None, self.console)
+        bar = self._open_bar() if self.console.is_terminal else None
+        step = _Step(name, unit, bar, self.console)
+        try:
             yield step
+        finally:
+            step.end()
+            if bar is not None:
+                self._close_bar(bar)
         seconds = time.monotonic() - started
         self.log(f"{name}: {step.text or step.amounts()} in {seconds:.1f} s")
+
+    def _open_bar(self) -> Progress:
+        # One for all steps: some run at the same time, and a terminal has one live display.
+        with self._lock:
+            if self._bar is None:
+                self._bar = Progress(
+                    SpinnerColumn(),
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    TextColumn("{task.fields[amounts]}"),
+                    TimeElapsedColumn(),
+                    console=self.console,
+                    transient=True,
+                )
+                self._bar.start()
+            self._steps += 1
+            return self._bar
+
+    def _close_bar(self, bar: Progress) -> None:
+        with self._lock:
+            self._steps -= 1
+            if not self._steps:
+                bar.stop()
+                self._bar = None
 
     def log(self, text: str) -> None:
         """See ``wheelmount.progress.Progress``."""
