@@ -177,5 +177,7 @@ def translate(error: Exception, timeout: float | None = None) -> WheelmountError
 
 
 def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """What Monarch says last before its backtrace, which is where it says what went wrong."""
+    text = str(error).partition("Stack backtrace:")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

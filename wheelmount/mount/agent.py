@@ -117,6 +117,8 @@ class Agent(Actor):  # type: ignore[misc]
     async def close(self, force: bool) -> None:
         """Take the mount down."""
         await asyncio.to_thread(serving.stop, self._directory, force=force)
+        if self._receiver is not None:
+            await self._receiver.stop()
 
     async def _connect(self, receiver: Receiver) -> None:
         reader, self._link = await asyncio.open_unix_connection(self._directory / control.SOCKET)

@@ -144,6 +144,7 @@ class Receiver:
         self._urgent: deque[int] = deque()
         self._flying: set[int] = set()
         self._failed: dict[int, WheelmountError] = {}
+        self._landed = asyncio.Condition()
 
     def want(self, block: int) -> None:
         """Put a block that a read waits for before all others."""
@@ -169,6 +170,20 @@ class Receiver:
                 hint=error.hint,
             )
 
+    async def stop(self) -> None:
+        """Fetch nothing more, and wait for what is on its way.
+
+        A process that ends with a transfer on its way takes more than itself down: Monarch's
+        fallback over TCP then fails at the sender, for all who fetch from it.
+        """
+        self._queue.clear()
+        self._urgent.clear()
+        async with self._landed:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(
+                    self._landed.wait_for(lambda: not self._flying), self._timeout
+                )
+
     async def _work(self) -> None:
         while self._urgent or self._queue:
             block = self._urgent.popleft() if self._urgent else self._queue.popleft()
@@ -192,6 +207,8 @@ class Receiver:
             self._tell(block, None)
         finally:
             self._flying.discard(block)
+            async with self._landed:
+                self._landed.notify_all()
 
     async def _fetch(self, block: int) -> bool:
         """Get a block once; False if what came is not what was sent."""
