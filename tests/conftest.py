@@ -23,17 +23,19 @@ CHECKOUT = Path(__file__).parents[1]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def _mounts() -> set[str]:
+def _mounts(place: Path) -> set[str]:
+    """Mounts of a test, and what others left in the store that is in memory."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return {line.split()[4] for line in lines if " - fuse" in line and "fusectl" not in line}
+    places = f"{place}/", "/dev/shm/wheelmount-"
+    return {path for path in (line.split()[4] for line in lines) if path.startswith(places)}
 
 
-def _processes() -> set[int]:
+def _processes(place: Path) -> set[str]:
     found = set()
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or [])
-        if "wheelmount.mount.server" in line or "wheelmount.hosts.worker" in line:
-            found.add(process.pid)
+        if "wheelmount." in line and f"{place}/" in line:
+            found.add(f"{process.pid} {line}")
     return found
 
 
@@ -43,9 +45,9 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     Settings point into it, and at the end no mount, process or file of wheelmount may be left.
     """
-    before = _mounts(), _processes()
     # Not pytest's tmp_path: paths of Unix sockets are limited to 107 bytes.
     place = Path(tempfile.mkdtemp(prefix="wm-", dir="/tmp"))
+    before = _mounts(place)
     for name in ("runtime", "store", "cache", "state", "work"):
         (place / name).mkdir()
     monkeypatch.setenv("WHEELMOUNT_RUNTIME_DIR", str(place / "runtime"))
@@ -56,11 +58,11 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name)
     yield place
     deadline = time.monotonic() + 20
-    while (_mounts(), _processes()) != before and time.monotonic() < deadline:
+    while (_mounts(place) != before or _processes(place)) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [str(path) for name in ("runtime", "store") for path in (place / name).rglob("*")]
     left = [path for path in left if not path.endswith((f"wheelmount-{os.getuid()}", "/mounts"))]
-    mounts, processes = _mounts() - before[0], _processes() - before[1]
+    mounts, processes = _mounts(place) - before, _processes(place)
     for path in mounts:
         subprocess.run(["umount", "-l", path], check=False)
     shutil.rmtree(place, ignore_errors=True)
@@ -88,7 +90,7 @@ def cli(workplace: Path) -> Cli:
     """The command line, as a user has it: a process of its own."""
 
     def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        done = subprocess.run(  # type: ignore[call-overload]
             [sys.executable, "-m", "wheelmount.cli.main", *map(str, arguments)],
             capture_output=True,
             encoding="utf-8",
@@ -96,6 +98,8 @@ def cli(workplace: Path) -> Cli:
             timeout=90,
             **{"cwd": workplace / "work", "stdin": subprocess.DEVNULL, **options},
         )
+        print(arguments, done.returncode, done.stderr)  # seen when the test fails
+        return done  # type: ignore[no-any-return]
 
     return run
 

@@ -26,6 +26,9 @@ else:
 
 MIB = 1 << 20
 
+MEMORY = "memory"
+"""Value of ``store``: not on a disk."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
@@ -52,8 +55,11 @@ class Settings:
     start_timeout: float = 60.0
     """Seconds a host, a mount or a container may take to come up."""
 
-    store: str = "/dev/shm"  # noqa: S108 - a private 0700 directory is made in it
-    """Directory of each host under which received bytes are kept."""
+    store: str = MEMORY
+    """Where each host keeps what it receives: ``memory``, or a directory."""
+
+    adapter: str = "auto"
+    """How a mount is shown: ``auto`` for the best way a host allows, else the name of one."""
 
     runtime_dir: str = "/tmp"  # noqa: S108 - a private 0700 directory is made in it
     """Directory under which sockets, logs and the state of sessions are kept.
@@ -89,7 +95,8 @@ class Settings:
 
     def private_store(self) -> Path:
         """The user's own store directory, made 0700 if it is not there."""
-        return private_directory(Path(self.store) / f"wheelmount-{os.getuid()}")
+        place = "/dev/shm" if self.store == MEMORY else self.store  # noqa: S108 - see above
+        return private_directory(Path(place) / f"wheelmount-{os.getuid()}")
 
 
 def private_directory(path: Path) -> Path:

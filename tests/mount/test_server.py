@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conformance import assert_read_only, assert_same
-from wheelmount.config import Settings
+from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
 from wheelmount.mount import control, point, serving
 from wheelmount.mount.layout import Layout
@@ -34,20 +34,23 @@ pytestmark = pytest.mark.fuse
 class Served:
     """A mount of ``source`` whose blocks arrive when the test says so."""
 
-    def __init__(self, source: Path, place: Path, settings: Settings) -> None:
+    def __init__(
+        self, source: Path, place: Path, settings: Settings, adapter: str = "pyfuse3"
+    ) -> None:
         self.layout = Layout(scan(os.fsencode(source)), settings.block_size)
         self._source = Source(os.fsencode(source), self.layout, slots=4, lease=5)
         self.mount = place / "mount"
         self.directory = serving.directory(settings) / "test-host0"
         self.directory.mkdir()
-        self.store = Store.create(settings.private_store() / "test-host0", self.layout)
-        (self.directory / "tree").write_bytes(self.layout.encode())
+        store = settings.private_store() / "test-host0"
+        self.store = Store.create(store, self.layout, memory=settings.store == MEMORY)
         made = point.prepare(str(self.mount), cover=False)
         Task(
             "host0",
             str(source),
             str(self.mount),
             str(self.store.directory),
+            adapter,
             settings.read_timeout,
             made,
         ).write(self.directory)
@@ -56,10 +59,8 @@ class Served:
 
     def arrive(self, block: int) -> None:
         staged = self._source.stage(block)
-        view = self._source.slots[staged.slot][: staged.length]
-        self.store.allocate(block)[:] = view
+        self.store.write(block, self._source.slots[staged.slot][: staged.length])
         self._source.release(block)
-        self.store.commit(block)
         if self.feeder is not None:
             self.say({"have": block})
 
@@ -100,6 +101,10 @@ def served(source: Path, workplace: Path, settings: Settings) -> Iterator[Served
 def _arrive_all(served: Served) -> None:
     for block in range(served.layout.blocks):
         served.arrive(block)
+
+
+def _number(served: Served, path: bytes) -> int:
+    return next(n for n, i in served.layout.tree.inodes.items() if i.path == path)
 
 
 def test_shows_the_tree(served: Served, source: Path) -> None:
@@ -175,9 +180,7 @@ def test_without_a_client_missing_bytes_fail_and_held_ones_are_read(
     served: Served, source: Path
 ) -> None:
     served.feed(keep=True)
-    page = next(n for n, i in enumerate(served.layout.tree.inodes) if i.path == b"page")
-    start = served.layout.start(page)
-    for block in served.layout.covering(start, start + 4096):
+    for block in served.layout.covering(_number(served, b"page"), 0, 4096):
         served.arrive(block)
     assert served.feeder is not None
     served.feeder.close()
@@ -185,11 +188,11 @@ def test_without_a_client_missing_bytes_fail_and_held_ones_are_read(
     while serving.status(served.directory)["fed"]:
         time.sleep(0.01)
     assert (served.mount / "page").read_bytes() == (source / "page").read_bytes()
-    blocks = next(n for n, i in enumerate(served.layout.tree.inodes) if i.path == b"blocks")
+    blocks = _number(served, b"blocks")
     missing = [
         offset
         for offset in range(0, 256 << 10, served.layout.block_size)
-        if not served.store.has((served.layout.start(blocks) + offset) // served.layout.block_size)
+        if served.store.absent(blocks, offset, offset + 1) is not None
     ]
     with (served.mount / "blocks").open("rb", buffering=0) as file:
         file.seek(missing[0])
@@ -252,8 +255,7 @@ def test_many_waiting_readers_do_not_stop_others(
 
 
 def test_a_changed_file_is_an_error_and_named_in_the_status(served: Served) -> None:
-    page = next(n for n, i in enumerate(served.layout.tree.inodes) if i.path == b"page")
-    served.store.mark_changed(page)
+    served.store.mark_changed(_number(served, b"page"))
     _arrive_all(served)
     with pytest.raises(OSError) as error:
         (served.mount / "page").read_bytes()
@@ -279,7 +281,8 @@ def test_status_tells_where_it_stands(served: Served) -> None:
     served.arrive(0)
     status = serving.status(served.directory)
     assert status["held"] == served.layout.length(0)
-    assert status["size"] == served.layout.size
+    assert status["size"] == served.layout.tree.size
+    assert status["adapter"] == "pyfuse3"
     assert status["files"] == served.layout.tree.files
     assert status["mntpoint"] == str(served.mount)
 
@@ -316,3 +319,110 @@ def test_ends_on_a_signal_and_leaves_nothing(served: Served) -> None:
         time.sleep(0.05)
     assert not served.directory.exists()
     assert point.mounted(str(served.mount)) is None
+
+
+@pytest.fixture(params=["disk", "memory"])
+def bound(
+    source: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
+) -> Iterator[Served]:
+    """A mount that may be shown by the kernel alone, of which half the blocks have arrived."""
+    if request.param == "memory":
+        settings = replace(settings, store=MEMORY)
+    mount = Served(source, workplace, replace(settings, read_timeout=5), "bind")
+    mount.feed(keep=True)
+    for block in range(mount.layout.blocks // 2):
+        mount.arrive(block)
+    yield mount
+    mount.end()
+
+
+def _bind(served: Served) -> None:
+    for block in served.store.missing():
+        served.arrive(block)
+    served.store.finish()
+    serving.show(served.directory, 1)
+    assert serving.status(served.directory)["adapter"] == "bind"
+
+
+def test_once_all_is_there_the_kernel_shows_it_alone(bound: Served, source: Path) -> None:
+    assert point.mounted(str(bound.mount)) == point.FILE_SYSTEM
+    _bind(bound)
+    assert point.mounted(str(bound.mount)) != point.FILE_SYSTEM
+    assert_same(source, bound.mount)
+    assert_read_only(bound.mount)
+    before = (bound.mount / "odd").stat()
+    os.kill(serving.status(bound.directory)["pid"], signal.SIGKILL)
+    assert (bound.mount / "odd").read_bytes() == (source / "odd").read_bytes()
+    assert (bound.mount / "odd").stat() == before
+
+
+def test_readers_do_not_notice_the_change_over(bound: Served, source: Path) -> None:
+    expected = (source / "odd").read_bytes()
+    _arrive_all(bound)
+    with (bound.mount / "odd").open("rb") as file:
+        head = file.read(1)
+        directory = os.open(bound.mount, os.O_RDONLY)
+        script = (
+            "import sys\nn = 0\nwhile True:\n"
+            "    assert len(open(sys.argv[1], 'rb').read()) == 100001\n"
+            "    n += 1; print(n, flush=True)"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", script, bound.mount / "odd"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as reader:
+            assert reader.stdout is not None
+            waiting = threading.Thread(target=_bind, args=(bound,))
+            waiting.start()
+            waiting.join()
+            for _ in range(3):
+                reader.stdout.readline()
+            assert reader.poll() is None
+            reader.kill()
+        # What was opened before stays what it was, and is still served.
+        assert head + file.read() == expected
+        assert sorted(os.listdir(directory)) == sorted(os.listdir(bound.mount))
+        with pytest.raises(MountError, match="opened before all bytes were there"):
+            serving.stop(bound.directory, force=False)
+        os.close(directory)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            serving.stop(bound.directory, force=False)
+        except MountError:
+            time.sleep(0.05)
+        else:
+            break
+    assert not bound.directory.exists()
+
+
+def test_a_changed_file_is_never_shown_by_the_kernel_alone(bound: Served) -> None:
+    bound.store.mark_changed(_number(bound, b"page"))
+    for block in bound.store.missing():
+        bound.arrive(block)
+    bound.store.finish()
+    serving.show(bound.directory, 1)
+    assert serving.status(bound.directory)["adapter"] == "pyfuse3"
+    with pytest.raises(OSError) as error:
+        (bound.mount / "page").read_bytes()
+    assert error.value.errno == errno.EIO
+
+
+def test_unmounted_by_somebody_else_it_ends(bound: Served) -> None:
+    _bind(bound)
+    subprocess.run(["umount", bound.mount], check=True)
+    deadline = time.monotonic() + 10
+    while bound.directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not bound.directory.exists()
+    assert not bound.store.directory.exists()
+
+
+def test_what_a_killed_server_of_a_bound_mount_left_is_cleared(bound: Served) -> None:
+    _bind(bound)
+    os.kill(serving.status(bound.directory)["pid"], signal.SIGKILL)
+    serving.stop(bound.directory, force=False)
+    assert point.mounted(str(bound.mount)) is None
+    assert not bound.store.directory.exists()
+    assert not bound.directory.exists()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from wheelmount.errors import SourceError, TransferError
-from wheelmount.mount.layout import PAGE, Layout
+from wheelmount.mount.layout import Layout
+from wheelmount.mount.store import PAGE
 from wheelmount.mount.tree import ROOT, Tree, scan
 
 
@@ -65,21 +66,66 @@ def test_refuses_what_is_no_directory(source: Path, name: str) -> None:
 
 def test_layout_covers_every_byte_once(source: Path) -> None:
     layout = Layout(scan(os.fsencode(source)), 8 * PAGE)
-    seen = bytearray(layout.size)
+    seen = {n: bytearray(i.size) for n, i in layout.tree.inodes.items() if i.is_file}
     for block in range(layout.blocks):
+        end = 0
         for extent in layout.extents(block):
-            begin = layout.start(extent.inode) + extent.file_offset
-            assert begin == block * layout.block_size + extent.block_offset
-            assert not any(seen[begin : begin + extent.length]), "two files in one place"
-            seen[begin : begin + extent.length] = b"\1" * extent.length
-    assert sum(seen) == layout.tree.size
-    assert sum(map(layout.length, range(layout.blocks))) == layout.size
+            assert extent.block_offset == end
+            end += extent.length
+            begin = extent.file_offset
+            assert not any(seen[extent.inode][begin : begin + extent.length])
+            seen[extent.inode][begin : begin + extent.length] = b"\1" * extent.length
+            assert block in layout.covering(extent.inode, begin, begin + 1)
+            assert block in layout.covering(extent.inode, begin, begin + extent.length)
+        assert end == layout.length(block)
+    assert all(all(file) for file in seen.values())
+    assert sum(map(layout.length, range(layout.blocks))) == layout.size == layout.tree.size
 
 
-def test_no_page_holds_two_files(source: Path) -> None:
-    layout = Layout(scan(os.fsencode(source)), 8 * PAGE)
-    numbers = [n for n, i in enumerate(layout.tree.inodes) if i.is_file]
-    assert all(layout.start(number) % PAGE == 0 for number in numbers)
+def test_blocks_that_cover_a_piece_of_a_sparse_file(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        for offset in (0, 1 << 20, 2 << 20):
+            file.seek(offset)
+            file.write(b"x" * 8 * PAGE)
+        file.truncate(4 << 20)
+    (tmp_path / "tail").write_bytes(b"y")
+    layout = Layout(scan(os.fsencode(tmp_path)), 8 * PAGE)
+    number = layout.tree.names[ROOT][b"sparse"]
+    assert layout.tree.inodes[number].data == tuple(
+        (offset, 8 * PAGE) for offset in (0, 1 << 20, 2 << 20)
+    )
+    assert list(layout.covering(number, 0, 4 << 20)) == [0, 1, 2]
+    assert list(layout.covering(number, 1 << 20, (1 << 20) + 1)) == [1]
+    assert list(layout.covering(number, 16 * PAGE, 1 << 20)) == []
+    assert list(layout.covering(number, 3 << 20, 4 << 20)) == []
+
+
+def test_extended_attributes_of_the_user_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.setxattr(tmp_path / "file", "user.b", b"\0\xff")
+    os.setxattr(tmp_path / "file", "user.a", b"")
+    os.setxattr(tmp_path, "user.root", b"r")
+    tree = scan(os.fsencode(tmp_path))
+    assert tree.inodes[ROOT].xattrs == ((b"user.root", b"r"),)
+    assert tree.inodes[1].xattrs == ((b"user.a", b""), (b"user.b", b"\0\xff"))
+
+
+@pytest.mark.parametrize("name", [b"", b".", b"..", b"a/b", b"/etc", b"a\0b"])
+def test_names_that_lead_out_are_refused(tmp_path: Path, name: bytes) -> None:
+    (tmp_path / "file").touch()
+    tree = scan(os.fsencode(tmp_path))
+    tree.names[ROOT] = {name: 1}
+    with pytest.raises(TransferError):
+        list(tree.walk())
+
+
+def test_directories_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    tree = scan(os.fsencode(tmp_path))
+    for number in (ROOT, 1, 99):
+        tree.names[1] = {b"again": number}
+        with pytest.raises(TransferError):
+            list(tree.walk())
 
 
 def test_description_comes_back_the_same(source: Path) -> None:
@@ -87,6 +133,7 @@ def test_description_comes_back_the_same(source: Path) -> None:
     again = Layout.decode(layout.encode())
     assert again.tree.inodes == layout.tree.inodes
     assert again.tree.names == layout.tree.names
+    assert again.tree.stamps == layout.tree.stamps
     assert (again.size, again.block_size) == (layout.size, layout.block_size)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from wheelmount.mount.task import Task
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("mntpoint", required=False)
 @options.hosts
+@options.adapter
 @options.quiet
-def mount(source: Path, mntpoint: str | None, spec: HostSpec, quiet: bool) -> None:
+def mount(source: Path, mntpoint: str | None, spec: HostSpec, adapter: str, quiet: bool) -> None:
     """Mount SOURCE read-only on every host, and leave it standing.
 
     MNTPOINT is where, on the hosts; default the path of SOURCE. `{host}` in it becomes the name of
@@ -34,7 +36,8 @@ def mount(source: Path, mntpoint: str | None, spec: HostSpec, quiet: bool) -> No
     """
     if mntpoint is not None:
         mntpoint = os.path.abspath(mntpoint)  # noqa: PTH100 - must not follow symlinks
-    made = jobs.mount(spec, source, mntpoint, config.load(), ConsoleProgress(quiet=quiet))
+    settings = replace(config.load(), adapter=adapter)
+    made = jobs.mount(spec, source, mntpoint, settings, ConsoleProgress(quiet=quiet))
     for name, path in made.mntpoints.items():
         print(f"{name} {path}")
 

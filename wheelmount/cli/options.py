@@ -11,6 +11,7 @@ import click
 
 from wheelmount import config
 from wheelmount.hosts.spec import HostSpec, parse
+from wheelmount.mount.adapter import NAMES
 from wheelmount.wheels.target import Target
 
 
@@ -30,6 +31,13 @@ hosts = click.option(
     default=lambda: config.load().hosts,
     show_default="$WHEELMOUNT_HOSTS, else local:1",
     help="Where hosts come from: local:N for N hosts on this machine.",
+)
+adapter = click.option(
+    "--adapter",
+    type=click.Choice(NAMES),
+    default=lambda: config.load().adapter,
+    show_default="$WHEELMOUNT_ADAPTER, else auto",
+    help="How hosts show the mount; auto is the best that each allows.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and errors.")

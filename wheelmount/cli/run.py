@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ from wheelmount.hosts.spec import HostSpec
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--mntpoint", help="Where to mount on the hosts; default the path of SOURCE.")
 @options.hosts
+@options.adapter
 @options.as_json
 @options.quiet
 def run(
@@ -29,6 +31,7 @@ def run(
     arguments: tuple[str, ...],
     mntpoint: str | None,
     spec: HostSpec,
+    adapter: str,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -39,7 +42,8 @@ def run(
     """
     text = sys.stdin.read() if script == "-" else jobs.read_script(script)
     progress = ConsoleProgress(quiet=quiet)
-    results = jobs.run(spec, source, text, arguments, mntpoint, config.load(), progress)
+    settings = replace(config.load(), adapter=adapter)
+    results = jobs.run(spec, source, text, arguments, mntpoint, settings, progress)
     return finish(results, progress, as_json=as_json)
 
 

@@ -60,8 +60,9 @@ class LocalHosts:
                 guard, self._guard = os.pipe()
             for number in range(self._count):
                 self._processes.append(self._spawn(f"host{number}", guard))
-            self._hosts = attach(self.addresses, [f"host{n}" for n in range(self._count)])
+            # Only then attached to: Monarch may give up a host that does not listen yet.
             self._await_ready()
+            self._hosts = attach(self.addresses, [f"host{n}" for n in range(self._count)])
         except BaseException:
             self.stop()
             raise

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint
 
-from wheelmount.config import Settings
-from wheelmount.errors import MountError
+from wheelmount.config import MEMORY, Settings
+from wheelmount.errors import MountError, TransferError
 from wheelmount.mount import control, point, serving
+from wheelmount.mount import store as stores
+from wheelmount.mount.adapter import choose
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.point import View
+from wheelmount.mount.source import file_digest
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
 from wheelmount.mount.transfer import Receiver, fetch_description
@@ -51,6 +56,9 @@ class Agent(Actor):  # type: ignore[misc]
         self._host = host
         self._settings = settings
         self._directory = serving.directory(settings) / identity
+        self._store: Store | None = None
+        self._next: Store | None = None
+        self._growing = contextlib.ExitStack()  # what is held while ``_next`` is made
         self._receiver: Receiver | None = None
         self._link: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -65,28 +73,25 @@ class Agent(Actor):  # type: ignore[misc]
         """Have the mount stand: with its names, before its bytes."""
         point.available()
         settings = self._settings
+        adapter = choose(settings.adapter)
         made = point.prepare(order.mntpoint, cover=order.cover)
         store = settings.private_store() / self._directory.name
+        task = Task(
+            self._host,
+            order.source,
+            order.mntpoint,
+            str(store),
+            adapter,
+            settings.read_timeout,
+            made,
+        )
         try:
-            tree = await fetch_description(source, settings.fetch_timeout)
-            ring = await asyncio.wait_for(
-                source.ring.call_one().as_asyncio(), settings.fetch_timeout
-            )
+            layout = Layout.decode(await fetch_description(source, settings.fetch_timeout))
             self._directory.mkdir(mode=0o700)
-            (self._directory / "tree").write_bytes(tree)
-            task = Task(
-                self._host, order.source, order.mntpoint, str(store), settings.read_timeout, made
-            )
             task.write(self._directory)
-            self._receiver = Receiver(
-                self._host,
-                Store.create(store, Layout.decode(tree)),
-                source,
-                ring,
-                in_flight=settings.in_flight,
-                timeout=settings.fetch_timeout,
-                tell=self._tell,
-            )
+            memory = settings.store == MEMORY
+            self._store = await asyncio.to_thread(Store.create, store, layout, memory=memory)
+            self._receiver = await self._receive(self._store, source)
             await asyncio.to_thread(serving.start, self._directory, settings.start_timeout)
             await self._connect(self._receiver)
         except BaseException:
@@ -94,12 +99,116 @@ class Agent(Actor):  # type: ignore[misc]
             serving.discard(self._directory, store, order.mntpoint if made else None)
             raise
 
+    async def _receive(self, store: Store, source: Any) -> Receiver:
+        settings = self._settings
+        ring = await asyncio.wait_for(source.ring.call_one().as_asyncio(), settings.fetch_timeout)
+        return Receiver(
+            self._host,
+            store,
+            source,
+            ring,
+            in_flight=settings.in_flight,
+            timeout=settings.fetch_timeout,
+            tell=self._tell,
+        )
+
     @concurrent_endpoint
     async def deliver(self) -> None:
-        """Fetch all bytes; returns when they are there."""
-        if self._receiver is None:
-            raise MountError("there is no mount to deliver to")
-        await self._receiver.run()
+        """Fetch all bytes; returns when they are there, and shown in the best way."""
+        store = self._shown
+        if self._receiver is not None:
+            await self._receiver.run()
+        if self._binds:
+            await asyncio.to_thread(store.finish)
+            if not store.changed():
+                await asyncio.to_thread(serving.show, self._directory, store.generation)
+
+    @property
+    def _binds(self) -> bool:
+        """Whether the store's own files are what is shown in the end."""
+        return Task.read(self._directory).adapter == "bind"
+
+    @concurrent_endpoint
+    async def adopt(self) -> tuple[int, list[int]]:
+        """Take charge of a mount that stands.
+
+        Returns:
+            Length of the description of its tree, for ``describe``, and the numbers of the files
+            that are not there because they changed at the source.
+        """
+        return await asyncio.to_thread(self._adopt)
+
+    def _adopt(self) -> tuple[int, list[int]]:
+        task = Task.read(self._directory)
+        self._store = store = Store.open(Path(task.store))
+        if missing := len(store.missing()):
+            raise MountError(
+                f"{missing} blocks of the mount have not arrived, and its client is gone",
+                hint="unmount it, and mount it again",
+            )
+        changed = [number for number in store.layout.tree.inodes if store.is_changed(number)]
+        return store.description.stat().st_size, changed
+
+    @concurrent_endpoint
+    async def describe(self, offset: int, size: int) -> bytes:
+        """A piece of the description of the tree."""
+        with self._shown.description.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    @concurrent_endpoint
+    async def digests(self, numbers: list[int]) -> dict[int, bytes]:
+        """blake3 of files that are here, by number."""
+        store = self._shown
+        return await asyncio.to_thread(lambda: {n: file_digest(store.path(n)) for n in numbers})
+
+    @concurrent_endpoint
+    async def prepare(self, source: Any) -> None:
+        """Fetch what another generation has that this one has not; it is not shown yet."""
+        await self._abandon()
+        description = await fetch_description(source, self._settings.fetch_timeout)
+        self._growing.enter_context(self._shown.growing())
+        try:
+            self._next = made = await asyncio.to_thread(
+                lambda: self._shown.next(Layout.decode(description))
+            )
+            receiver = await self._receive(made, source)
+            await receiver.run()
+            if changed := made.changed():
+                raise TransferError(
+                    f"{os.fsdecode(changed[0])} changed while it was copied", hint="refresh again"
+                )
+            if self._binds:
+                await asyncio.to_thread(made.finish)
+        except BaseException:
+            await self._abandon()
+            raise
+
+    @concurrent_endpoint
+    async def advance(self) -> None:
+        """Show what ``prepare`` fetched."""
+        made = self._next
+        if made is not None:
+            await asyncio.to_thread(serving.show, self._directory, made.generation)
+            self._store, self._next = made, None
+            self._growing.close()
+
+    @concurrent_endpoint
+    async def abandon(self) -> None:
+        """Forget what ``prepare`` fetched."""
+        await self._abandon()
+
+    async def _abandon(self) -> None:
+        made, self._next = self._next, None
+        if made is not None:
+            await asyncio.to_thread(made.forget)
+        self._growing.close()
+
+    @property
+    def _shown(self) -> Store:
+        if self._store is None:
+            raise MountError("there is no mount on this host")
+        return self._store
 
     @concurrent_endpoint
     async def keep(self) -> None:
@@ -117,8 +226,10 @@ class Agent(Actor):  # type: ignore[misc]
     async def close(self, force: bool) -> None:
         """Take the mount down."""
         await asyncio.to_thread(serving.stop, self._directory, force=force)
-        if self._receiver is not None:
+        if self._receiver is not None and self._store is not None:
             await self._receiver.stop()
+            # What arrived while the serving process deleted the rest.
+            await asyncio.to_thread(stores.remove, self._store.directory)
 
     async def _connect(self, receiver: Receiver) -> None:
         reader, self._link = await asyncio.open_unix_connection(self._directory / control.SOCKET)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import pyfuse3
+import trio
 
-from wheelmount.mount.layout import PAGE
-from wheelmount.mount.vfs import Vfs
+from wheelmount.mount.adapter import Wait
+from wheelmount.mount.store import PAGE
+from wheelmount.mount.vfs import Change, Vfs
 
 FOREVER = 1e8
 """Seconds the kernel may keep names and attributes: a mount does not change by itself."""
@@ -17,20 +21,57 @@ TASKS = 1024
 """Requests that may wait for bytes at once; pyfuse3's own 99 would let waiting reads stop others.
 """
 
-Read = Callable[[int, int, int], Awaitable[memoryview]]
-"""Gives bytes of (inode, offset, size) when they are there, or raises ``OSError``."""
-
 
 class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
-    """What the kernel asks of the mount. FUSE numbers the root 1, the tree 0."""
+    """What the kernel asks of the mount. FUSE numbers the root 1, the tree 0.
 
+    Args:
+        vfs: what is shown.
+        wait: called where bytes are missing.
+        owner: user and group of all files.
+        forgotten: called with the number of an inode that the kernel holds no more.
+    """
+
+    name = "pyfuse3"
     enable_writeback_cache = False
 
-    def __init__(self, vfs: Vfs, read: Read, uid: int, gid: int) -> None:
+    def __init__(
+        self, vfs: Vfs, wait: Wait, owner: tuple[int, int], forgotten: Callable[[int], None]
+    ) -> None:
         super().__init__()
         self._vfs = vfs
-        self._read = read
-        self._owner = uid, gid
+        self._wait = wait
+        self._owner = owner
+        self._forgotten = forgotten
+        self._known: Counter[int] = Counter()
+        self._timeout = FOREVER
+        self._xattrs = vfs.has_xattrs
+        self._listings: dict[int, list[tuple[bytes, int]]] = {}  # by handle
+        self._handle = 0
+
+    async def serve(self) -> None:
+        """See ``Adapter``."""
+        await pyfuse3.main(max_tasks=TASKS)
+
+    def knows(self, number: int) -> bool:
+        """See ``Adapter``."""
+        return self._known[number] > 0
+
+    async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
+        """See ``Adapter``.
+
+        From the first call on the kernel may keep nothing that it asks for; when it has dropped
+        all that changes, everything that changes is asked for anew by every reader, so that the
+        one moment of ``flip`` is the same for all.
+        """
+        self._timeout = 0
+        try:
+            await trio.to_thread.run_sync(_invalidate, change)
+            flip()
+        finally:
+            self._timeout = FOREVER
+        # What was asked for meanwhile was known for no longer than the answer took.
+        await trio.to_thread.run_sync(_invalidate, change)
 
     def _attributes(self, number: int) -> pyfuse3.EntryAttributes:
         inode = self._vfs.inode(number)
@@ -41,56 +82,74 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         entry.st_uid, entry.st_gid = self._owner
         entry.st_size = inode.size
         entry.st_blksize = PAGE
-        entry.st_blocks = -(-inode.size // 512)
+        entry.st_blocks = -(-sum(length for _, length in inode.data) // 512)
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = inode.mtime_ns
-        entry.entry_timeout = entry.attr_timeout = FOREVER
+        entry.entry_timeout = entry.attr_timeout = self._timeout
         return entry
 
     async def lookup(
         self, parent: int, name: bytes, _context: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        try:
+        with _errors():
             number = self._vfs.lookup(parent - pyfuse3.ROOT_INODE, name)
-        except OSError as error:
-            raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
-        if number is not None:
-            return self._attributes(number)
+            if number is not None:
+                self._known[number] += 1
+                return self._attributes(number)
         absent = pyfuse3.EntryAttributes()  # inode 0: the kernel may remember that it is not there
         absent.st_ino = 0
-        absent.entry_timeout = FOREVER
+        absent.entry_timeout = self._timeout
         return absent
+
+    async def forget(self, inodes: Sequence[tuple[int, int]]) -> None:
+        for inode, count in inodes:
+            number = inode - pyfuse3.ROOT_INODE
+            self._known[number] -= count
+            if self._known[number] <= 0:
+                del self._known[number]
+                self._forgotten(number)
 
     async def getattr(
         self, inode: int, _context: pyfuse3.RequestContext | None = None
     ) -> pyfuse3.EntryAttributes:
-        return self._attributes(inode - pyfuse3.ROOT_INODE)
+        with _errors():
+            return self._attributes(inode - pyfuse3.ROOT_INODE)
 
     async def readlink(self, inode: int, _context: pyfuse3.RequestContext) -> bytes:
-        try:
+        with _errors():
             return self._vfs.readlink(inode - pyfuse3.ROOT_INODE)
-        except OSError as error:
-            raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
 
     async def opendir(self, inode: int, _context: pyfuse3.RequestContext) -> int:
-        return inode
+        with _errors():  # listed as it was when it was opened, whatever follows
+            self._listings[self._handle] = self._vfs.entries(inode - pyfuse3.ROOT_INODE)
+        self._handle += 1
+        return self._handle - 1
+
+    async def releasedir(self, handle: int) -> None:
+        del self._listings[handle]
 
     async def readdir(self, handle: int, start: int, token: pyfuse3.ReaddirToken) -> None:
-        entries = self._vfs.entries(handle - pyfuse3.ROOT_INODE)
-        for place in range(start, len(entries)):
-            name, number = entries[place]
-            if not pyfuse3.readdir_reply(token, name, self._attributes(number), place + 1):
-                return
+        with _errors():
+            entries = self._listings[handle]
+            for place in range(start, len(entries)):
+                name, number = entries[place]
+                try:
+                    attributes = self._attributes(number)
+                except OSError:  # it is gone since
+                    continue
+                if not pyfuse3.readdir_reply(token, name, attributes, place + 1):
+                    return
+                self._known[number] += 1
 
     async def open(
         self, inode: int, _flags: int, _context: pyfuse3.RequestContext
     ) -> pyfuse3.FileInfo:
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
-    async def read(self, handle: int, offset: int, size: int) -> memoryview:
-        try:
-            return await self._read(handle - pyfuse3.ROOT_INODE, offset, size)
-        except OSError as error:
-            raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
+    async def read(self, handle: int, offset: int, size: int) -> bytes:
+        number = handle - pyfuse3.ROOT_INODE
+        with _errors():
+            data = self._vfs.read(number, offset, size)
+            return await self._wait(number, offset, size) if data is None else data
 
     async def statfs(self, _context: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         usage = self._vfs.usage()
@@ -102,6 +161,21 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         data.f_namemax = 255
         return data
 
+    async def getxattr(self, inode: int, name: bytes, _context: pyfuse3.RequestContext) -> bytes:
+        if not self._xattrs:
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        with _errors():
+            value = self._vfs.xattrs(inode - pyfuse3.ROOT_INODE).get(name)
+        if value is None:
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        return value
+
+    async def listxattr(self, inode: int, _context: pyfuse3.RequestContext) -> list[bytes]:
+        if not self._xattrs:
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        with _errors():
+            return list(self._vfs.xattrs(inode - pyfuse3.ROOT_INODE))
+
     # Answered with ENOSYS once, these are never sent again: fewer trips for every file.
     async def flush(self, _handle: int) -> None:
         raise pyfuse3.FUSEError(errno.ENOSYS)
@@ -109,8 +183,19 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
     async def access(self, _inode: int, _mode: int, _context: pyfuse3.RequestContext) -> bool:
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
-    async def getxattr(self, _inode: int, _name: bytes, _context: pyfuse3.RequestContext) -> bytes:
-        raise pyfuse3.FUSEError(errno.ENOSYS)
 
-    async def listxattr(self, _inode: int, _context: pyfuse3.RequestContext) -> list[bytes]:
-        raise pyfuse3.FUSEError(errno.ENOSYS)
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
+
+
+def _invalidate(change: Change) -> None:
+    for directory, name in change.entries:
+        with contextlib.suppress(OSError):  # the kernel does not know it
+            pyfuse3.invalidate_entry(directory + pyfuse3.ROOT_INODE, name)
+    for directory in change.directories:
+        with contextlib.suppress(OSError):
+            pyfuse3.invalidate_inode(directory + pyfuse3.ROOT_INODE, attr_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import re
+import select
 import shutil
 import subprocess
 from collections import Counter
@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wheelmount.errors import InputError, MountError, UnavailableError
+from wheelmount.mount import kernel
 
 FILE_SYSTEM = "fuse.wheelmount"
 """Type of our mounts in ``/proc/self/mountinfo``."""
-
-_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # umount2(2)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +155,26 @@ def mounted(path: str) -> str | None:
     return found
 
 
+def shows(path: str, store: Path) -> bool:
+    """Whether a generation of a store is mounted at ``path``."""
+    try:
+        found = Path(path).stat()
+        return mounted(path) is not None and any(
+            (found.st_dev, found.st_ino) == (root.st_dev, root.st_ino)
+            for root in (each.stat() for each in store.iterdir() if each.name.isdigit())
+        )
+    except OSError:
+        return False
+
+
+def await_change() -> None:
+    """Wait until something was mounted or unmounted, or for ten seconds."""
+    with Path("/proc/self/mountinfo").open("rb") as mounts:
+        changes = select.poll()
+        changes.register(mounts, select.POLLERR | select.POLLPRI)  # proc(5)
+        changes.poll(10_000)
+
+
 def _dead(path: str) -> bool:
     try:
         Path(path).stat()
@@ -175,11 +193,13 @@ def unmount(path: str, *, force: bool) -> None:
     Raises:
         MountError: it is in use, or may not be taken down; ``busy`` in the message.
     """
-    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if force else 0)
-    if _libc.umount2(os.fsencode(path), flags) == 0:
+    try:
+        kernel.unmount(path, detach=force)
+    except OSError as error:
+        code = error.errno or errno.EIO
+    else:
         return
-    code = ctypes.get_errno()
-    if code == errno.EINVAL:  # not mounted (any more)
+    if code in (errno.EINVAL, errno.ENOENT):  # not mounted (any more)
         return
     if code == errno.EPERM and os.geteuid() != 0:
         helper = ["fusermount3", "-u", *(["-z"] if force else []), "--", path]

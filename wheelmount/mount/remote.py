@@ -16,11 +16,15 @@ from wheelmount.hosts import engine
 from wheelmount.hosts.host import Host, as_hosts
 from wheelmount.mount import point
 from wheelmount.mount.layout import Layout
-from wheelmount.mount.source import Source
-from wheelmount.mount.tree import scan
+from wheelmount.mount.source import Source, file_digest
+from wheelmount.mount.succession import Doubt, Succession
+from wheelmount.mount.tree import Tree, scan
 from wheelmount.progress import SILENT, Progress, Task
 
 log = logging.getLogger("wheelmount")
+
+MESSAGE = 4 << 20
+"""Bytes of a description that one call brings; Monarch's messages should stay below 16 MiB."""
 
 
 def remotemount(
@@ -78,6 +82,9 @@ class RemoteMount:
         self._agents: dict[str, Any] = {}
         self._procs: dict[str, Any] = {}
         self._points: dict[str, str] = {}
+        self._layout: Layout | None = None
+        self._lost: set[int] = set()
+        self._ring: Source | None = None
         self._offer: Any = None
         self._delivery: threading.Thread | None = None
         self._outcome: dict[str, Any] = {}
@@ -100,14 +107,7 @@ class RemoteMount:
             StoreError: a host has no room for the bytes.
             HostError, WaitError: a host is lost. Whatever it is, nothing stays mounted.
         """
-        with self._progress.task("scan", unit="files") as task:
-            tree = scan(os.fsencode(self.source))
-            task.advance(tree.files)
-            task.note(f"{tree.files} files, {tree.size >> 20} MiB")
-        self.skipped = tree.skipped
-        for path in tree.skipped:
-            log.warning("not mounted, no file: %s", os.fsdecode(path))
-        layout = Layout(tree, self._settings.block_size)
+        layout = Layout(self._scan(), self._settings.block_size)
         engine.start()
         try:
             self._spawn_agents()
@@ -115,8 +115,42 @@ class RemoteMount:
         except BaseException:
             self.close(force=True)
             raise
+        self._layout = layout
         self._delivery = threading.Thread(target=self._deliver, args=(layout,), daemon=True)
         self._delivery.start()
+
+    def _scan(self) -> Tree:
+        with self._progress.task("scan", unit="files") as task:
+            tree = scan(os.fsencode(self.source))
+            task.advance(tree.files)
+            task.note(f"{tree.files} files, {tree.size >> 20} MiB")
+        self.skipped = tree.skipped
+        for path in tree.skipped:
+            log.warning("not mounted, no file: %s", os.fsdecode(path))
+        return tree
+
+    def adopt(self) -> None:
+        """Take charge of a mount that stands, made by a process that is gone.
+
+        Raises:
+            MountError: there is none on a host, or its bytes had not all arrived.
+            HostError, WaitError: a host is lost.
+        """
+        engine.start()
+        timeout = self._settings.start_timeout
+        try:
+            self._spawn_agents()
+            found = engine.raise_first(self._call(lambda agent: agent.adopt.call_one(), timeout))
+            name, (length, _) = next(iter(found.items()))
+            description = bytearray()
+            while len(description) < length:
+                call = self._agents[name].describe.call_one(len(description), MESSAGE)
+                description += engine.one(call, timeout)
+            self._layout = Layout.decode(bytes(description))
+            self._lost = {number for _, lost in found.values() for number in lost}
+        except BaseException:
+            self.release()
+            raise
 
     def _spawn_agents(self) -> None:
         from wheelmount.mount.agent import Agent
@@ -142,6 +176,7 @@ class RemoteMount:
         client = point.View.here()
         timeout = self._settings.start_timeout
         with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
+            self._ring = source
             self._offer = offer(source, self._arrived)
             engine.one(self._offer.ring.call_one(), timeout)
         views = engine.raise_first(self._call(lambda agent: agent.view.call_one(), timeout))
@@ -198,6 +233,80 @@ class RemoteMount:
             raise WaitError(f"not everything arrived within {timeout:g} s")
         engine.raise_first(self._outcome)
 
+    def refresh(self) -> bool:
+        """Have the mount show the directory as it is now.
+
+        Each host shows the old tree until all bytes of the new one are there, and then the new one
+        from one moment to the next. What is open stays what it was.
+
+        Returns:
+            Whether anything had changed.
+
+        Raises:
+            SourceError: the directory cannot be read.
+            TransferError: a file changed while it was copied; hosts show what they did before.
+            HostError, WaitError, StoreError: a host could not follow; the others have, if it
+                was lost at the very end.
+        """
+        if self._layout is None:
+            raise MountError("the mount is not open", hint="call open() first")
+        if self._delivery is not None:
+            self.wait()
+        lost = self._lost | (self._ring.changed if self._ring is not None else set())
+        succession = Succession(self._layout.tree, self._scan(), lost)
+        if succession.same_tree() and not lost:
+            return False
+        layout = succession.settle(self._same(succession), self._settings.block_size)
+        self._advance(layout)
+        self._layout, self._lost = layout, set()
+        return True
+
+    def _same(self, succession: Succession) -> list[Doubt]:
+        """Which files have the bytes that all hosts have of an earlier one."""
+        if not succession.doubts:
+            return []
+        wanted = sorted({doubt.earlier for doubt in succession.doubts})
+        bound = self._settings.start_timeout + self._settings.fetch_timeout * len(wanted)
+        with self._progress.task("compare", unit="files") as task:
+            task.total(len(succession.doubts))
+            answers = self._call(lambda agent: agent.digests.call_one(wanted), bound)
+            theirs = engine.raise_first(answers).values()
+            same = []
+            for doubt in succession.doubts:
+                mine = file_digest(os.fsencode(self.source) + b"/" + succession.path(doubt))
+                if mine and all(digests[doubt.earlier] == mine for digests in theirs):
+                    same.append(doubt)
+                task.advance(1)
+        return same
+
+    def _advance(self, layout: Layout) -> None:
+        """Have all hosts fetch a generation, and then all show it."""
+        from wheelmount.mount.transfer import offer
+
+        timeout = self._settings.start_timeout
+        source = Source(
+            os.fsencode(self.source),
+            layout,
+            slots=self._settings.ring,
+            lease=self._settings.fetch_timeout,
+        )
+        with engine.quiet():
+            made = offer(source, self._arrived)
+        bound = timeout + self._settings.fetch_timeout * (layout.blocks + 1)
+        try:
+            with self._progress.task("send", unit="B") as task:
+                task.total(layout.size * len(self.hosts))
+                self._task = task
+                try:
+                    prepared = self._call(lambda agent: agent.prepare.call_one(made), bound)
+                    engine.raise_first(prepared)
+                except BaseException:
+                    self._call(lambda agent: agent.abandon.call_one(), timeout)
+                    raise
+                engine.raise_first(self._call(lambda agent: agent.advance.call_one(), timeout))
+        finally:
+            engine.stop_mesh(made)
+
     def keep(self) -> None:
         """Wait for all bytes, and let the mounts stay when this process ends."""
         self.wait()
@@ -237,6 +346,12 @@ class RemoteMount:
             self._offer = None
         if self._delivery is not None:
             self._delivery.join(self._settings.start_timeout)
+
+    def release(self) -> None:
+        """Let go of the hosts, and leave the mounts to themselves."""
+        for name in list(self._agents):
+            del self._agents[name]
+            engine.stop_mesh(self._procs.pop(name))
 
     def _call(self, call: Callable[[Any], Any], timeout: float) -> dict[str, Any]:
         return engine.gather({name: call(agent) for name, agent in self._agents.items()}, timeout)

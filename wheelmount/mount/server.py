@@ -7,7 +7,6 @@ pyfuse3 until it is told to stop or somebody unmounts it, and then removes store
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import shutil
@@ -17,16 +16,18 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import psutil
 import pyfuse3
 import trio
 
 from wheelmount.errors import MountError
 from wheelmount.mount import control, point
-from wheelmount.mount.fuse import TASKS, FuseOperations
-from wheelmount.mount.layout import Layout
+from wheelmount.mount import store as stores
+from wheelmount.mount.adapter import Adapter
+from wheelmount.mount.fuse import FuseOperations
+from wheelmount.mount.generations import Generations
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
-from wheelmount.mount.vfs import Vfs
 
 log = logging.getLogger("wheelmount")
 
@@ -35,52 +36,51 @@ GRACE = 2.0
 
 
 class Server:
-    """Serves one mount, and waits for bytes on behalf of its readers."""
+    """Serves one mount, and waits for bytes on behalf of its readers.
+
+    Args:
+        directory: of the mount.
+        task: what to do.
+        store: the generation to show.
+    """
 
     def __init__(self, directory: Path, task: Task, store: Store) -> None:
         self.directory = directory
         self.task = task
-        self.store = store
-        self.vfs = Vfs(store.layout, store)
+        self.generations = Generations(task, store)
+        self.vfs = self.generations.vfs
         self.started = time.time()
         self._waiting: dict[int, trio.Event] = {}
         self._failed: dict[int, str] = {}
         self._feeder: trio.SocketStream | None = None
         self._sending = trio.Lock()
+        self._unmounted = trio.Event()
 
-    async def read(self, number: int, offset: int, size: int) -> memoryview:
+    async def read(self, number: int, offset: int, size: int) -> bytes:
         """Bytes of a file, once they are there.
 
         Raises:
             OSError: EIO, with the reason in the log.
         """
-        start, end = self.vfs.span(number, offset, size)
-        for block in self.store.layout.covering(start, end):
-            if not self.store.has(block):
-                await self._arrival(block, number)
-        if self.store.is_changed(number):
-            raise self._error(number, "it changed at the source before it was copied")
-        return self.store.read(start, end)
+        with trio.move_on_after(self.task.read_timeout):
+            while (data := self.vfs.read(number, offset, size)) is None:
+                block = self.vfs.absent(number, offset, size)
+                if block is not None:
+                    await self._arrival(block, number)
+            return data
+        reason = f"its bytes did not come within {self.task.read_timeout:g} s"
+        raise self.vfs.failure(number, reason)
 
     async def _arrival(self, block: int, number: int) -> None:
-        with trio.move_on_after(self.task.read_timeout):
-            while not self.store.has(block):
-                if block in self._failed:
-                    raise self._error(number, self._failed[block])
-                if self._feeder is None:
-                    raise self._error(number, "its bytes had not come when the client went away")
-                event = self._waiting.get(block)
-                if event is None:
-                    event = self._waiting[block] = trio.Event()
-                    await self._send(self._feeder, {"want": block})
-                await event.wait()
-            return
-        raise self._error(number, f"its bytes did not come within {self.task.read_timeout:g} s")
-
-    def _error(self, number: int, reason: str) -> OSError:
-        path = os.fsdecode(self.vfs.inode(number).path)
-        log.error("cannot read %s: %s", path, reason)
-        return OSError(errno.EIO, os.strerror(errno.EIO))
+        if block in self._failed:
+            raise self.vfs.failure(number, self._failed[block])
+        if self._feeder is None:
+            raise self.vfs.failure(number, "its bytes had not come when the client went away")
+        event = self._waiting.get(block)
+        if event is None:
+            event = self._waiting[block] = trio.Event()
+            await self._send(self._feeder, {"want": block})
+        await event.wait()
 
     def _wake(self, block: int) -> None:
         event = self._waiting.pop(block, None)
@@ -92,7 +92,7 @@ class Server:
             async with self._sending:
                 await stream.send_all(control.encode(message))
 
-    async def serve(self, ready: int) -> None:
+    async def serve(self, adapter: Adapter, ready: int) -> None:
         """Serve until unmounted; say on the pipe ``ready`` when the control socket listens."""
         listener = trio.socket.socket(trio.socket.AF_UNIX)
         await listener.bind(str(self.directory / control.SOCKET))
@@ -104,8 +104,23 @@ class Server:
             os.write(ready, b"ok")
             os.close(ready)
             nursery.start_soon(self._signals)
-            await pyfuse3.main(max_tasks=TASKS)
+            await self.generations.serve(adapter, nursery)
+            if self.generations.bound is not None:
+                await self._bound()
             nursery.cancel_scope.cancel()
+
+    async def _bound(self) -> None:
+        """Wait for the end of a mount that the kernel shows alone."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            await self._unmounted.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _watch(self) -> None:
+        """Notice that somebody else took the mount down."""
+        while point.shows(self.task.mntpoint, Path(self.task.store)):
+            await trio.to_thread.run_sync(point.await_change, abandon_on_cancel=True)
+        self._unmounted.set()
 
     async def _signals(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
@@ -129,25 +144,30 @@ class Server:
                 await self._feed(stream, lines, keep=request["keep"])
             case "stop":
                 await self._stop(stream, force=request["force"])
+            case "show":
+                await self._show(stream, request["generation"])
             case "status":
                 await self._send(stream, self.status())
 
     def status(self) -> control.Message:
         """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch."""
+        store = self.generations.shown
         return {
             "host": self.task.host,
             "source": self.task.source,
             "mntpoint": self.task.mntpoint,
-            "adapter": "pyfuse3",
+            "adapter": "bind" if self.generations.bound else FuseOperations.name,
+            "generation": store.generation,
             "namespace": point.View.here().namespace,
             "pid": os.getpid(),
             "started": self.started,
-            "files": self.store.layout.tree.files,
-            "size": self.store.layout.size,
-            "held": self.store.held(),
+            "files": store.layout.tree.files,
+            "size": store.layout.tree.size,
+            "held": store.held(),
+            "memory": psutil.Process().memory_info().rss,
             "waiting": len(self._waiting),
             "fed": self._feeder is not None,
-            "changed": [os.fsdecode(path) for path in self.store.changed()],
+            "changed": [os.fsdecode(path) for path in store.changed()],
         }
 
     async def _feed(
@@ -174,6 +194,15 @@ class Server:
             log.info("who made this mount is gone: unmounting")
             await self._unmount(force=True)
 
+    async def _show(self, stream: trio.SocketStream, generation: int) -> None:
+        try:
+            await self.generations.show(generation)
+            answer: control.Message = {"ok": True}
+        except OSError as error:
+            log.exception("generation %d cannot be shown", generation)
+            answer = {"ok": False, "message": f"generation {generation} cannot be shown: {error}"}
+        await self._send(stream, answer)
+
     async def _stop(self, stream: trio.SocketStream, *, force: bool) -> None:
         try:
             await self._unmount(force=force)
@@ -184,9 +213,15 @@ class Server:
         await self._send(stream, answer)
 
     async def _unmount(self, *, force: bool) -> None:
+        bound, mntpoint = self.generations.bound, self.task.mntpoint
+        if bound and self.generations.served and not force:
+            raise MountError(
+                f"{mntpoint} is busy: files that were opened before all bytes were there are in use"
+            )
         # On a thread: the kernel may ask us something while it unmounts.
-        await trio.to_thread.run_sync(lambda: point.unmount(self.task.mntpoint, force=force))
-        if force:
+        await trio.to_thread.run_sync(lambda: point.unmount(mntpoint, force=force))
+        self._unmounted.set()
+        if force and self.generations.served:
             await trio.sleep(GRACE)
             pyfuse3.terminate()
 
@@ -214,20 +249,21 @@ def main() -> None:
         format="%(asctime)s %(levelname)s %(message)s",
     )
     task = Task.read(directory)
-    store = Store(Path(task.store), Layout.decode((directory / "tree").read_bytes()))
-    server = Server(directory, task, store)
-    operations = FuseOperations(server.vfs, server.read, os.getuid(), os.getgid())
+    server = Server(directory, task, Store.open(Path(task.store)))
+    adapter = FuseOperations(
+        server.vfs, server.read, (os.getuid(), os.getgid()), server.generations.forgotten
+    )
     options = {"ro", "default_permissions", "fsname=wheelmount", "subtype=wheelmount"}
     if os.getuid() == 0:
         options.add("allow_other")
     try:
-        pyfuse3.init(operations, task.mntpoint, options)
+        pyfuse3.init(adapter, task.mntpoint, options)
     except RuntimeError as error:
         os.write(ready, str(error).encode())
         sys.exit(1)
     log.info("serving %s at %s", task.source, task.mntpoint)
     try:
-        trio.run(server.serve, ready)
+        trio.run(server.serve, adapter, ready)
     except BaseException:
         log.exception("the serving process fails")
         shutil.copy(directory / "log", f"{directory}.log")  # the rest goes, the reason stays
@@ -238,7 +274,7 @@ def main() -> None:
         if task.made:
             with contextlib.suppress(OSError):
                 Path(task.mntpoint).rmdir()
-        store.remove()
+        stores.remove(Path(task.store))
         shutil.rmtree(directory, ignore_errors=True)
 
 

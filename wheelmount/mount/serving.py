@@ -19,7 +19,11 @@ from pathlib import Path
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import MountError, UnavailableError
 from wheelmount.mount import control, point
+from wheelmount.mount import store as stores
 from wheelmount.mount.task import Task
+
+SHOW_TIMEOUT = 60.0
+"""Seconds a serving process may take to change over to another generation."""
 
 STOP_TIMEOUT = 15.0
 """Seconds a serving process may take to answer, or to unmount and clean up."""
@@ -66,6 +70,17 @@ def status(directory: Path) -> control.Message:
     return control.ask(directory, {"op": "status"}, STOP_TIMEOUT)
 
 
+def show(directory: Path, generation: int) -> None:
+    """Have a generation shown, of which all bytes are there.
+
+    Raises:
+        MountError: it cannot be; what was shown before still is.
+    """
+    answer = control.ask(directory, {"op": "show", "generation": generation}, SHOW_TIMEOUT)
+    if not answer["ok"]:
+        raise MountError(answer["message"])
+
+
 def start(directory: Path, timeout: float) -> None:
     """Start a serving process and wait until its mount stands."""
     read, write = os.pipe()
@@ -97,6 +112,7 @@ def start(directory: Path, timeout: float) -> None:
             f"cannot mount: {reason}",
             hint="FUSE must be allowed for you on the host",
         )
+    process.returncode = 0  # it goes on, and nobody here waits for it
 
 
 def stop(directory: Path, *, force: bool) -> None:
@@ -129,7 +145,9 @@ def stop(directory: Path, *, force: bool) -> None:
             break
         time.sleep(0.01)
     if directory.exists():  # it did not end well
-        if point.mounted(task.mntpoint) == point.FILE_SYSTEM:
+        if point.mounted(task.mntpoint) == point.FILE_SYSTEM or point.shows(
+            task.mntpoint, Path(task.store)
+        ):
             point.unmount(task.mntpoint, force=True)
         discard(directory, Path(task.store), task.mntpoint if task.made else None)
 
@@ -143,8 +161,8 @@ def _alive(pid: int, directory: Path) -> bool:
 
 def discard(directory: Path, store: Path, mntpoint: str | None) -> None:
     """Delete what is left of a mount that is down."""
-    for path in (directory, store):
-        shutil.rmtree(path, ignore_errors=True)
+    stores.remove(store)
+    shutil.rmtree(directory, ignore_errors=True)
     if mntpoint is not None:
         with contextlib.suppress(OSError):
             Path(mntpoint).rmdir()

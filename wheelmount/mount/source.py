@@ -137,15 +137,12 @@ class Source:
     def _fill(self, number: int, block: int) -> Staged:
         length = self.layout.length(block)
         view = self.slots[number][:length]
-        end, changed = 0, []
+        changed = []
         for extent in self.layout.extents(block):
             piece = view[extent.block_offset : extent.block_offset + extent.length]
-            _clear(view[end : extent.block_offset])
             if extent.inode in self.changed or not self._read(extent, piece):
-                _clear(piece)
+                piece[:] = bytes(len(piece))
                 changed.append(extent.inode)
-            end = extent.block_offset + extent.length
-        _clear(view[end:])
         digest = blake3(view).digest()
         if self._digests.setdefault(block, digest) != digest and not changed:
             # Same size and time as in the tree, other bytes than the hosts before got.
@@ -173,9 +170,18 @@ class Source:
             return False
         finally:
             os.close(fd)
-        found = (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns
-        return found == (self.layout.tree.keys[extent.inode], inode.size, inode.mtime_ns)
+        stamp = self.layout.tree.stamps[extent.inode]
+        found = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        return found == (stamp.device, stamp.inode, inode.size, inode.mtime_ns)
 
 
-def _clear(view: memoryview) -> None:
-    view[:] = bytes(len(view))
+def file_digest(path: bytes) -> bytes:
+    """blake3 of a file, 32 bytes; of one that cannot be read, nothing."""
+    hasher = blake3()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                hasher.update(piece)
+    except OSError:
+        return b""
+    return hasher.digest()

@@ -1,100 +1,278 @@
-"""The store: a host's copy of the bytes, as three files in a private directory.
+"""The store: a host's copy of the files, as a directory that looks like the source's.
 
-``data`` is the buffer of the layout (on tmpfs: in memory), ``have`` has one byte a block and
-``changed`` one byte an inode. All are mapped by the process that receives and by the one that
-serves, so what has arrived is seen by both at once, and a serving process that is started again
-finds everything as it was.
+A store has generations, numbered from 1; each is a directory of its own, and a file that is the
+same in two of them is one file with two names. Beside generation ``N`` lie ``N.tree``, its
+description, ``N.have``, one byte a block, and ``N.changed``, one byte an inode number: mapped by
+the process that receives and by the one that serves, so what has arrived is seen by both at once,
+and a serving process that is started again finds everything as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
+import filelock
+import psutil
+
 from wheelmount.errors import StoreError
+from wheelmount.mount import kernel
 from wheelmount.mount.layout import Layout
 
-_POPULATE_WRITE = 23
-"""``MADV_POPULATE_WRITE`` of Linux >= 5.14 (asm-generic/mman-common.h); unknown to Python."""
+PAGE = 4096
+"""What tmpfs gives memory by, bytes (more on some machines, which then use a little more)."""
+
+SLACK = 64 << 20
+"""Bytes a tmpfs may hold beyond the files themselves: tables, and what rounding missed."""
 
 
 class Store:
-    """The bytes of one layout on this host.
+    """One generation of a mount's files on this host.
 
     Args:
-        directory: where ``create`` made it.
-        layout: what it holds.
+        directory: of the store, where ``create`` made it.
+        layout: the tree, and what of it arrives in which block.
+        generation: its number.
     """
 
-    def __init__(self, directory: Path, layout: Layout) -> None:
+    def __init__(self, directory: Path, layout: Layout, generation: int = 1) -> None:
         self.directory = directory
         self.layout = layout
-        self._fd = os.open(directory / "data", os.O_RDWR | os.O_CLOEXEC)
-        self._data = mmap.mmap(self._fd, max(layout.size, 1))
-        self._view = memoryview(self._data)
-        self._read_only = self._view.toreadonly()
-        self._have = _map(directory / "have")
-        self._changed = _map(directory / "changed")
+        self.generation = generation
+        self.root = directory / str(generation)
+        """Directory of the files."""
+        self.description = directory / f"{generation}.tree"
+        """The encoded layout."""
+        self._have = _map(directory / f"{generation}.have")
+        self._changed = _map(directory / f"{generation}.changed")
+        self._complete = False
 
     @classmethod
-    def create(cls, directory: Path, layout: Layout) -> Store:
-        """Make an empty store.
+    def create(cls, directory: Path, layout: Layout, *, memory: bool) -> Store:
+        """Make the first generation, without its bytes.
+
+        Args:
+            directory: is made; its parent is there.
+            layout: what it is for.
+            memory: whether to keep the bytes in a file system of their own in memory, where that
+                is allowed; else they are kept in ``directory`` as it is.
 
         Raises:
             StoreError: the bytes cannot fit there.
+            TransferError: the tree is none.
         """
-        free = shutil.disk_usage(directory.parent).free
-        if layout.size > free:
-            raise _full(directory, layout.size, free)
+        owned = memory and kernel.may_mount()
+        _check_room(directory.parent, layout.size, memory=owned)
         directory.mkdir(mode=0o700)
-        sizes = {"data": layout.size, "have": layout.blocks, "changed": len(layout.tree.inodes)}
-        for name, size in sizes.items():
-            with (directory / name).open("xb") as file:
-                file.truncate(max(size, 1))
-        return cls(directory, layout)
+        if owned:
+            kernel.mount_tmpfs(directory, _footprint(layout))
+        return cls._begin(directory, layout, 1, None)
 
-    def allocate(self, block: int) -> memoryview:
-        """Set memory aside for a block and give it, to be written to.
+    @classmethod
+    def open(cls, directory: Path, generation: int | None = None) -> Store:
+        """Find a generation again; default the one that is shown."""
+        if generation is None:
+            current = directory / "current"
+            generation = int(current.read_text()) if current.exists() else 1
+        description = (directory / f"{generation}.tree").read_bytes()
+        return cls(directory, Layout.decode(description), generation)
 
-        Done here and not by the first write, which would end the process with SIGBUS where the
-        memory has run out, and in one system call, which is twice as fast as page by page.
+    def next(self, layout: Layout) -> Store:
+        """Make the next generation: with all files that are not fresh in it, but without a byte.
 
         Raises:
-            StoreError: there is no memory left.
+            StoreError: the bytes cannot fit.
         """
-        start, length = block * self.layout.block_size, self.layout.length(block)
-        try:
-            os.posix_fallocate(self._fd, start, length)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                free = shutil.disk_usage(self.directory).free
-                raise _full(self.directory, length, free) from None
-            raise
-        try:
-            self._data.madvise(_POPULATE_WRITE, start, length)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # an older kernel fills pages as they are written
-                raise
-        return self._view[start : start + length]
+        if self.owned:
+            _check_room(self.directory, layout.size, memory=True)
+            kernel.resize_tmpfs(self.directory, self._used() + _footprint(layout))
+        else:
+            _check_room(self.directory, layout.size, memory=False)
+        return self._begin(self.directory, layout, self.generation + 1, self)
 
-    def commit(self, block: int) -> None:
-        """Say that a block is whole: from now on it may be read."""
+    @classmethod
+    def _begin(
+        cls, directory: Path, layout: Layout, generation: int, previous: Store | None
+    ) -> Store:
+        sizes = {"have": layout.blocks, "changed": layout.tree.limit}
+        try:
+            (directory / f"{generation}.tree").write_bytes(layout.encode())
+            for name, size in sizes.items():
+                with (directory / f"{generation}.{name}").open("xb") as file:
+                    # With its memory: a mapping that finds none later ends the process.
+                    os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            store = cls(directory, layout, generation)
+            store._lay_out(previous)
+        except OSError as error:
+            raise _store_error(directory, error) from None
+        return store
+
+    @property
+    def owned(self) -> bool:
+        """Whether the store is a file system of its own."""
+        return os.path.ismount(self.directory)
+
+    @cached_property
+    def _paths(self) -> dict[int, list[bytes]]:
+        """Names of each inode below ``root``."""
+        paths: dict[int, list[bytes]] = defaultdict(list)
+        for path, number in self.layout.tree.walk():
+            paths[number].append(path)
+        return paths
+
+    def path(self, number: int) -> bytes:
+        """Where a file's bytes are."""
+        return os.path.join(os.fsencode(self.root), self._paths[number][0])
+
+    def _lay_out(self, previous: Store | None) -> None:
+        """Make directories, symlinks, files without bytes, and names of files that are there."""
+        tree = self.layout.tree
+        self.root.mkdir(mode=0o700)
+        for path, number in tree.walk():
+            inode = tree.inodes[number]
+            where = os.path.join(os.fsencode(self.root), path)
+            if inode.is_directory:
+                os.mkdir(where, 0o700)
+            elif inode.is_symlink:
+                os.symlink(inode.path, where)
+            elif previous is not None and number in self.layout.copies:
+                if self._paths[number][0] == path:
+                    shutil.copyfile(previous.path(self.layout.copies[number]), where)
+            elif previous is not None and number not in self.layout.fresh:
+                os.link(previous.path(number), where)
+            elif not inode.data and self._paths[number][0] == path:
+                self._write_into(where, inode.size, None, 0)
+
+    def write(self, block: int, data: memoryview) -> None:
+        """Put a block's bytes into its files, and say that they are there.
+
+        Raises:
+            StoreError: there is no room left.
+        """
+        try:
+            for extent in self.layout.extents(block):
+                piece = data[extent.block_offset : extent.block_offset + extent.length]
+                size = self.layout.tree.inodes[extent.inode].size
+                self._write_into(self.path(extent.inode), size, piece, extent.file_offset)
+        except OSError as error:
+            raise _store_error(self.directory, error) from None
         self._have[block] = 1
+
+    @staticmethod
+    def _write_into(path: bytes, size: int, piece: memoryview | None, offset: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+        try:
+            if piece is None or len(piece) < size:
+                # At once its full size: what tmpfs decides by whether to give huge pages.
+                os.ftruncate(fd, size)
+            while piece:
+                count = os.pwrite(fd, piece, offset)
+                piece, offset = piece[count:], offset + count
+        finally:
+            os.close(fd)
+
+    def finish(self) -> None:
+        """Give everything its names and attributes, once all bytes are there.
+
+        Raises:
+            StoreError: there is no room left.
+        """
+        root = os.fsencode(self.root)
+        inodes = self.layout.tree.inodes
+        try:
+            for number in self.layout.fresh | self.layout.copies.keys():
+                first, *others = self._paths[number]
+                for other in others:
+                    os.link(os.path.join(root, first), os.path.join(root, other))
+                self._dress(number, os.path.join(root, first))
+            # Directories last and from below: what is made in one changes its time.
+            for number, (path, *_) in reversed(self._paths.items()):
+                if not inodes[number].is_file:
+                    self._dress(number, os.path.join(root, path))
+            self._dress(0, root)
+        except OSError as error:
+            raise _store_error(self.directory, error) from None
+
+    def _dress(self, number: int, path: bytes) -> None:
+        inode = self.layout.tree.inodes[number]
+        for name, value in inode.xattrs:
+            # Where the store's file system has none, they are not shown.
+            with contextlib.suppress(OSError):
+                os.setxattr(path, name, value, follow_symlinks=False)
+        if not inode.is_symlink:
+            os.chmod(path, inode.mode & 0o7777)
+        os.utime(path, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=False)
+
+    @contextlib.contextmanager
+    def growing(self) -> Iterator[None]:
+        """While another generation is being made: keeps others from ``trim``.
+
+        Raises:
+            StoreError: somebody else is making one.
+        """
+        lock = filelock.FileLock(self.directory / "lock")
+        try:
+            with lock.acquire(timeout=0):
+                yield
+        except filelock.Timeout:
+            raise StoreError(
+                f"{self.directory.name} is being refreshed by somebody else", hint="wait for it"
+            ) from None
+
+    def trim(self) -> None:
+        """Give up the room that was for bytes of other generations."""
+        with contextlib.suppress(StoreError), self.growing():
+            if self.owned:
+                kernel.resize_tmpfs(self.directory, self._used())
+
+    def _used(self) -> int:
+        """Bytes that all generations take, where the store is a file system of its own."""
+        usage = os.statvfs(self.directory)
+        return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        """Bytes of a file. Ask ``has`` first."""
+        fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return os.pread(fd, size, offset)
+        finally:
+            os.close(fd)
 
     def has(self, block: int) -> bool:
         """Whether a block may be read."""
         return self._have[block] == 1
 
+    def absent(self, number: int, offset: int, end: int) -> int | None:
+        """The first block with bytes ``offset`` to ``end`` of a file that has not arrived."""
+        if self._complete:
+            return None
+        for block in self.layout.covering(number, offset, end):
+            if not self._have[block]:
+                return block
+        return None
+
     def missing(self) -> list[int]:
         """Blocks that have not arrived, in order."""
-        return [b for b in range(self.layout.blocks) if not self._have[b]]
+        blocks = self.layout.blocks
+        if self._have[:blocks].count(1) == blocks:
+            self._complete = True
+            return []
+        return [block for block in range(blocks) if not self._have[block]]
 
     def held(self) -> int:
-        """Bytes that have arrived."""
-        return sum(self.layout.length(b) for b in range(self.layout.blocks) if self._have[b])
+        """Bytes of this generation that have arrived, with those of earlier ones."""
+        travelled = sum(self.layout.length(b) for b in range(self.layout.blocks) if self._have[b])
+        inodes = self.layout.tree.inodes.items()
+        kept = (i.data for n, i in inodes if i.is_file and n not in self.layout.fresh)
+        return travelled + sum(length for data in kept for _, length in data)
 
     def mark_changed(self, inode: int) -> None:
         """Say that a file changed at the source before it was copied: it is not to be read."""
@@ -106,16 +284,28 @@ class Store:
 
     def changed(self) -> list[bytes]:
         """Paths of the files for which ``mark_changed`` was called."""
-        inodes = self.layout.tree.inodes
-        return [inode.path for n, inode in enumerate(inodes) if self._changed[n]]
+        if self._changed.find(b"\x01") < 0:
+            return []
+        return [i.path for n, i in self.layout.tree.inodes.items() if self._changed[n]]
 
-    def read(self, start: int, end: int) -> memoryview:
-        """Bytes ``start`` to ``end`` of the buffer, not copied. Ask ``has`` first."""
-        return self._read_only[start:end]
+    def free(self, number: int) -> None:
+        """Delete one file of this generation; harmless if it is none or gone."""
+        for path in self._paths.get(number, ()):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(os.fsencode(self.root), path))
 
-    def remove(self) -> None:
-        """Delete it; mappings that are still there keep their memory until they go."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+    def forget(self) -> None:
+        """Delete this generation; files that others have too stay theirs."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        for name in ("tree", "have", "changed"):
+            (self.directory / f"{self.generation}.{name}").unlink(missing_ok=True)
+
+
+def remove(directory: Path) -> None:
+    """Delete a store; what is open or mapped keeps its memory until it is closed."""
+    with contextlib.suppress(OSError):
+        kernel.unmount(directory, detach=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -123,8 +313,33 @@ def _map(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0)
 
 
-def _full(directory: Path, needed: int, free: int) -> StoreError:
+def _footprint(layout: Layout) -> int:
+    """Bytes of memory that the files may take which a layout adds to a store."""
+    added = (layout.tree.inodes[n] for n in layout.fresh | layout.copies.keys())
+    return sum(-(-inode.size // PAGE) * PAGE for inode in added) + SLACK
+
+
+def _free(directory: Path, *, memory: bool) -> int:
+    if memory:
+        return int(psutil.virtual_memory().available)
+    return shutil.disk_usage(directory).free
+
+
+def _check_room(directory: Path, needed: int, *, memory: bool) -> None:
+    free = _free(directory, memory=memory)
+    if needed > free:
+        raise _full("memory" if memory else str(directory), needed, free)
+
+
+def _store_error(directory: Path, error: OSError) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+        return _full(str(directory.parent), 0, _free(directory, memory=False))
+    return StoreError(f"cannot write to {directory}: {error.strerror}")
+
+
+def _full(where: str, needed: int, free: int) -> StoreError:
+    what = f"{needed >> 20} MiB" if needed else "the files"
     return StoreError(
-        f"{needed >> 20} MiB do not fit into {directory.parent}, which has {free >> 20} MiB free",
+        f"{what} do not fit into {where}, which has {free >> 20} MiB free",
         hint="free memory there, or set WHEELMOUNT_STORE to a directory with more room",
     )

@@ -16,6 +16,7 @@ class Task:
         source: what is mounted, for people.
         mntpoint: where.
         store: directory of the store.
+        adapter: how it is to be shown in the end; one of ``adapter.NAMES`` but not ``auto``.
         read_timeout: seconds a read waits for its bytes.
         made: whether the mount point was made for it and is to go with it.
     """
@@ -24,6 +25,7 @@ class Task:
     source: str
     mntpoint: str
     store: str
+    adapter: str
     read_timeout: float
     made: bool
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
+import secrets
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -104,7 +106,7 @@ def offer(source: Source, arrived: Callable[[str, int], None]) -> Any:
     """
     from monarch.actor import this_proc
 
-    name = f"source_{id(source):x}"
+    name = f"source_{secrets.token_hex(4)}"
     _offered[name] = source, arrived
     return this_proc().spawn(name, SourceActor, name)
 
@@ -145,6 +147,7 @@ class Receiver:
         self._flying: set[int] = set()
         self._failed: dict[int, WheelmountError] = {}
         self._landed = asyncio.Condition()
+        self._buffers: list[memoryview] = []
 
     def want(self, block: int) -> None:
         """Put a block that a read waits for before all others."""
@@ -212,26 +215,37 @@ class Receiver:
 
     async def _fetch(self, block: int) -> bool:
         """Get a block once; False if what came is not what was sent."""
-        view = await asyncio.to_thread(self._store.allocate, block)
         staged, buffer = await asyncio.wait_for(
             self._source.stage.call_one(block).as_asyncio(), self._timeout
         )
         arrived = 0
         try:
-            # A transfer that timed out may still write here later, so it is never tried again:
-            # the block stays uncommitted and unreadable.
+            memory = self._buffer()
+            view = memory[: staged.length]
             buffer = buffer or self._ring[staged.slot]
             await buffer.read_into(view, timeout=max(1, int(self._timeout)))
-            if await asyncio.to_thread(_digest, view) != staged.digest:
+            if not await asyncio.to_thread(self._keep, block, view, staged):
                 return False
-            for inode in staged.changed:
-                self._store.mark_changed(inode)
-            self._store.commit(block)
+            # Only now used again: into the memory of a transfer that failed bytes may still come.
+            self._buffers.append(memory)
             arrived = staged.length
             return True
         finally:
             with contextlib.suppress(Exception):
                 self._source.release.broadcast(self._host, block, arrived)
+
+    def _buffer(self) -> memoryview:
+        if self._buffers:
+            return self._buffers.pop()
+        return memoryview(mmap.mmap(-1, self._store.layout.block_size))
+
+    def _keep(self, block: int, view: memoryview, staged: Staged) -> bool:
+        if blake3(view).digest() != staged.digest:
+            return False
+        for inode in staged.changed:
+            self._store.mark_changed(inode)
+        self._store.write(block, view)
+        return True
 
 
 async def fetch_description(source: Any, timeout: float) -> bytes:
@@ -243,13 +257,9 @@ async def fetch_description(source: Any, timeout: float) -> bytes:
     description = await asyncio.wait_for(source.describe.call_one().as_asyncio(), timeout)
     data = bytearray(description.length)
     await description.buffer.read_into(memoryview(data), timeout=max(1, int(timeout)))
-    if _digest(data) != description.digest:
+    if blake3(data).digest() != description.digest:
         raise TransferError("the description of the tree arrived damaged", hint="try again")
     return bytes(data)
-
-
-def _digest(data: bytearray | memoryview) -> bytes:
-    return blake3(data).digest()
 
 
 def _failure(error: Exception, timeout: float) -> WheelmountError:

@@ -1,18 +1,21 @@
 """The mounted tree as plain operations: what a directory lists, what a name leads to.
 
-Adapters (pyfuse3 and whatever follows) translate these and add nothing. Inodes are numbered as in
-the tree; failures are ``OSError`` with the number the kernel is to see.
+Adapters (pyfuse3 and the others) translate these and add nothing. Inodes are numbered as in the
+tree; failures are ``OSError`` with the number the kernel is to see. All is safe to be called from
+several threads.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from dataclasses import dataclass
 
-from wheelmount.mount.layout import PAGE, Layout
-from wheelmount.mount.store import Store
-from wheelmount.mount.tree import Inode
+from wheelmount.mount.store import PAGE, Store
+from wheelmount.mount.tree import Inode, Tree
+
+log = logging.getLogger("wheelmount")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +31,48 @@ class Usage:
     inodes: int
 
 
-class Vfs:
-    """Operations on one layout over one store."""
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What of the kernel's knowledge another generation makes untrue.
 
-    def __init__(self, layout: Layout, store: Store) -> None:
-        self.layout = layout
-        self.store = store
-        self._inodes = layout.tree.inodes
-        self._names = layout.tree.names
-        self._entries: dict[int, list[tuple[bytes, int]]] = {}
+    Attributes:
+        entries: number of a directory and a name in it, that leads elsewhere or nowhere now.
+        directories: numbers of those with other attributes or entries.
+    """
+
+    entries: list[tuple[int, bytes]]
+    directories: list[int]
+
+
+class Vfs:
+    """Operations on the newest generation of a store.
+
+    A number that only an older generation has is still answered for, as long as the kernel knows
+    it: a file stays what it was for those who have it open.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._stores = [store]  # newest first; replaced, never changed
+
+    @property
+    def store(self) -> Store:
+        """The newest generation."""
+        return self._stores[0]
+
+    @property
+    def has_xattrs(self) -> bool:
+        """Whether anything in the tree has extended attributes."""
+        return any(inode.xattrs for inode in self.store.layout.tree.inodes.values())
 
     def inode(self, number: int) -> Inode:
         """Attributes of an inode."""
-        return self._inodes[number]
+        return self._holder(number).layout.tree.inodes[number]
+
+    def _holder(self, number: int) -> Store:
+        for store in self._stores:
+            if number in store.layout.tree.inodes:
+                return store
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def lookup(self, directory: int, name: bytes) -> int | None:
         """The inode a name in a directory leads to, or None.
@@ -48,30 +80,92 @@ class Vfs:
         Raises:
             NotADirectoryError: ``directory`` is none.
         """
-        try:
-            return self._names[directory].get(name)
-        except KeyError:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        return self._names(directory).get(name)
 
     def entries(self, directory: int) -> list[tuple[bytes, int]]:
         """Names and inodes of a directory, always in the same order (``.`` and ``..`` left out)."""
-        if directory not in self._entries:
-            self._entries[directory] = list(self._names[directory].items())
-        return self._entries[directory]
+        return list(self._names(directory).items())
+
+    def _names(self, directory: int) -> dict[bytes, int]:
+        try:
+            return self._holder(directory).layout.tree.names[directory]
+        except KeyError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
 
     def readlink(self, number: int) -> bytes:
         """Target of a symlink."""
-        inode = self._inodes[number]
+        inode = self.inode(number)
         if not inode.is_symlink:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return inode.path
 
-    def span(self, number: int, offset: int, size: int) -> tuple[int, int]:
-        """Where ``size`` bytes of a file from ``offset`` lie in the buffer, cut at its end."""
-        inode = self._inodes[number]
-        start = self.layout.start(number)
-        return start + min(offset, inode.size), start + min(offset + size, inode.size)
+    def xattrs(self, number: int) -> dict[bytes, bytes]:
+        """Extended attributes, by name."""
+        return dict(self.inode(number).xattrs)
+
+    def absent(self, number: int, offset: int, size: int) -> int | None:
+        """The first block that a read needs and that has not arrived."""
+        store = self._holder(number)
+        inode = store.layout.tree.inodes[number]
+        return store.absent(number, offset, min(offset + size, inode.size))
+
+    def read(self, number: int, offset: int, size: int) -> bytes | None:
+        """Bytes of a file; None if they have not all arrived.
+
+        Raises:
+            OSError: EIO where the file changed at the source before it was copied.
+        """
+        store = self._holder(number)
+        inode = store.layout.tree.inodes[number]
+        if inode.is_directory:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        end = min(offset + size, inode.size)
+        if offset >= end:
+            return b""
+        if store.absent(number, offset, end) is not None:
+            return None
+        if store.is_changed(number):
+            raise self.failure(number, "it changed at the source before it was copied")
+        return store.read(number, offset, end - offset)
+
+    def failure(self, number: int, reason: str) -> OSError:
+        """EIO for the reader, the reason for the log."""
+        log.error("cannot read %s: %s", os.fsdecode(self.inode(number).path), reason)
+        return OSError(errno.EIO, os.strerror(errno.EIO))
 
     def usage(self) -> Usage:
         """Size of the tree."""
-        return Usage(-(-self.layout.size // PAGE) * PAGE, len(self._inodes))
+        tree = self.store.layout.tree
+        pages = sum(-(-inode.size // PAGE) for inode in tree.inodes.values() if inode.is_file)
+        return Usage(pages * PAGE, len(tree.inodes))
+
+    def changes(self, store: Store) -> Change:
+        """What another generation would change."""
+        return _difference(self.store.layout.tree, store.layout.tree)
+
+    def replace(self, store: Store) -> None:
+        """Show another generation, from one moment to the next."""
+        self._stores = [store, *self._stores]
+
+    def older(self) -> list[Store]:
+        """Earlier generations that are still answered for."""
+        return self._stores[1:]
+
+    def forget(self, store: Store) -> None:
+        """Answer no more for an earlier generation."""
+        self._stores = [kept for kept in self._stores if kept is not store]
+
+
+def _difference(old: Tree, new: Tree) -> Change:
+    entries = []
+    directories = []
+    for directory, names in new.names.items():
+        before = old.names.get(directory)
+        if before is None:
+            continue
+        if before != names:
+            changed = before.keys() | names.keys()
+            entries += [(directory, n) for n in changed if before.get(n) != names.get(n)]
+        if before != names or old.inodes[directory] != new.inodes[directory]:
+            directories.append(directory)
+    return Change(entries, directories)

@@ -1,0 +1,196 @@
+"""A mount that follows its directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conformance import assert_same
+from wheelmount.config import MEMORY, Settings
+from wheelmount.errors import SourceError
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount.generations import LINGER
+from wheelmount.mount.remote import RemoteMount, remotemount
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+
+@pytest.fixture(params=["bind", "pyfuse3"])
+def mount(
+    source: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
+) -> Iterator[RemoteMount]:
+    """A mount of ``source`` on two hosts, complete."""
+    settings = replace(settings, adapter=request.param, store=MEMORY)
+    with LocalHosts(2, settings, namespaces=False) as hosts:
+        made = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
+        with made:
+            made.wait(30)
+            yield made
+
+
+def _everywhere(mount: RemoteMount, source: Path) -> None:
+    deadline = time.monotonic() + LINGER + 10
+    for name, path in mount.mntpoints.items():
+        store = mount._settings.private_store() / f"{mount.identity}-{name}"
+        while len(list(store.glob("*.tree"))) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)  # until then names are counted that earlier generations have
+        assert_same(source, Path(path))
+
+
+def _held(mount: RemoteMount) -> list[int]:
+    return [status["held"] for status in mount.status().values()]
+
+
+def test_all_kinds_of_change_arrive(
+    mount: RemoteMount, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _everywhere(mount, source)
+    (source / "page").write_bytes(b"Q" * 4096)  # an edit, of the same size
+    os.utime(source / "page", ns=(1, 1_234_567_890_123_456_789))  # and with the same mtime
+    (source / "odd").write_bytes(b"short")
+    (source / "new").write_text("new\n")
+    (source / "package" / "small1").unlink()
+    (source / "package" / "small2").rename(source / "package" / "renamed")
+    (source / "package" / "sub").rename(source / "moved")
+    (source / "link").unlink()
+    (source / "link").symlink_to("moved/module.py")
+    (source / "hardlink").unlink()
+    (source / "hardlink").hardlink_to(source / "moved" / "module.py")
+    (source / "empty-file").unlink()
+    (source / "empty-file").mkdir()
+    (source / "empty-directory").rmdir()
+    (source / "empty-directory").write_text("a file now")
+    (source / "with blank").chmod(0o400)
+    os.setxattr(source / "page", "user.test", b"value")
+    (source / "package" / "sub").mkdir()
+    (source / "package" / "sub" / "module.py").hardlink_to(source / "hardlink")
+    assert mount.refresh()
+    _everywhere(mount, source)
+    assert [status["generation"] for status in mount.status().values()] == [2, 2]
+    assert not mount.refresh(), "nothing changed since"
+    (source / "new").write_text("newer\n")
+    assert mount.refresh()
+    _everywhere(mount, source)
+    assert {s["adapter"] for s in mount.status().values()} == {mount._settings.adapter}
+
+
+def test_open_files_keep_their_bytes_and_are_freed_when_closed(
+    mount: RemoteMount, source: Path, workplace: Path
+) -> None:
+    (source / "large").write_bytes(b"1" * (8 << 20))
+    assert mount.refresh()
+    with (workplace / "host0" / "large").open("rb") as file:
+        assert file.read(1) == b"1"
+        (source / "large").unlink()
+        assert mount.refresh()
+        assert not (workplace / "host0" / "large").exists()
+        assert file.read() == b"1" * ((8 << 20) - 1)
+        assert os.fstat(file.fileno()).st_size == 8 << 20
+    store = Path(mount._settings.private_store()) / f"{mount.identity}-host0"
+    deadline = time.monotonic() + 30
+    while _used(store) > 4 << 20 and time.monotonic() < deadline:
+        os.listdir(workplace / "host0")
+        time.sleep(0.1)
+    assert _used(store) < 4 << 20, "the memory of the dropped file was not freed"
+
+
+def _used(store: Path) -> int:
+    usage = os.statvfs(store)
+    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+
+
+def test_only_changed_bytes_travel(mount: RemoteMount, source: Path) -> None:
+    (source / "large").write_bytes(os.urandom(4 << 20))
+    assert mount.refresh()
+    travelled: list[int] = []
+    mount._arrived = lambda _host, length: travelled.append(length)  # type: ignore[method-assign]
+    (source / "large").chmod(0o600)
+    (source / "large").rename(source / "package" / "renamed")
+    (source / "new").write_text("new\n")
+    assert mount.refresh()
+    _everywhere(mount, source)
+    assert sum(travelled) == 2 * len("new\n")
+
+
+READER = """
+import os, sys
+place = sys.argv[1]
+seen = 0
+while seen < 14:
+    first = int(open(f"{place}/a/first").read())
+    second = int(open(f"{place}/b/second").read())
+    names = os.listdir(f"{place}/names")
+    assert seen <= first <= second, (seen, first, second)
+    assert f"{second}" in names or int(max(names, key=int)) > second, (second, names)
+    seen = second
+"""
+
+
+def test_a_reader_never_sees_the_new_and_then_the_old(
+    mount: RemoteMount, source: Path, workplace: Path
+) -> None:
+    def generation(number: int) -> None:
+        for name in ("a/first", "b/second"):
+            (source / name).write_text(f"{number}")
+        (source / "names" / f"{number}").touch()
+        if number:
+            (source / "names" / f"{number - 1}").unlink()
+
+    for name in ("a", "b", "names"):
+        (source / name).mkdir()
+    generation(0)
+    mount.refresh()
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", READER, workplace / f"host{n % 2}"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(4)
+    ]
+    for number in range(1, 15):
+        generation(number)
+        mount.refresh()
+    for reader in readers:
+        errors = reader.communicate(timeout=30)[1]
+        assert (reader.returncode, errors) == (0, "")
+
+
+def test_a_directory_that_is_gone_changes_nothing(
+    mount: RemoteMount, source: Path, workplace: Path
+) -> None:
+    source.rename(workplace / "away")
+    with pytest.raises(SourceError, match="there is no directory"):
+        mount.refresh()
+    _everywhere(mount, workplace / "away")
+
+
+def test_what_was_torn_is_mended(source: Path, workplace: Path, settings: Settings) -> None:
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        made = remotemount(hosts, source, f"{workplace}/w", settings=settings)
+        with made:
+            made.wait(30)
+            (source / "big").write_bytes(os.urandom(32 << 20))
+            (source / "zlast").write_bytes(b"old")
+        made = remotemount(hosts, source, f"{workplace}/w", settings=settings)
+        made.open()
+        try:
+            (source / "zlast").write_bytes(b"new")
+            made.wait(30)
+            (status,) = made.status().values()
+            if status["changed"]:
+                assert status["adapter"] != "bind"
+            made.refresh()
+            (status,) = made.status().values()
+            assert not status["changed"]
+            assert status["adapter"] == "bind"
+            _everywhere(made, source)
+        finally:
+            made.close(force=True)

@@ -1,0 +1,145 @@
+"""The generations of a mount on a host: which is shown, how, and when an earlier one can go."""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from wheelmount.mount import kernel
+from wheelmount.mount.adapter import Adapter
+from wheelmount.mount.store import Store
+from wheelmount.mount.task import Task
+from wheelmount.mount.vfs import Vfs
+
+log = logging.getLogger("wheelmount")
+
+LINGER = 2.0
+"""Seconds that a generation stays after nobody can come to it any more.
+
+Who was on the way to one of its files still finds it, and who lists one of its directories gets to
+the end. Open files stay for as long as they are open, whatever becomes of their names. Meanwhile
+files that two generations share show the links of both.
+"""
+
+
+class Generations:
+    """Moves a mount from one generation, or one way to show it, to the next.
+
+    Args:
+        task: of the mount.
+        store: the first generation.
+    """
+
+    def __init__(self, task: Task, store: Store) -> None:
+        self.vfs = Vfs(store)
+        """What the FUSE server serves."""
+        self.bound: Store | None = None
+        """The generation that the kernel shows alone."""
+        self._task = task
+        self._kept = [store]
+        self._adapter: Adapter | None = None
+        self._nursery: trio.Nursery | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        # Of earlier generations, what the newest has no more but the kernel still knows.
+        self._held: dict[Store, set[int]] = {}
+        self._leaving: set[Store] = set()
+        self._turn = trio.Lock()
+
+    @property
+    def shown(self) -> Store:
+        """The generation that whoever comes now sees."""
+        return self.bound or self.vfs.store
+
+    async def serve(self, adapter: Adapter, nursery: trio.Nursery) -> None:
+        """Serve through FUSE for as long as anybody uses that.
+
+        Args:
+            adapter: what serves.
+            nursery: where earlier generations are deleted in time, also after that.
+        """
+        self._adapter, self._nursery = adapter, nursery
+        self._token = trio.lowlevel.current_trio_token()
+        try:
+            await adapter.serve()
+        finally:
+            self._adapter = None
+        async with self._turn:  # it ends because another way took over, which may not be done yet
+            self._held.clear()
+            self._retire()
+
+    @property
+    def served(self) -> bool:
+        """Whether the FUSE server is at work."""
+        return self._adapter is not None
+
+    async def show(self, generation: int) -> None:
+        """Show a generation, of which all bytes are there, in the best way that is allowed.
+
+        Raises:
+            OSError: it cannot be shown; what was shown before still is.
+        """
+        async with self._turn:
+            store = self.shown
+            if generation != store.generation:
+                store = await trio.to_thread.run_sync(Store.open, store.directory, generation)
+                self._kept.append(store)
+            if self._task.adapter == "bind" and not store.changed():
+                if store is not self.bound:
+                    await trio.to_thread.run_sync(self._bind, store)
+                    self.bound = store
+                    log.info("generation %d is shown by the kernel alone", generation)
+            elif store is not self.shown:
+                await self._flip(store)
+                log.info("generation %d is shown", generation)
+            (store.directory / "current").write_text(str(generation))
+            self._retire()
+
+    def _bind(self, store: Store) -> None:
+        kernel.show(store.root, self._task.mntpoint, below=True)
+
+    async def _flip(self, store: Store) -> None:
+        if self._adapter is None:
+            raise OSError("nothing serves the mount any more")
+        before = self.vfs.store
+        change = await trio.to_thread.run_sync(self.vfs.changes, store)
+        await self._adapter.refresh(change, lambda: self.vfs.replace(store))
+        held = set()
+        for number in before.layout.tree.inodes.keys() - store.layout.tree.inodes.keys():
+            if self._adapter.knows(number):
+                held.add(number)
+            else:
+                before.free(number)
+        self._held[before] = held
+
+    def forgotten(self, number: int) -> None:
+        """Free what only the kernel still referred to. May be called on any thread."""
+        if self._token is not None and any(number in held for held in self._held.values()):
+            self._token.run_sync_soon(self._free, number)
+
+    def _free(self, number: int) -> None:
+        for store, held in self._held.items():
+            if number in held:
+                held.discard(number)
+                store.free(number)
+        self._retire()
+
+    def _retire(self) -> None:
+        """See to it that generations go which nobody can come to any more."""
+        needed = {self.shown, *(store for store, held in self._held.items() if held)}
+        if self._adapter is not None:
+            needed.add(self.vfs.store)
+        for store in self._kept:
+            if store not in needed and store not in self._leaving and self._nursery is not None:
+                self._leaving.add(store)
+                self._nursery.start_soon(self._forget, store)
+
+    async def _forget(self, store: Store) -> None:
+        await trio.sleep(LINGER)
+        async with self._turn:
+            self.vfs.forget(store)
+            self._held.pop(store, None)
+            self._kept.remove(store)
+            await trio.to_thread.run_sync(store.forget)
+            if len(self._kept) == 1:
+                await trio.to_thread.run_sync(self.shown.trim)

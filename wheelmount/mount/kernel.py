@@ -1,0 +1,122 @@
+"""The kernel's calls for mounts, which Python does not have.
+
+Numbers are those of ``include/uapi/linux/mount.h`` and, for system calls added since Linux 5.2, of
+``include/uapi/asm-generic/unistd.h``: the same on all architectures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_MOUNT_SETATTR, _OPEN_TREE, _MOVE_MOUNT = 442, 428, 429
+_OPEN_TREE_CLONE = 1
+_MOVE_EMPTY_PATH, _MOVE_BENEATH = 0x4, 0x200
+_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_RDONLY, _NOSUID, _NODEV, _REMOUNT = 1, 2, 4, 32
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_CAP_SYS_ADMIN = 21
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def may_mount() -> bool:
+    """Whether this process may mount file systems: as root, or in a namespace of its own."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
+    return False
+
+
+def mount_tmpfs(path: Path, size: int) -> None:
+    """Mount a private tmpfs; files of at least a huge page get huge pages.
+
+    Args:
+        path: an empty directory.
+        size: most bytes it may hold.
+    """
+    options = f"size={size},nr_inodes=0,mode=0700"
+    for huge in (",huge=within_size", ""):  # a kernel without them says EINVAL
+        if _mount(b"wheelmount", path, b"tmpfs", _NOSUID | _NODEV, options + huge) == 0:
+            return
+    _raise(path)
+
+
+def resize_tmpfs(path: Path, size: int) -> None:
+    """Set the size of what ``mount_tmpfs`` mounted, bytes."""
+    flags = _NOSUID | _NODEV | _REMOUNT
+    _check(_mount(b"wheelmount", path, b"tmpfs", flags, f"size={size}"), path)
+
+
+def unmount(path: str | Path, *, detach: bool) -> None:
+    """``umount2``; detached, it goes away once nobody uses it."""
+    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if detach else 0)
+    _check(_libc.umount2(os.fsencode(path), flags), path)
+
+
+def show(directory: Path, mntpoint: str, *, below: bool) -> None:
+    """Show a directory read-only at another place (a bind mount).
+
+    Args:
+        directory: what.
+        mntpoint: where.
+        below: whether something is mounted there, which is to make way without a moment of
+            nothing. Needs Linux 6.5.
+    """
+    with _open_tree(directory) as tree:
+        attributes = _MountAttr(attr_set=_RDONLY | _NOSUID | _NODEV)
+        _call(
+            _MOUNT_SETATTR,
+            tree,
+            b"",
+            _AT_EMPTY_PATH,
+            ctypes.byref(attributes),
+            ctypes.sizeof(attributes),
+        )
+        flags = _MOVE_EMPTY_PATH | (_MOVE_BENEATH if below else 0)
+        _call(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(mntpoint), flags)
+    if below:
+        unmount(mntpoint, detach=True)
+
+
+@contextmanager
+def _open_tree(directory: Path) -> Iterator[int]:
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    tree = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(directory), flags)
+    try:
+        yield tree
+    finally:
+        os.close(tree)
+
+
+def _mount(source: bytes, path: Path, kind: bytes, flags: int, options: str) -> int:
+    result: int = _libc.mount(source, os.fsencode(path), kind, flags, options.encode())
+    return result
+
+
+def _call(number: int, *arguments: object) -> int:
+    result: int = _libc.syscall(ctypes.c_long(number), *arguments)
+    _check(result, "")
+    return result
+
+
+def _check(result: int, path: str | Path) -> None:
+    if result < 0:
+        _raise(path)
+
+
+def _raise(path: str | Path) -> None:
+    code = ctypes.get_errno()
+    raise OSError(code, os.strerror(code), str(path))
