@@ -24,10 +24,8 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def _mounts(place: Path) -> set[str]:
-    """Mounts of a test, and what others left in the store that is in memory."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    places = f"{place}/", "/dev/shm/wheelmount-"
-    return {path for path in (line.split()[4] for line in lines) if path.startswith(places)}
+    return {path for path in (line.split()[4] for line in lines) if path.startswith(f"{place}/")}
 
 
 def _processes(place: Path) -> set[str]:
@@ -47,7 +45,6 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
     # Not pytest's tmp_path: paths of Unix sockets are limited to 107 bytes.
     place = Path(tempfile.mkdtemp(prefix="wm-", dir="/tmp"))
-    before = _mounts(place)
     for name in ("runtime", "store", "cache", "state", "work"):
         (place / name).mkdir()
     monkeypatch.setenv("WHEELMOUNT_RUNTIME_DIR", str(place / "runtime"))
@@ -58,11 +55,12 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name)
     yield place
     deadline = time.monotonic() + 20
-    while (_mounts(place) != before or _processes(place)) and time.monotonic() < deadline:
+    while (_mounts(place) or _processes(place)) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [str(path) for name in ("runtime", "store") for path in (place / name).rglob("*")]
-    left = [path for path in left if not path.endswith((f"wheelmount-{os.getuid()}", "/mounts"))]
-    mounts, processes = _mounts(place) - before, _processes(place)
+    kept = f"wheelmount-{os.getuid()}", "/mounts", "/stores"
+    left = [path for path in left if not path.endswith(kept)]
+    mounts, processes = _mounts(place), _processes(place)
     for path in mounts:
         subprocess.run(["umount", "-l", path], check=False)
     shutil.rmtree(place, ignore_errors=True)

@@ -93,9 +93,15 @@ class Settings:
         """The user's own runtime directory, made 0700 if it is not there."""
         return private_directory(Path(self.runtime_dir) / f"wheelmount-{os.getuid()}")
 
-    def private_store(self) -> Path:
-        """The user's own store directory, made 0700 if it is not there."""
-        place = "/dev/shm" if self.store == MEMORY else self.store  # noqa: S108 - see above
+    def private_store(self, *, mounted: bool) -> Path:
+        """The user's own store directory, made 0700 if it is not there.
+
+        Args:
+            mounted: whether stores in memory are file systems of their own, mounted there.
+        """
+        if self.store == MEMORY and mounted:
+            return private_directory(self.private_runtime() / "stores")
+        place = "/dev/shm" if self.store == MEMORY else self.store  # noqa: S108 - private, see above
         return private_directory(Path(place) / f"wheelmount-{os.getuid()}")
 
 

@@ -16,9 +16,12 @@ from wheelmount.containers import probe
 from wheelmount.containers.order import Order
 from wheelmount.errors import InputError, SourceError, WheelmountError
 from wheelmount.hosts import engine
+from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import Command, Result, Runners
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount, remotemount
+from wheelmount.mount.task import Task
 from wheelmount.progress import Progress
 from wheelmount.wheels import redirect
 from wheelmount.wheels.requirements import parse_requirements
@@ -48,6 +51,33 @@ def mount(
         finally:
             engine.stop()
     return made
+
+
+def refresh(directories: Sequence[Path], settings: Settings, progress: Progress) -> bool:
+    """Have a mount that stands follow its directory.
+
+    Args:
+        directories: of the mount on each of its hosts, all on this machine.
+        settings: in force.
+        progress: told about each step.
+
+    Returns:
+        Whether anything had changed.
+    """
+    within, sources = {}, set()
+    for directory in directories:
+        task = Task.read(directory)
+        sources.add(task.source)
+        within[task.host] = serving.status(directory)["pid"]
+    identity = directories[0].name.rpartition("-")[0]
+    with LocalHosts(len(within), settings, within=within) as hosts:
+        mount = RemoteMount(hosts, sources.pop(), None, settings, progress, identity=identity)
+        try:
+            mount.adopt()
+            return mount.refresh()
+        finally:
+            mount.release()
+            engine.stop()
 
 
 def run(

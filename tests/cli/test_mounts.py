@@ -56,6 +56,28 @@ def test_without_host_in_the_path_each_host_has_a_namespace(
     assert cli("umount", "--all").returncode == 0
 
 
+@pytest.mark.parametrize("where", ["{host}", None])
+def test_refresh_shows_what_changed_since(
+    cli: Cli, source: Path, workplace: Path, where: str | None
+) -> None:
+    places = [] if where is None else [f"{workplace}/w-{where}"]
+    cli("mount", source, *places, "--hosts", "local:2")
+    (source / "page").write_text("changed")
+    (source / "new").mkdir()
+    mntpoints = [str(source) if where is None else f"{workplace}/w-host{n}" for n in (0, 1)]
+    done = cli("refresh", source)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(f"host{n} {p} refreshed\n" for n, p in enumerate(mntpoints))
+    assert cli("refresh", source).stdout.count("unchanged") == 2
+    for record, mntpoint in zip(json.loads(cli("status", "--json").stdout), mntpoints, strict=True):
+        assert record["generation"] == 2
+        root = Path(f"/proc/{record['pid']}/root{mntpoint}")
+        assert (root / "page").read_text() == "changed"
+        assert (root / "new").is_dir()
+    assert cli("refresh", "nowhere").returncode == 73
+    assert cli("umount", source).returncode == 0
+
+
 def test_a_busy_mount_is_named_and_can_be_forced(cli: Cli, source: Path, workplace: Path) -> None:
     cli("mount", source, workplace / "w")
     holder = subprocess.Popen(["sleep", "60"], cwd=workplace / "w")

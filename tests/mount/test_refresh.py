@@ -22,7 +22,7 @@ from wheelmount.mount.remote import RemoteMount, remotemount
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
 
-@pytest.fixture(params=["bind", "pyfuse3"])
+@pytest.fixture(params=["bind", "devfuse", "pyfuse3"])
 def mount(
     source: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
 ) -> Iterator[RemoteMount]:
@@ -38,7 +38,7 @@ def mount(
 def _everywhere(mount: RemoteMount, source: Path) -> None:
     deadline = time.monotonic() + LINGER + 10
     for name, path in mount.mntpoints.items():
-        store = mount._settings.private_store() / f"{mount.identity}-{name}"
+        store = mount._settings.private_store(mounted=True) / f"{mount.identity}-{name}"
         while len(list(store.glob("*.tree"))) > 1 and time.monotonic() < deadline:
             time.sleep(0.05)  # until then names are counted that earlier generations have
         assert_same(source, Path(path))
@@ -93,7 +93,7 @@ def test_open_files_keep_their_bytes_and_are_freed_when_closed(
         assert not (workplace / "host0" / "large").exists()
         assert file.read() == b"1" * ((8 << 20) - 1)
         assert os.fstat(file.fileno()).st_size == 8 << 20
-    store = Path(mount._settings.private_store()) / f"{mount.identity}-host0"
+    store = mount._settings.private_store(mounted=True) / f"{mount.identity}-host0"
     deadline = time.monotonic() + 30
     while _used(store) > 4 << 20 and time.monotonic() < deadline:
         os.listdir(workplace / "host0")

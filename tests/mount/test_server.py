@@ -35,15 +35,17 @@ class Served:
     """A mount of ``source`` whose blocks arrive when the test says so."""
 
     def __init__(
-        self, source: Path, place: Path, settings: Settings, adapter: str = "pyfuse3"
+        self, source: Path, place: Path, settings: Settings, adapter: str = "devfuse"
     ) -> None:
+        self.adapter = adapter
         self.layout = Layout(scan(os.fsencode(source)), settings.block_size)
         self._source = Source(os.fsencode(source), self.layout, slots=4, lease=5)
         self.mount = place / "mount"
         self.directory = serving.directory(settings) / "test-host0"
         self.directory.mkdir()
-        store = settings.private_store() / "test-host0"
-        self.store = Store.create(store, self.layout, memory=settings.store == MEMORY)
+        own = settings.store == MEMORY
+        store = settings.private_store(mounted=own) / "test-host0"
+        self.store = Store.create(store, self.layout, mounted=own)
         made = point.prepare(str(self.mount), cover=False)
         Task(
             "host0",
@@ -91,9 +93,11 @@ class Served:
         serving.stop(self.directory, force=True)
 
 
-@pytest.fixture
-def served(source: Path, workplace: Path, settings: Settings) -> Iterator[Served]:
-    mount = Served(source, workplace, replace(settings, read_timeout=1.0))
+@pytest.fixture(params=["devfuse", "pyfuse3"])
+def served(
+    source: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
+) -> Iterator[Served]:
+    mount = Served(source, workplace, replace(settings, read_timeout=1.0), request.param)
     yield mount
     mount.end()
 
@@ -202,6 +206,14 @@ def test_without_a_client_missing_bytes_fail_and_held_ones_are_read(
     assert "the client went away" in served.log()
 
 
+def test_a_read_before_who_delivers_is_there_waits_for_it(served: Served, source: Path) -> None:
+    reader = subprocess.Popen(["cat", served.mount / "page"], stdout=subprocess.PIPE)
+    time.sleep(0.2)
+    served.feed()
+    served.arrive(served.wanted())
+    assert reader.communicate(timeout=10)[0] == (source / "page").read_bytes()
+
+
 def test_unmounts_when_its_client_goes_before_it_was_kept(served: Served) -> None:
     served.feed(keep=False)
     assert served.feeder is not None
@@ -224,10 +236,11 @@ def test_a_killed_reader_goes_at_once(served: Served) -> None:
     assert time.monotonic() - started < 0.5
 
 
+@pytest.mark.parametrize("adapter", ["devfuse", "pyfuse3"])
 def test_many_waiting_readers_do_not_stop_others(
-    source: Path, workplace: Path, settings: Settings
+    source: Path, workplace: Path, settings: Settings, adapter: str
 ) -> None:
-    served = Served(source, workplace, settings)
+    served = Served(source, workplace, settings, adapter)
     try:
         served.feed()
         script = "import sys; open(sys.argv[1], 'rb').read()"
@@ -282,7 +295,8 @@ def test_status_tells_where_it_stands(served: Served) -> None:
     status = serving.status(served.directory)
     assert status["held"] == served.layout.length(0)
     assert status["size"] == served.layout.tree.size
-    assert status["adapter"] == "pyfuse3"
+    assert status["adapter"] == served.adapter
+    assert 0 < status["memory"] < 200 << 20
     assert status["files"] == served.layout.tree.files
     assert status["mntpoint"] == str(served.mount)
 
@@ -403,7 +417,7 @@ def test_a_changed_file_is_never_shown_by_the_kernel_alone(bound: Served) -> Non
         bound.arrive(block)
     bound.store.finish()
     serving.show(bound.directory, 1)
-    assert serving.status(bound.directory)["adapter"] == "pyfuse3"
+    assert serving.status(bound.directory)["adapter"] == "devfuse"
     with pytest.raises(OSError) as error:
         (bound.mount / "page").read_bytes()
     assert error.value.errno == errno.EIO
@@ -425,4 +439,83 @@ def test_what_a_killed_server_of_a_bound_mount_left_is_cleared(bound: Served) ->
     serving.stop(bound.directory, force=False)
     assert point.mounted(str(bound.mount)) is None
     assert not bound.store.directory.exists()
+    assert not bound.directory.exists()
+
+
+@pytest.fixture
+def watched(source: Path, workplace: Path, settings: Settings) -> Iterator[Served]:
+    """A mount whose server is started again when it dies."""
+    mount = Served(source, workplace, settings, "devfuse")
+    yield mount
+    mount.end()
+
+
+def _kill_server(served: Served) -> None:
+    before = serving.status(served.directory)
+    os.kill(before["server"], signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            after = serving.status(served.directory)
+        except MountError:
+            time.sleep(0.02)
+            continue
+        if after["server"] != before["server"]:
+            assert after["pid"] == before["pid"]
+            return
+    raise AssertionError("no server took over")
+
+
+def test_a_killed_server_is_replaced_and_waiting_reads_go_on(watched: Served, source: Path) -> None:
+    watched.feed(keep=True)
+    readers = [
+        subprocess.Popen(["cat", watched.mount / name], stdout=subprocess.PIPE)
+        for name in ("page", "odd", "program")
+    ]
+    watched.wanted()
+    _kill_server(watched)
+    assert watched.feeder is not None
+    watched.feeder.close()
+    watched.feed(keep=True)
+    _arrive_all(watched)
+    for reader, name in zip(readers, ("page", "odd", "program"), strict=True):
+        assert reader.communicate(timeout=10)[0] == (source / name).read_bytes()
+    assert_same(source, watched.mount)
+    assert "by signal 9; another goes on" in watched.log()
+
+
+def test_a_server_that_took_over_ends_with_its_client_all_the_same(watched: Served) -> None:
+    watched.feed(keep=False)
+    assert watched.feeder is not None
+    os.kill(serving.status(watched.directory)["server"], signal.SIGKILL)
+    watched.feeder.close()
+    watched.feeder = None
+    deadline = time.monotonic() + 20
+    while watched.directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not watched.directory.exists()
+    assert point.mounted(str(watched.mount)) is None
+
+
+def test_a_server_that_dies_again_and_again_is_given_up(watched: Served) -> None:
+    watched.feed(keep=True)
+    for _ in range(4):
+        _kill_server(watched)
+    os.kill(serving.status(watched.directory)["server"], signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while watched.directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not watched.directory.exists()
+    assert point.mounted(str(watched.mount)) is None
+    log = Path(f"{watched.directory}.log")
+    assert "it is given up" in log.read_text()
+    log.unlink()
+
+
+def test_a_killed_server_of_a_bound_mount_is_replaced(bound: Served, source: Path) -> None:
+    _bind(bound)
+    _kill_server(bound)
+    assert serving.status(bound.directory)["adapter"] == "bind"
+    assert_same(source, bound.mount)
+    serving.stop(bound.directory, force=False)
     assert not bound.directory.exists()

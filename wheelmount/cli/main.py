@@ -31,6 +31,7 @@ for command in (
     wheels.download,
     wheels.check,
     mounts.mount,
+    mounts.refresh,
     mounts.umount,
     mounts.status,
     run.run,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import click
 from wheelmount import config, jobs
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
+from wheelmount.config import Settings
 from wheelmount.errors import InputError, WheelmountError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount import serving
@@ -43,6 +45,38 @@ def mount(source: Path, mntpoint: str | None, spec: HostSpec, adapter: str, quie
 
 
 @click.command()
+@click.argument("targets", nargs=-1, required=True)
+@options.quiet
+def refresh(targets: tuple[str, ...], quiet: bool) -> None:
+    """Have mounts show their directories as they are now.
+
+    TARGETS are mount points, sources or identities that status shows. Only what changed travels;
+    hosts show the old tree until the new one is whole.
+    """
+    settings = config.load()
+    for mount in _by_identity(_find(settings, targets)).values():
+        changed = jobs.refresh(mount, settings, ConsoleProgress(quiet=quiet))
+        for directory in mount:
+            task = Task.read(directory)
+            print(f"{task.host} {task.mntpoint} {'refreshed' if changed else 'unchanged'}")
+
+
+def _find(settings: Settings, targets: Sequence[str]) -> list[Path]:
+    found = []
+    for target in targets:
+        path = os.path.abspath(target)  # noqa: PTH100 - a dead mount must not be touched
+        found += serving.find(settings, path, target)
+    return list(dict.fromkeys(found))
+
+
+def _by_identity(directories: Sequence[Path]) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for directory in directories:
+        found.setdefault(directory.name.rpartition("-")[0], []).append(directory)
+    return found
+
+
+@click.command()
 @click.argument("targets", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that status shows.")
 @click.option("--force", is_flag=True, help="Also if in use: users keep what they have open.")
@@ -51,11 +85,7 @@ def umount(targets: tuple[str, ...], everything: bool, force: bool) -> None:
     if not targets and not everything:
         raise InputError("nothing to unmount", hint="give a mount point, or --all")
     settings = config.load()
-    found = serving.find(settings) if everything else []
-    for target in targets:
-        path = os.path.abspath(target)  # noqa: PTH100 - a dead mount must not be touched
-        found += serving.find(settings, path, target)
-    for directory in dict.fromkeys(found):
+    for directory in serving.find(settings) if everything else _find(settings, targets):
         serving.stop(directory, force=force)
 
 

@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from wheelmount import config
 from wheelmount.config import Settings
@@ -29,6 +30,8 @@ class LocalHosts:
             none of it is seen outside. Where the machine does not allow that they share the
             caller's, and ``namespaces`` says False once they are made.
         guarded: end them when this process ends. Else they stay until ``stop``.
+        within: by name, a process in whose mount namespace a host is to be. Replaces ``count`` and
+            ``namespaces``.
     """
 
     def __init__(
@@ -38,8 +41,10 @@ class LocalHosts:
         *,
         namespaces: bool = True,
         guarded: bool = True,
+        within: Mapping[str, int] | None = None,
     ) -> None:
-        self._count = count
+        self._names = list(within) if within else [f"host{n}" for n in range(count)]
+        self._within = within or {}
         self._settings = settings or config.load()
         self.namespaces = namespaces and namespaces_allowed()
         self._guarded = guarded
@@ -58,11 +63,11 @@ class LocalHosts:
         try:
             if self._guarded:
                 guard, self._guard = os.pipe()
-            for number in range(self._count):
-                self._processes.append(self._spawn(f"host{number}", guard))
+            for name in self._names:
+                self._processes.append(self._spawn(name, guard))
             # Only then attached to: Monarch may give up a host that does not listen yet.
             self._await_ready()
-            self._hosts = attach(self.addresses, [f"host{n}" for n in range(self._count)])
+            self._hosts = attach(self.addresses, self._names)
         except BaseException:
             self.stop()
             raise
@@ -73,7 +78,7 @@ class LocalHosts:
     @property
     def addresses(self) -> list[str]:
         """Where each can be attached to."""
-        return [f"ipc://{self.directory}/host{n}" for n in range(self._count)]
+        return [f"ipc://{self.directory}/{name}" for name in self._names]
 
     @property
     def pids(self) -> list[int]:
@@ -87,7 +92,9 @@ class LocalHosts:
             "wheelmount.hosts.worker",
             f"ipc://{self.directory}/{name}",
         ]
-        if self.namespaces:
+        if name in self._within:
+            command = [*_enter(self._within[name]), *command]
+        elif self.namespaces:
             command = [*_unshare(), *command]
         if guard is not None:
             command += ["--guard", str(guard)]
@@ -105,26 +112,26 @@ class LocalHosts:
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._settings.start_timeout
-        for number, process in enumerate(self._processes):
-            while not (self.directory / f"host{number}").exists():
+        for name, process in zip(self._names, self._processes, strict=True):
+            while not (self.directory / name).exists():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise self._failure(number, process)
+                    raise self._failure(name, process)
                 time.sleep(0.01)
 
-    def _failure(self, number: int, process: subprocess.Popen[bytes]) -> HostError:
-        log = self.directory / f"host{number}.log"
+    def _failure(self, name: str, process: subprocess.Popen[bytes]) -> HostError:
+        log = self.directory / f"{name}.log"
         text = log.read_text(errors="replace").strip().splitlines()
         code = process.poll()
         what = "does not come up" if code is None else f"ended with code {code}"
         return HostError(
-            f"host{number} {what}: {text[-1] if text else 'it said nothing'}",
+            f"{name} {what}: {text[-1] if text else 'it said nothing'}",
             hint="raise WHEELMOUNT_START_TIMEOUT, or run `wheelmount status`",
         )
 
     def stop(self) -> None:
         """Stop them and all that runs on them."""
-        for number, process in enumerate(self._processes):
-            worker.end(self.directory / f"host{number}")
+        for name, process in zip(self._names, self._processes, strict=False):
+            worker.end(self.directory / name)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
         self._processes = []
@@ -145,7 +152,7 @@ class LocalHosts:
         return iter(self._hosts)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._names)
 
 
 def attach(addresses: list[str], names: list[str]) -> list[Host]:
@@ -165,6 +172,17 @@ def _unshare() -> list[str]:
     if os.geteuid() != 0:
         # Keeps the user's own id; the kept capabilities let FUSE be mounted in the namespace.
         command += ["--user", "--map-current-user", "--keep-caps"]
+    return [*command, "--"]
+
+
+def _enter(pid: int) -> list[str]:
+    """The start of a command that runs in the mount namespace of a process."""
+    theirs, ours = (Path(f"/proc/{each}/ns/mnt") for each in (pid, "self"))
+    if theirs.samefile(ours):
+        return []
+    command = ["nsenter", "--target", str(pid), "--mount"]
+    if os.geteuid() != 0:
+        command += ["--user", "--preserve-credentials"]
     return [*command, "--"]
 
 

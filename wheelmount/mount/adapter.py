@@ -1,7 +1,8 @@
 """The ladder of ways to show a tree, and what each must do.
 
 From the best down: ``bind`` shows the store's own directory once all bytes are there, with the
-kernel alone in the way; until then, and where mounting is not allowed, a FUSE server shows it.
+kernel alone in the way; until then, and where mounting is not allowed, ``devfuse`` serves it.
+``pyfuse3`` does so too, through libfuse; it is slower and can be asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from wheelmount.mount import kernel
 from wheelmount.mount.vfs import Change
 
 AUTO = "auto"
-NAMES = (AUTO, "bind", "pyfuse3")
+NAMES = (AUTO, "bind", "devfuse", "pyfuse3")
 """What ``--adapter`` takes."""
 
 Wait = Callable[[int, int, int], Awaitable[bytes]]
@@ -26,8 +27,14 @@ Wait = Callable[[int, int, int], Awaitable[bytes]]
 class Adapter(Protocol):
     """A FUSE server. It counts the kernel's references to inodes, and tells when one has none."""
 
+    name: str
+    """As in ``NAMES``."""
+
     async def serve(self) -> None:
         """Serve until it is unmounted."""
+
+    def end(self) -> None:
+        """Have ``serve`` end although the mount is in use."""
 
     def knows(self, number: int) -> bool:
         """Whether the kernel holds an inode."""
@@ -55,7 +62,7 @@ def choose(wanted: str) -> str:
         raise InputError(f"this host cannot show a mount by bind: {lacks}", hint="leave it to auto")
     if wanted != AUTO:
         return wanted
-    return "pyfuse3" if lacks else "bind"
+    return "devfuse" if lacks else "bind"
 
 
 def lacking_for_bind() -> str:

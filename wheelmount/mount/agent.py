@@ -17,7 +17,7 @@ from monarch.actor import Actor, concurrent_endpoint
 
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, TransferError
-from wheelmount.mount import control, point, serving
+from wheelmount.mount import control, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
 from wheelmount.mount.layout import Layout
@@ -26,6 +26,9 @@ from wheelmount.mount.source import file_digest
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
 from wheelmount.mount.transfer import Receiver, fetch_description
+
+RECONNECT, RECONNECTIONS = 0.1, 50
+"""Seconds between attempts to reach a serving process that took over, and their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Agent(Actor):  # type: ignore[misc]
         self._next: Store | None = None
         self._growing = contextlib.ExitStack()  # what is held while ``_next`` is made
         self._receiver: Receiver | None = None
+        self._kept = False
         self._link: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -75,7 +79,8 @@ class Agent(Actor):  # type: ignore[misc]
         settings = self._settings
         adapter = choose(settings.adapter)
         made = point.prepare(order.mntpoint, cover=order.cover)
-        store = settings.private_store() / self._directory.name
+        own = settings.store == MEMORY and kernel.may_mount()
+        store = settings.private_store(mounted=own) / self._directory.name
         task = Task(
             self._host,
             order.source,
@@ -89,8 +94,7 @@ class Agent(Actor):  # type: ignore[misc]
             layout = Layout.decode(await fetch_description(source, settings.fetch_timeout))
             self._directory.mkdir(mode=0o700)
             task.write(self._directory)
-            memory = settings.store == MEMORY
-            self._store = await asyncio.to_thread(Store.create, store, layout, memory=memory)
+            self._store = await asyncio.to_thread(Store.create, store, layout, mounted=own)
             self._receiver = await self._receive(self._store, source)
             await asyncio.to_thread(serving.start, self._directory, settings.start_timeout)
             await self._connect(self._receiver)
@@ -213,6 +217,7 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def keep(self) -> None:
         """Let the mount stay when the client is gone."""
+        self._kept = True
         if self._link is not None:
             self._link.write(control.encode({"keep": True}))
             await self._link.drain()
@@ -233,8 +238,19 @@ class Agent(Actor):  # type: ignore[misc]
 
     async def _connect(self, receiver: Receiver) -> None:
         reader, self._link = await asyncio.open_unix_connection(self._directory / control.SOCKET)
-        self._link.write(control.encode({"op": "feed", "keep": False}))
-        self._listening = asyncio.create_task(_listen(reader, receiver))
+        self._link.write(control.encode({"op": "feed", "keep": self._kept}))
+        self._listening = asyncio.create_task(self._listen(reader, receiver))
+
+    async def _listen(self, reader: asyncio.StreamReader, receiver: Receiver) -> None:
+        with contextlib.suppress(OSError):
+            async for line in reader:
+                receiver.want(control.decode(line)["want"])
+        # It has unmounted; or it died, and another goes on in its place.
+        for _ in range(RECONNECTIONS):
+            await asyncio.sleep(RECONNECT)
+            with contextlib.suppress(OSError):
+                await self._connect(receiver)
+                return
 
     def _tell(self, block: int, failure: str | None) -> None:
         if self._link is not None and not self._link.is_closing():
@@ -242,9 +258,3 @@ class Agent(Actor):  # type: ignore[misc]
             if failure is not None:
                 message = {"failed": block, "reason": failure}
             self._link.write(control.encode(message))
-
-
-async def _listen(reader: asyncio.StreamReader, receiver: Receiver) -> None:
-    with contextlib.suppress(OSError):
-        async for line in reader:
-            receiver.want(control.decode(line)["want"])

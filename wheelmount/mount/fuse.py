@@ -53,6 +53,10 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         """See ``Adapter``."""
         await pyfuse3.main(max_tasks=TASKS)
 
+    def end(self) -> None:
+        """See ``Adapter``."""
+        pyfuse3.terminate()
+
     def knows(self, number: int) -> bool:
         """See ``Adapter``."""
         return self._known[number] > 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import trio
 
-from wheelmount.mount import kernel
+from wheelmount.mount import kernel, point
+from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import Adapter
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
@@ -27,22 +29,25 @@ class Generations:
     """Moves a mount from one generation, or one way to show it, to the next.
 
     Args:
-        task: of the mount.
-        store: the first generation.
+        task: of the mount; its store may have several generations if another process went before.
     """
 
-    def __init__(self, task: Task, store: Store) -> None:
-        self.vfs = Vfs(store)
+    def __init__(self, task: Task) -> None:
+        directory = Path(task.store)
+        store = Store.open(directory)
+        earlier = [Store.open(directory, n) for n in stores.earlier(directory, store.generation)]
+        self.vfs = Vfs(store, earlier)
         """What the FUSE server serves."""
-        self.bound: Store | None = None
+        self.bound = store if point.shows(task.mntpoint, directory) else None
         """The generation that the kernel shows alone."""
         self._task = task
-        self._kept = [store]
+        self._kept = [store, *earlier]
         self._adapter: Adapter | None = None
         self._nursery: trio.Nursery | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         # Of earlier generations, what the newest has no more but the kernel still knows.
-        self._held: dict[Store, set[int]] = {}
+        inodes = store.layout.tree.inodes.keys()
+        self._held = {before: set(before.layout.tree.inodes.keys() - inodes) for before in earlier}
         self._leaving: set[Store] = set()
         self._turn = trio.Lock()
 
@@ -67,6 +72,16 @@ class Generations:
         async with self._turn:  # it ends because another way took over, which may not be done yet
             self._held.clear()
             self._retire()
+
+    @property
+    def way(self) -> str:
+        """Name of the way that the mount is shown now."""
+        return self._adapter.name if self._adapter and not self.bound else "bind"
+
+    def end(self) -> None:
+        """Stop to serve through FUSE, whoever uses it."""
+        if self._adapter is not None:
+            self._adapter.end()
 
     @property
     def served(self) -> bool:
@@ -114,7 +129,7 @@ class Generations:
 
     def forgotten(self, number: int) -> None:
         """Free what only the kernel still referred to. May be called on any thread."""
-        if self._token is not None and any(number in held for held in self._held.values()):
+        if self._token is not None and any(number in held for held in list(self._held.values())):
             self._token.run_sync_soon(self._free, number)
 
     def _free(self, number: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _RDONLY, _NOSUID, _NODEV, _REMOUNT = 1, 2, 4, 32
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _CAP_SYS_ADMIN = 21
+_PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,6 +40,23 @@ def may_mount() -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
     return False
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the one that started it ends; see ``prctl(2)``."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "")
+
+
+def mount_fuse(path: str, kind: str, options: str) -> None:
+    """Mount a FUSE file system read-only.
+
+    Args:
+        path: absolute path of a directory.
+        kind: its type, ``fuse.NAME``.
+        options: with ``fd=N``, see ``fuse(4)``.
+    """
+    flags = _RDONLY | _NOSUID | _NODEV
+    _check(_mount(b"wheelmount", path, kind.encode(), flags, options), path)
 
 
 def mount_tmpfs(path: Path, size: int) -> None:
@@ -101,7 +120,7 @@ def _open_tree(directory: Path) -> Iterator[int]:
         os.close(tree)
 
 
-def _mount(source: bytes, path: Path, kind: bytes, flags: int, options: str) -> int:
+def _mount(source: bytes, path: str | Path, kind: bytes, flags: int, options: str) -> int:
     result: int = _libc.mount(source, os.fsencode(path), kind, flags, options.encode())
     return result
 

@@ -143,28 +143,48 @@ def available() -> None:
         )
 
 
-def mounted(path: str) -> str | None:
-    """Type of the topmost file system mounted at exactly ``path``, or None."""
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A line of ``/proc/self/mountinfo``.
+
+    Attributes:
+        kind: type of the file system.
+        device: its device, as ``major:minor``.
+    """
+
+    kind: str
+    device: str
+
+
+def find(path: str) -> Mounted | None:
+    """What is mounted topmost at exactly ``path``; it is not touched."""
     found = None
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         fields, _, rest = line.partition(b" - ")
+        _, _, device, _, point, *_ = fields.split()
         # Blanks in a path are written as octal escapes: proc(5).
-        point = re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), fields.split()[4])
+        point = re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), point)
         if os.fsdecode(point) == path:
-            found = rest.split()[0].decode()
+            found = Mounted(rest.split()[0].decode(), device.decode())
     return found
 
 
+def mounted(path: str) -> str | None:
+    """Type of the topmost file system mounted at exactly ``path``, or None."""
+    found = find(path)
+    return None if found is None else found.kind
+
+
 def shows(path: str, store: Path) -> bool:
-    """Whether a generation of a store is mounted at ``path``."""
+    """Whether a generation of a store is mounted at ``path``; a FUSE mount there is not touched."""
+    if mounted(path) in (None, FILE_SYSTEM):
+        return False
     try:
         found = Path(path).stat()
-        return mounted(path) is not None and any(
-            (found.st_dev, found.st_ino) == (root.st_dev, root.st_ino)
-            for root in (each.stat() for each in store.iterdir() if each.name.isdigit())
-        )
+        roots = [each.stat() for each in store.iterdir() if each.name.isdigit()]
     except OSError:
         return False
+    return (found.st_dev, found.st_ino) in {(root.st_dev, root.st_ino) for root in roots}
 
 
 def await_change() -> None:

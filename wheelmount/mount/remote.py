@@ -69,10 +69,12 @@ class RemoteMount:
         mntpoint: str | None,
         settings: Settings,
         progress: Progress,
+        *,
+        identity: str | None = None,
     ) -> None:
         self.hosts: list[Host] = as_hosts(host_mesh)
         self.source = os.path.abspath(sourcepath)  # noqa: PTH100 - resolve() would follow symlinks
-        self.identity = secrets.token_hex(4)
+        self.identity = identity or secrets.token_hex(4)
         """Name of the mount; that on a host is this and the host's name."""
         self.skipped: list[bytes] = []
         """Paths of the source that are not shown: sockets, pipes and devices."""

@@ -7,12 +7,12 @@ pyfuse3 until it is told to stop or somebody unmounts it, and then removes store
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -20,19 +20,30 @@ import psutil
 import pyfuse3
 import trio
 
-from wheelmount.errors import MountError
+from wheelmount.errors import MountError, UnavailableError
 from wheelmount.mount import control, point
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import Adapter
+from wheelmount.mount.attach import attach, set_read_ahead
+from wheelmount.mount.devfuse import DirectFuse, Session
 from wheelmount.mount.fuse import FuseOperations
 from wheelmount.mount.generations import Generations
-from wheelmount.mount.store import Store
-from wheelmount.mount.task import Task
+from wheelmount.mount.supervisor import supervise
+from wheelmount.mount.task import TASK, Task
 
 log = logging.getLogger("wheelmount")
 
 GRACE = 2.0
 """Seconds that users of a detached mount have before the process ends."""
+
+FEED_TIMEOUT = 10.0
+"""Seconds for who delivers to connect to a server that is new, or took over from another."""
+
+READ_AHEAD = 1024
+"""KiB that the kernel reads ahead, where we may say so; its own 128 halve the speed of files."""
+
+KEPT = "kept"
+"""Name of a file in the mount's directory: go on serving when who delivers is gone."""
 
 
 class Server:
@@ -41,15 +52,17 @@ class Server:
     Args:
         directory: of the mount.
         task: what to do.
-        store: the generation to show.
+        resumed: whether it takes over from one that died.
     """
 
-    def __init__(self, directory: Path, task: Task, store: Store) -> None:
+    def __init__(self, directory: Path, task: Task, *, resumed: bool = False) -> None:
         self.directory = directory
         self.task = task
-        self.generations = Generations(task, store)
+        self.generations = Generations(task)
         self.vfs = self.generations.vfs
-        self.started = time.time()
+        self.started = (directory / TASK).stat().st_mtime
+        self._resumed = resumed
+        self._fed = trio.Event()
         self._waiting: dict[int, trio.Event] = {}
         self._failed: dict[int, str] = {}
         self._feeder: trio.SocketStream | None = None
@@ -74,6 +87,8 @@ class Server:
     async def _arrival(self, block: int, number: int) -> None:
         if block in self._failed:
             raise self.vfs.failure(number, self._failed[block])
+        with trio.move_on_after(FEED_TIMEOUT):  # who delivers may be about to connect
+            await self._fed.wait()
         if self._feeder is None:
             raise self.vfs.failure(number, "its bytes had not come when the client went away")
         event = self._waiting.get(block)
@@ -92,8 +107,9 @@ class Server:
             async with self._sending:
                 await stream.send_all(control.encode(message))
 
-    async def serve(self, adapter: Adapter, ready: int) -> None:
+    async def serve(self, adapter: Adapter, ready: int | None) -> None:
         """Serve until unmounted; say on the pipe ``ready`` when the control socket listens."""
+        (self.directory / control.SOCKET).unlink(missing_ok=True)
         listener = trio.socket.socket(trio.socket.AF_UNIX)
         await listener.bind(str(self.directory / control.SOCKET))
         listener.listen()
@@ -101,13 +117,24 @@ class Server:
             nursery.start_soon(
                 trio.serve_listeners, self._connection, [trio.SocketListener(listener)]
             )
-            os.write(ready, b"ok")
-            os.close(ready)
+            if ready is not None:
+                os.write(ready, b"ok")
+                os.close(ready)
             nursery.start_soon(self._signals)
+            if self._resumed and not (self.directory / KEPT).exists():
+                nursery.start_soon(self._miss)
             await self.generations.serve(adapter, nursery)
             if self.generations.bound is not None:
                 await self._bound()
             nursery.cancel_scope.cancel()
+
+    async def _miss(self) -> None:
+        """Unmount if who made this mount went away while nobody served it."""
+        with trio.move_on_after(FEED_TIMEOUT):
+            await self._fed.wait()
+        if not self._fed.is_set():
+            log.info("who made this mount is gone: unmounting")
+            await self._unmount(force=True)
 
     async def _bound(self) -> None:
         """Wait for the end of a mount that the kernel shows alone."""
@@ -156,15 +183,16 @@ class Server:
             "host": self.task.host,
             "source": self.task.source,
             "mntpoint": self.task.mntpoint,
-            "adapter": "bind" if self.generations.bound else FuseOperations.name,
+            "adapter": self.generations.way,
             "generation": store.generation,
             "namespace": point.View.here().namespace,
-            "pid": os.getpid(),
+            "pid": os.getsid(0),
+            "server": os.getpid(),
             "started": self.started,
             "files": store.layout.tree.files,
             "size": store.layout.tree.size,
             "held": store.held(),
-            "memory": psutil.Process().memory_info().rss,
+            "memory": sum(psutil.Process(pid).memory_full_info().pss for pid in _processes()),
             "waiting": len(self._waiting),
             "fed": self._feeder is not None,
             "changed": [os.fsdecode(path) for path in store.changed()],
@@ -178,7 +206,9 @@ class Server:
         keep: bool,
     ) -> None:
         self._feeder = stream
+        self._fed.set()
         self._failed.clear()
+        self._keep(keep)
         async for message in lines:
             if "have" in message:
                 self._wake(message["have"])
@@ -187,12 +217,20 @@ class Server:
                 self._wake(message["failed"])
             elif "keep" in message:
                 keep = message["keep"]
+                self._keep(keep)
         self._feeder = None
         for block in list(self._waiting):
             self._wake(block)
         if not keep:
             log.info("who made this mount is gone: unmounting")
             await self._unmount(force=True)
+
+    def _keep(self, keep: bool) -> None:
+        note = self.directory / KEPT
+        if keep:
+            note.touch()
+        else:
+            note.unlink(missing_ok=True)
 
     async def _show(self, stream: trio.SocketStream, generation: int) -> None:
         try:
@@ -223,7 +261,12 @@ class Server:
         self._unmounted.set()
         if force and self.generations.served:
             await trio.sleep(GRACE)
-            pyfuse3.terminate()
+            self.generations.end()
+
+
+def _processes() -> set[int]:
+    """This one, and the one that supervises it."""
+    return {os.getpid(), os.getsid(0)}
 
 
 async def _lines(stream: trio.SocketStream) -> AsyncGenerator[control.Message, None]:
@@ -249,33 +292,73 @@ def main() -> None:
         format="%(asctime)s %(levelname)s %(message)s",
     )
     task = Task.read(directory)
-    server = Server(directory, task, Store.open(Path(task.store)))
-    adapter = FuseOperations(
-        server.vfs, server.read, (os.getuid(), os.getgid()), server.generations.forgotten
-    )
+    log.info("serving %s at %s", task.source, task.mntpoint)
+    good = False
+    try:
+        good = (_by_pyfuse3 if task.adapter == "pyfuse3" else _by_devfuse)(directory, task, ready)
+    except UnavailableError as error:
+        os.write(ready, error.message.encode())
+    except BaseException:
+        log.exception("the serving process fails")
+        raise
+    finally:
+        if not good:
+            shutil.copy(directory / "log", f"{directory}.log")  # the rest goes, the reason stays
+            with contextlib.suppress(MountError):
+                point.unmount(task.mntpoint, force=True)
+        if task.made:
+            with contextlib.suppress(OSError):
+                Path(task.mntpoint).rmdir()
+        stores.remove(Path(task.store))
+        shutil.rmtree(directory, ignore_errors=True)
+    sys.exit(0 if good else 1)
+
+
+def _owner() -> tuple[int, int]:
+    return os.getuid(), os.getgid()
+
+
+def _by_pyfuse3(directory: Path, task: Task, ready: int) -> bool:
+    server = Server(directory, task)
+    forgotten = server.generations.forgotten
+    adapter = FuseOperations(server.vfs, server.read, _owner(), forgotten)
     options = {"ro", "default_permissions", "fsname=wheelmount", "subtype=wheelmount"}
     if os.getuid() == 0:
         options.add("allow_other")
     try:
         pyfuse3.init(adapter, task.mntpoint, options)
     except RuntimeError as error:
-        os.write(ready, str(error).encode())
-        sys.exit(1)
-    log.info("serving %s at %s", task.source, task.mntpoint)
-    try:
-        trio.run(server.serve, adapter, ready)
-    except BaseException:
-        log.exception("the serving process fails")
-        shutil.copy(directory / "log", f"{directory}.log")  # the rest goes, the reason stays
-        with contextlib.suppress(MountError):
-            point.unmount(task.mntpoint, force=True)
-        raise
-    finally:
-        if task.made:
-            with contextlib.suppress(OSError):
-                Path(task.mntpoint).rmdir()
-        stores.remove(Path(task.store))
-        shutil.rmtree(directory, ignore_errors=True)
+        raise UnavailableError(str(error)) from None
+    trio.run(server.serve, adapter, ready)
+    return True
+
+
+def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
+    fd = attach(task.mntpoint)
+    with contextlib.suppress(OSError):  # for root only
+        set_read_ahead(task.mntpoint, READ_AHEAD)
+    note = directory / "session"
+
+    def store_session(session: Session) -> None:
+        note.with_suffix(".new").write_text(json.dumps(session))
+        note.with_suffix(".new").replace(note)
+
+    def serve(resumed: bool) -> None:
+        server = Server(directory, task, resumed=resumed)
+        adapter = DirectFuse(
+            fd,
+            server.vfs,
+            server.read,
+            _owner(),
+            session=json.loads(note.read_text()) if resumed and note.exists() else None,
+            on_session=store_session,
+            on_forget=server.generations.forgotten,
+            counted_from=server.vfs.store.layout.tree.limit,
+            xattrs=server.vfs.has_xattrs,
+        )
+        trio.run(server.serve, adapter, None if resumed else ready)
+
+    return supervise(serve)
 
 
 if __name__ == "__main__":

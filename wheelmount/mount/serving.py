@@ -141,7 +141,7 @@ def stop(directory: Path, *, force: bool) -> None:
     deadline = time.monotonic() + STOP_TIMEOUT
     while pid is not None and _alive(pid, directory):
         if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
             break
         time.sleep(0.01)
     if directory.exists():  # it did not end well

@@ -55,23 +55,22 @@ class Store:
         self._complete = False
 
     @classmethod
-    def create(cls, directory: Path, layout: Layout, *, memory: bool) -> Store:
+    def create(cls, directory: Path, layout: Layout, *, mounted: bool) -> Store:
         """Make the first generation, without its bytes.
 
         Args:
             directory: is made; its parent is there.
             layout: what it is for.
-            memory: whether to keep the bytes in a file system of their own in memory, where that
-                is allowed; else they are kept in ``directory`` as it is.
+            mounted: whether to keep the bytes in a file system of their own, in memory; else they
+                are kept in ``directory`` as it is.
 
         Raises:
             StoreError: the bytes cannot fit there.
             TransferError: the tree is none.
         """
-        owned = memory and kernel.may_mount()
-        _check_room(directory.parent, layout.size, memory=owned)
+        _check_room(directory.parent, layout.size, memory=mounted)
         directory.mkdir(mode=0o700)
-        if owned:
+        if mounted:
             kernel.mount_tmpfs(directory, _footprint(layout))
         return cls._begin(directory, layout, 1, None)
 
@@ -299,6 +298,12 @@ class Store:
         shutil.rmtree(self.root, ignore_errors=True)
         for name in ("tree", "have", "changed"):
             (self.directory / f"{self.generation}.{name}").unlink(missing_ok=True)
+
+
+def earlier(directory: Path, generation: int) -> list[int]:
+    """Numbers of the generations in a store that were before one, newest first."""
+    numbers = (int(path.stem) for path in directory.glob("*.tree"))
+    return sorted((number for number in numbers if number < generation), reverse=True)
 
 
 def remove(directory: Path) -> None:

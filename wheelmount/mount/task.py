@@ -6,10 +6,12 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+TASK = "task.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a serving process is to do; lies in its directory as ``task.json``.
+    """What a serving process is to do; lies in its directory as ``TASK``.
 
     Attributes:
         host: name of the host.
@@ -31,9 +33,9 @@ class Task:
 
     def write(self, directory: Path) -> None:
         """Put it into its directory."""
-        (directory / "task.json").write_text(json.dumps(asdict(self)))
+        (directory / TASK).write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, directory: Path) -> Task:
         """Get it back."""
-        return cls(**json.loads((directory / "task.json").read_text()))
+        return cls(**json.loads((directory / TASK).read_text()))

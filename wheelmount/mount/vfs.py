@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wheelmount.mount.store import PAGE, Store
@@ -51,8 +52,8 @@ class Vfs:
     it: a file stays what it was for those who have it open.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._stores = [store]  # newest first; replaced, never changed
+    def __init__(self, store: Store, earlier: Sequence[Store] = ()) -> None:
+        self._stores = [store, *earlier]  # newest first; replaced, never changed
 
     @property
     def store(self) -> Store:
@@ -146,10 +147,6 @@ class Vfs:
     def replace(self, store: Store) -> None:
         """Show another generation, from one moment to the next."""
         self._stores = [store, *self._stores]
-
-    def older(self) -> list[Store]:
-        """Earlier generations that are still answered for."""
-        return self._stores[1:]
 
     def forget(self, store: Store) -> None:
         """Answer no more for an earlier generation."""
