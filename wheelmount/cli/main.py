@@ -10,7 +10,7 @@ from types import FrameType
 import click
 
 from wheelmount import __version__
-from wheelmount.cli import images, install, mounts, run, wheels
+from wheelmount.cli import doctor, images, install, mounts, run, wheels
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import WheelmountError
 
@@ -38,6 +38,7 @@ for command in (
     install.install,
     install.execute,
     images.image,
+    doctor.examine,
 ):
     cli.add_command(command)
 

@@ -19,7 +19,7 @@ from typing import Any
 from monarch.actor import Actor, concurrent_endpoint
 
 from wheelmount.errors import HostError, WheelmountError
-from wheelmount.hosts import engine
+from wheelmount.hosts import engine, worker
 from wheelmount.hosts.host import Host
 
 CHUNK = 4 << 20
@@ -69,7 +69,9 @@ class Runner(Actor):  # type: ignore[misc]
 
     def __init__(self, host: str, rank: int) -> None:
         self._environment = {"WHEELMOUNT_HOST": host, "WHEELMOUNT_RANK": str(rank)}
-        self._directory = Path(tempfile.mkdtemp(prefix="wheelmount-run-"))
+        socket = os.environ.get(worker.MARK)  # of a local host: what is there goes with it
+        place = None if socket is None else str(Path(socket).parent)
+        self._directory = Path(tempfile.mkdtemp(prefix="run-", dir=place))
         self._process: subprocess.Popen[bytes] | None = None
 
     @concurrent_endpoint

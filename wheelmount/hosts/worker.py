@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -44,9 +45,9 @@ def _guard(pipe: int, socket: Path) -> None:
         pass
     for path in (socket, socket.with_suffix(".log")):
         path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # the last of the hosts removes the directory
-        socket.parent.rmdir()
     end(socket)
+    if not list(socket.parent.glob("host*")):  # the last of the hosts removes the directory
+        shutil.rmtree(socket.parent, ignore_errors=True)
     os._exit(0)
 
 

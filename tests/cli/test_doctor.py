@@ -1,0 +1,64 @@
+"""``wheelmount doctor``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Cli
+from wheelmount import doctor
+from wheelmount.config import MEMORY
+from wheelmount.mount import point
+
+pytestmark = pytest.mark.fuse
+
+
+def test_tells_what_this_machine_can_do(cli: Cli) -> None:
+    done = cli("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "ok  fuse: /dev/fuse can be used" in done.stdout
+    assert "ok  adapter: bind" in done.stdout
+    findings = json.loads(cli("doctor", "--json").stdout)["findings"]
+    assert {finding["what"] for finding in findings} >= {"fuse", "adapter", "store", "apptainer"}
+
+
+def test_what_dead_mounts_left_is_found_and_cleared(
+    cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WHEELMOUNT_STORE", MEMORY)
+    monkeypatch.setenv("WHEELMOUNT_START_TIMEOUT", "20")
+    for name in ("bound", "served", "alive"):
+        adapter = {"served": "devfuse"}.get(name, "auto")
+        assert cli("mount", "--adapter", adapter, source, workplace / name).returncode == 0
+    records = {Path(r["mntpoint"]).name: r for r in json.loads(cli("status", "--json").stdout)}
+    for name in ("bound", "served"):
+        os.kill(records[name]["pid"], signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(records[name]["server"])], timeout=5)
+    hosts = workplace / "runtime" / f"wheelmount-{os.getuid()}" / "hosts-of-a-dead-client"
+    hosts.mkdir()
+    assert json.loads(cli("doctor", "--json").stdout)["leftovers"] == [], "they are too young"
+    for path in (hosts, *(hosts.parent / "mounts").iterdir(), *(hosts.parent / "stores").iterdir()):
+        os.utime(path, (time.time() - 100, time.time() - 100))
+    done = cli("doctor")
+    assert done.stdout.count("left: a mount whose serving process is gone") == 2
+    assert f"left: hosts that are gone: {hosts}" in done.stdout
+    assert "doctor --fix" in done.stdout
+    assert cli("doctor", "--fix").stdout.count("cleared: ") == 3
+    assert "left: " not in cli("doctor").stdout
+    assert point.mounted(str(workplace / "bound")) is None
+    assert point.mounted(str(workplace / "served")) is None
+    assert (workplace / "alive" / "page").read_bytes() == b"p" * 4096
+    assert cli("umount", "--all").returncode == 0
+
+
+def test_without_fuse_it_says_so_and_ends_with_69(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wheelmount.mount.point.os.access", lambda *_: False)
+    finding = doctor._fuse()
+    assert finding.state == doctor.BAD
+    assert finding.hint
