@@ -105,7 +105,11 @@ def cli(workplace: Path) -> Cli:
 @pytest.fixture
 def source(workplace: Path) -> Path:
     """A directory with one of everything that a mount must bring through."""
-    root = workplace / "source"
+    return make_source(workplace / "source")
+
+
+def make_source(root: Path) -> Path:
+    """Make what the fixture ``source`` gives."""
     deep = root / "package" / "sub"
     deep.mkdir(parents=True)
     (root / "empty-directory").mkdir()
@@ -125,6 +129,12 @@ def source(workplace: Path) -> Path:
     (root / "odd").write_bytes(os.urandom(100_001))
     for number in range(300):
         (root / "package" / f"small{number}").write_text(f"{number}\n")
+    with (root / "sparse").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"between two holes")
+        file.truncate(3 << 20)
+    os.setxattr(root / "with blank", "user.test", b"\0value\xff")
+    os.setxattr(root / "package", "user.directory", b"")
     os.utime(root / "page", ns=(1, 1_234_567_890_123_456_789))
     os.utime(root / "empty-directory", ns=(1, 987_654_321_000_000_001))
     return root

@@ -26,6 +26,8 @@ def assert_same(source: Path, mount: Path) -> None:
             assert found.st_nlink == expected.st_nlink, name
             if not stat.S_ISDIR(found.st_mode):
                 assert found.st_size == expected.st_size, name
+            if not stat.S_ISLNK(found.st_mode):
+                assert _xattrs(os.path.join(shown, name)) == _xattrs(os.path.join(folder, name))
     assert (mount / "link").readlink() == (source / "link").readlink()
     assert (mount / "hardlink").stat().st_ino == (mount / "package/sub/module.py").stat().st_ino
     program = subprocess.run([mount / "program"], capture_output=True, check=True, timeout=30)
@@ -35,10 +37,17 @@ def assert_same(source: Path, mount: Path) -> None:
         assert file.read() == (source / "blocks").read_bytes()[200_000:]
         file.seek(1 << 40)
         assert file.read(10) == b""
+    sparse = mount / "sparse"
+    assert sparse.stat().st_blocks * 512 < sparse.stat().st_size // 2
     usage = os.statvfs(mount)
     assert usage.f_flag & os.ST_RDONLY
-    total = sum(p.stat().st_size for p in source.rglob("*") if p.is_file() and not p.is_symlink())
+    regular = [path for path in source.rglob("*") if path.is_file() and not path.is_symlink()]
+    total = sum(min(s.st_size, s.st_blocks * 512) for s in (path.stat() for path in regular))
     assert usage.f_blocks * usage.f_frsize >= total - (source / "hardlink").stat().st_size
+
+
+def _xattrs(path: bytes) -> dict[str, bytes]:
+    return {name: os.getxattr(path, name) for name in os.listxattr(path) if name[:5] == "user."}
 
 
 WRITES: dict[str, Callable[[Path], object]] = {

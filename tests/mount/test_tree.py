@@ -146,3 +146,22 @@ def test_empty_directory_has_no_blocks(tmp_path: Path) -> None:
     layout = Layout(scan(os.fsencode(tmp_path)), PAGE)
     assert (layout.blocks, layout.size) == (0, 0)
     assert layout.tree.names == {ROOT: {}}
+
+
+def test_an_earlier_snapshot_changes_nothing_but_the_work(source: Path) -> None:
+    before = scan(os.fsencode(source))
+    (source / "page").write_bytes(b"changed")
+    (source / "package" / "small7").unlink()
+    (source / "package" / "small8").rename(source / "package" / "small7")
+    (source / "new").mkdir()
+    (source / "package" / "small9").chmod(0o600)
+    (source / "package" / "small10").unlink()
+    (source / "package" / "small10").mkdir()
+    (source / "package" / "small11").unlink()
+    (source / "package" / "small11").symlink_to("small12")
+    fresh, again = scan(os.fsencode(source)), scan(os.fsencode(source), before)
+    assert again.inodes == fresh.inodes
+    assert again.names == fresh.names
+    assert again.stamps == fresh.stamps
+    page = again.names[ROOT][b"with blank"]
+    assert again.inodes[page] is before.inodes[before.names[ROOT][b"with blank"]]

@@ -197,7 +197,7 @@ def await_change() -> None:
 
 def _dead(path: str) -> bool:
     try:
-        Path(path).stat()
+        os.statvfs(path)  # which the kernel never answers from what it remembers
     except OSError as error:
         return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False

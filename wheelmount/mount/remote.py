@@ -121,9 +121,9 @@ class RemoteMount:
         self._delivery = threading.Thread(target=self._deliver, args=(layout,), daemon=True)
         self._delivery.start()
 
-    def _scan(self) -> Tree:
+    def _scan(self, before: Tree | None = None) -> Tree:
         with self._progress.task("scan", unit="files") as task:
-            tree = scan(os.fsencode(self.source))
+            tree = scan(os.fsencode(self.source), before)
             task.advance(tree.files)
             task.note(f"{tree.files} files, {tree.size >> 20} MiB")
         self.skipped = tree.skipped
@@ -255,7 +255,7 @@ class RemoteMount:
         if self._delivery is not None:
             self.wait()
         lost = self._lost | (self._ring.changed if self._ring is not None else set())
-        succession = Succession(self._layout.tree, self._scan(), lost)
+        succession = Succession(self._layout.tree, self._scan(self._layout.tree), lost)
         if succession.same_tree() and not lost:
             return False
         layout = succession.settle(self._same(succession), self._settings.block_size)

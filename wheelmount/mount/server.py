@@ -192,7 +192,7 @@ class Server:
             "files": store.layout.tree.files,
             "size": store.layout.tree.size,
             "held": store.held(),
-            "memory": sum(psutil.Process(pid).memory_full_info().pss for pid in _processes()),
+            "memory": _memory(),
             "waiting": len(self._waiting),
             "fed": self._feeder is not None,
             "changed": [os.fsdecode(path) for path in store.changed()],
@@ -264,9 +264,13 @@ class Server:
             self.generations.end()
 
 
-def _processes() -> set[int]:
-    """This one, and the one that supervises it."""
-    return {os.getpid(), os.getsid(0)}
+def _memory() -> int:
+    """Bytes that this process and the one that supervises it take; the store is not among them."""
+    processes = [psutil.Process(pid) for pid in {os.getpid(), os.getsid(0)}]
+    try:
+        return sum(process.memory_full_info().pss for process in processes)
+    except psutil.Error:  # what they share cannot be told from outside where smaps is not readable
+        return sum(process.memory_info().rss for process in processes)
 
 
 async def _lines(stream: trio.SocketStream) -> AsyncGenerator[control.Message, None]:

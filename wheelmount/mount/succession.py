@@ -56,7 +56,9 @@ class Succession:
             if number in self._kept:
                 continue
             inode, earlier = new.inodes[number], paths.get(path)
-            if inode.is_file:
+            if earlier is not None and inode is old.inodes[earlier]:
+                self._kept[number] = earlier  # the scan saw that already
+            elif inode.is_file:
                 stamp = new.stamps[number]
                 earlier = keys.get((stamp.device, stamp.inode), earlier)
                 if earlier is None or not old.inodes[earlier].is_file:

@@ -130,11 +130,16 @@ class Tree:
                     pending.append((number, child))
 
 
-def scan(source: bytes) -> Tree:
+def scan(source: bytes, before: Tree | None = None) -> Tree:
     """Take the snapshot of ``source``.
 
     Symlinks are kept, not followed; names of one inode stay hardlinks; directories of other file
     systems mounted below are descended into, as ``cp -r`` does.
+
+    Args:
+        source: the directory.
+        before: an earlier snapshot; what has the same stamp at the same path is not looked at any
+            closer, and its ``Inode`` and ``Stamp`` are used again.
 
     Raises:
         SourceError: it is missing, not a directory, or part of it cannot be read.
@@ -154,20 +159,33 @@ def scan(source: bytes) -> Tree:
     except OSError as error:
         raise _unreadable(error) from None
     tree = Tree({ROOT: root}, stamps={ROOT: _stamp(status)})
+    before = before or Tree()
     links: dict[tuple[int, int], int] = {}  # (device, inode) -> number, for names beyond the first
-    pending = [(ROOT, b"")]
+    pending: list[tuple[int, bytes, int | None]] = [(ROOT, b"", ROOT)]
     while pending:
-        number, path = pending.pop()
+        number, path, earlier = pending.pop()
         names: dict[bytes, int] = {}
-        below: list[tuple[int, bytes]] = []
+        names_before = before.names.get(earlier, {}) if earlier is not None else {}
+        below: list[tuple[int, bytes, int | None]] = []
         try:
             with os.scandir(os.path.join(source, path)) as entries:
                 found = sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
             for name, status in found:
                 child = path + b"/" + name if path else name
+                known = names_before.get(name)
+                directory = stat.S_ISDIR(status.st_mode)
+                if known is not None and status.st_nlink == 1 and not directory:
+                    stamp = before.stamps[known]
+                    if (
+                        stamp.ctime_ns == status.st_ctime_ns
+                        and stamp.inode == status.st_ino
+                        and stamp.device == status.st_dev
+                    ):
+                        names[name] = new = len(tree.inodes)
+                        tree.inodes[new], tree.stamps[new] = before.inodes[known], stamp
+                        continue
                 key = (status.st_dev, status.st_ino)
-                linked = status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode)
-                if linked and key in links:
+                if status.st_nlink > 1 and not directory and key in links:
                     names[name] = links[key]
                     tree.inodes[links[key]] = _another_name(tree.inodes[links[key]])
                     continue
@@ -175,11 +193,10 @@ def scan(source: bytes) -> Tree:
                 if inode is None:
                     tree.skipped.append(child)
                     continue
-                names[name] = links[key] = len(tree.inodes)
-                tree.inodes[names[name]] = inode
-                tree.stamps[names[name]] = _stamp(status)
-                if inode.is_directory:
-                    below.append((names[name], child))
+                names[name] = links[key] = new = len(tree.inodes)
+                tree.inodes[new], tree.stamps[new] = inode, _stamp(status)
+                if directory:
+                    below.append((new, child, known))
         except OSError as error:
             raise _unreadable(error) from None
         tree.names[number] = names
