@@ -72,6 +72,7 @@ class Generations:
         async with self._turn:  # it ends because another way took over, which may not be done yet
             self._held.clear()
             self._retire()
+            await trio.to_thread.run_sync(self.shown.rest)
 
     @property
     def way(self) -> str:

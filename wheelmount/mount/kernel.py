@@ -21,6 +21,7 @@ _RDONLY, _NOSUID, _NODEV, _REMOUNT = 1, 2, 4, 32
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _CAP_SYS_ADMIN = 21
 _PR_SET_PDEATHSIG = 1
+_FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,6 +41,19 @@ def may_mount() -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
     return False
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Free the pages of a file that lie wholly in a range; it reads as zeros. See fallocate(2)."""
+    mode = _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE
+    _check(_libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)), "")
+
+
+def give_back_memory() -> None:
+    """Have the C library return what it does not use; does nothing where it cannot."""
+    trim = getattr(_libc, "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 def die_with_parent() -> None:

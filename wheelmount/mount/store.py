@@ -2,20 +2,24 @@
 
 A store has generations, numbered from 1; each is a directory of its own, and a file that is the
 same in two of them is one file with two names. Beside generation ``N`` lie ``N.tree``, its
-description, ``N.have``, one byte a block, and ``N.changed``, one byte an inode number: mapped by
-the process that receives and by the one that serves, so what has arrived is seen by both at once,
-and a serving process that is started again finds everything as it was.
+description, and ``N.summary``, a few numbers of that; ``N.have``, one byte a block, and
+``N.changed``, one byte an inode number. The latter two are mapped by the process that receives and
+by the one that serves, so what has arrived is seen by both at once, and a serving process that is
+started again finds everything as it was.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import gc
+import json
 import mmap
 import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -25,6 +29,7 @@ import psutil
 from wheelmount.errors import StoreError
 from wheelmount.mount import kernel
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.tree import Inode
 
 PAGE = 4096
 """What tmpfs gives memory by, bytes (more on some machines, which then use a little more)."""
@@ -33,26 +38,56 @@ SLACK = 64 << 20
 """Bytes a tmpfs may hold beyond the files themselves: tables, and what rounding missed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What there is to say about a generation without its tree.
+
+    Attributes:
+        files: number of its files.
+        size: bytes of them all, holes not counted.
+        blocks: number of the blocks that travelled for it.
+    """
+
+    files: int
+    size: int
+    blocks: int
+
+
 class Store:
     """One generation of a mount's files on this host.
 
     Args:
         directory: of the store, where ``create`` made it.
-        layout: the tree, and what of it arrives in which block.
         generation: its number.
+        layout: the tree, and what of it arrives in which block; default read where it is needed.
     """
 
-    def __init__(self, directory: Path, layout: Layout, generation: int = 1) -> None:
+    def __init__(self, directory: Path, generation: int, layout: Layout | None = None) -> None:
         self.directory = directory
-        self.layout = layout
         self.generation = generation
         self.root = directory / str(generation)
         """Directory of the files."""
         self.description = directory / f"{generation}.tree"
         """The encoded layout."""
+        self.summary = Summary(**json.loads((directory / f"{generation}.summary").read_text()))
+        self._layout = layout
         self._have = _map(directory / f"{generation}.have")
         self._changed = _map(directory / f"{generation}.changed")
         self._complete = False
+
+    @property
+    def layout(self) -> Layout:
+        """The tree, and what of it arrives in which block."""
+        if self._layout is None:
+            self._layout = Layout.decode(self.description.read_bytes())
+        return self._layout
+
+    def rest(self) -> None:
+        """Give back the memory of what can be read again."""
+        self._layout = None
+        self.__dict__.pop("_paths", None)
+        gc.collect()
+        kernel.give_back_memory()
 
     @classmethod
     def create(cls, directory: Path, layout: Layout, *, mounted: bool) -> Store:
@@ -80,8 +115,7 @@ class Store:
         if generation is None:
             current = directory / "current"
             generation = int(current.read_text()) if current.exists() else 1
-        description = (directory / f"{generation}.tree").read_bytes()
-        return cls(directory, Layout.decode(description), generation)
+        return cls(directory, generation)
 
     def next(self, layout: Layout) -> Store:
         """Make the next generation: with all files that are not fresh in it, but without a byte.
@@ -103,11 +137,13 @@ class Store:
         sizes = {"have": layout.blocks, "changed": layout.tree.limit}
         try:
             (directory / f"{generation}.tree").write_bytes(layout.encode())
+            summary = Summary(layout.tree.files, layout.tree.size, layout.blocks)
+            (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
             for name, size in sizes.items():
                 with (directory / f"{generation}.{name}").open("xb") as file:
                     # With its memory: a mapping that finds none later ends the process.
                     os.posix_fallocate(file.fileno(), 0, max(size, 1))
-            store = cls(directory, layout, generation)
+            store = cls(directory, generation, layout)
             store._lay_out(previous)
         except OSError as error:
             raise _store_error(directory, error) from None
@@ -191,6 +227,8 @@ class Store:
                 first, *others = self._paths[number]
                 for other in others:
                     os.link(os.path.join(root, first), os.path.join(root, other))
+                if inodes[number].pieces is not None:
+                    _punch(os.path.join(root, first), inodes[number])
                 self._dress(number, os.path.join(root, first))
             # Directories last and from below: what is made in one changes its time.
             for number, (path, *_) in reversed(self._paths.items()):
@@ -260,18 +298,15 @@ class Store:
 
     def missing(self) -> list[int]:
         """Blocks that have not arrived, in order."""
-        blocks = self.layout.blocks
+        blocks = self.summary.blocks
         if self._have[:blocks].count(1) == blocks:
             self._complete = True
             return []
         return [block for block in range(blocks) if not self._have[block]]
 
     def held(self) -> int:
-        """Bytes of this generation that have arrived, with those of earlier ones."""
-        travelled = sum(self.layout.length(b) for b in range(self.layout.blocks) if self._have[b])
-        inodes = self.layout.tree.inodes.items()
-        kept = (i.data for n, i in inodes if i.is_file and n not in self.layout.fresh)
-        return travelled + sum(length for data in kept for _, length in data)
+        """Bytes of the files that are here."""
+        return self.summary.size - sum(map(self.layout.length, self.missing()))
 
     def mark_changed(self, inode: int) -> None:
         """Say that a file changed at the source before it was copied: it is not to be read."""
@@ -296,8 +331,22 @@ class Store:
     def forget(self) -> None:
         """Delete this generation; files that others have too stay theirs."""
         shutil.rmtree(self.root, ignore_errors=True)
-        for name in ("tree", "have", "changed"):
+        for name in ("tree", "summary", "have", "changed"):
             (self.directory / f"{self.generation}.{name}").unlink(missing_ok=True)
+
+
+def _punch(path: bytes, inode: Inode) -> None:
+    """Make the holes of a sparse file holes again: a huge page may have covered them."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        end = 0
+        for offset, length in (*inode.data, (inode.size, 0)):
+            if offset > end:
+                with contextlib.suppress(OSError):  # a file system without: it only costs memory
+                    kernel.punch_hole(fd, end, offset - end)
+            end = offset + length
+    finally:
+        os.close(fd)
 
 
 def earlier(directory: Path, generation: int) -> list[int]:
