@@ -35,16 +35,21 @@ class Served:
     """A mount of ``source`` whose blocks arrive when the test says so."""
 
     def __init__(
-        self, source: Path, place: Path, settings: Settings, adapter: str = "devfuse"
+        self,
+        source: Path,
+        place: Path,
+        settings: Settings,
+        adapter: str = "devfuse",
+        name: str = "test",
     ) -> None:
         self.adapter = adapter
         self.layout = Layout(scan(os.fsencode(source)), settings.block_size)
         self._source = Source(os.fsencode(source), self.layout, slots=4, lease=5)
-        self.mount = place / "mount"
-        self.directory = serving.directory(settings) / "test-host0"
+        self.mount = place / f"mount-{name}"
+        self.directory = serving.directory(settings) / f"{name}-host0"
         self.directory.mkdir()
         own = settings.store == MEMORY
-        store = settings.private_store(mounted=own) / "test-host0"
+        store = settings.private_store(mounted=own) / f"{name}-host0"
         self.store = Store.create(store, self.layout, mounted=own)
         made = point.prepare(str(self.mount), cover=False)
         Task(
@@ -519,3 +524,23 @@ def test_a_killed_server_of_a_bound_mount_is_replaced(bound: Served, source: Pat
     assert_same(source, bound.mount)
     serving.stop(bound.directory, force=False)
     assert not bound.directory.exists()
+
+
+def test_many_mounts_at_once(workplace: Path, settings: Settings) -> None:
+    sources = []
+    for number in range(20):
+        sources.append(workplace / f"source{number}")
+        sources[-1].mkdir()
+        (sources[-1] / "file").write_text(f"{number}")
+    mounts: list[Served] = []
+    try:
+        for number, source in enumerate(sources):
+            mounts.append(Served(source, workplace, settings, name=f"m{number}"))
+            _arrive_all(mounts[-1])
+        for number, mount in enumerate(mounts):
+            assert (mount.mount / "file").read_text() == f"{number}"
+        memory = [serving.status(mount.directory)["memory"] for mount in mounts]
+        assert max(memory) < 64 << 20
+    finally:
+        for mount in mounts:
+            mount.end()

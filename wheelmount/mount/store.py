@@ -168,22 +168,28 @@ class Store:
 
     def _lay_out(self, previous: Store | None) -> None:
         """Make directories, symlinks, files without bytes, and names of files that are there."""
-        tree = self.layout.tree
         self.root.mkdir(mode=0o700)
-        for path, number in tree.walk():
-            inode = tree.inodes[number]
-            where = os.path.join(os.fsencode(self.root), path)
-            if inode.is_directory:
-                os.mkdir(where, 0o700)
-            elif inode.is_symlink:
-                os.symlink(inode.path, where)
-            elif previous is not None and number in self.layout.copies:
-                if self._paths[number][0] == path:
-                    shutil.copyfile(previous.path(self.layout.copies[number]), where)
-            elif previous is not None and number not in self.layout.fresh:
-                os.link(previous.path(number), where)
-            elif not inode.data and self._paths[number][0] == path:
-                self._write_into(where, inode.size, None, 0)
+        with _directory(self.root) as here, _directory((previous or self).root) as there:
+            inodes = self.layout.tree.inodes
+            for number, paths in self._paths.items():  # parents before what is in them
+                if inodes[number].is_directory:
+                    os.mkdir(paths[0], 0o700, dir_fd=here)
+            for number, paths in self._paths.items():
+                inode = inodes[number]
+                if inode.is_directory:
+                    continue
+                if inode.is_symlink:
+                    for path in paths:
+                        os.symlink(inode.path, path, dir_fd=here)
+                elif number in self.layout.fresh:
+                    if not inode.data:
+                        self._write_into(self.path(number), inode.size, None, 0)
+                elif previous is not None and number in self.layout.copies:
+                    shutil.copyfile(previous.path(self.layout.copies[number]), self.path(number))
+                elif previous is not None:
+                    source = previous._paths[number][0]
+                    for path in paths:
+                        os.link(source, path, src_dir_fd=there, dst_dir_fd=here)
 
     def write(self, block: int, data: memoryview) -> None:
         """Put a block's bytes into its files, and say that they are there.
@@ -360,6 +366,16 @@ def remove(directory: Path) -> None:
     with contextlib.suppress(OSError):
         kernel.unmount(directory, detach=True)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _directory(path: Path) -> Iterator[int]:
+    """A directory, open: what is below it is reached with less work than by its whole path."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _map(path: Path) -> mmap.mmap:
