@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -21,8 +21,10 @@ from rich.progress import (
 )
 
 from wheelmount.errors import WheelmountError
-from wheelmount.hosts.runner import Result
 from wheelmount.progress import Task
+
+if TYPE_CHECKING:
+    from wheelmount.hosts.runner import Result  # with Monarch, which most commands do without
 
 PLAIN_EVERY = 10.0
 """Seconds between lines about a long step where there is no terminal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import signal
 import sys
 from types import FrameType
@@ -10,14 +11,43 @@ from types import FrameType
 import click
 
 from wheelmount import __version__
-from wheelmount.cli import doctor, images, install, mounts, run, wheels
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import WheelmountError
 
 INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+COMMANDS = {
+    "download": "wheels:download",
+    "check": "wheels:check",
+    "mount": "mounts:mount",
+    "refresh": "mounts:refresh",
+    "umount": "mounts:umount",
+    "status": "mounts:status",
+    "run": "run:run",
+    "install": "install:install",
+    "exec": "install:execute",
+    "image": "images:image",
+    "doctor": "doctor:examine",
+}
+"""Where each command is: module of this package, and name in it."""
+
+
+class _Commands(click.Group):
+    """Imports a command when it is used: all of them take a second."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name].partition(":")
+        command = getattr(importlib.import_module(f"wheelmount.cli.{module}"), attribute)
+        return command if isinstance(command, click.Command) else None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
     """A package cache and container launcher for clusters.
@@ -25,22 +55,6 @@ def cli() -> None:
     Exit codes: 0 all went well; what ran on the hosts passes its worst one on; 2 wrong usage;
     64-78 an error of wheelmount, see the reference; 130 interrupted.
     """
-
-
-for command in (
-    wheels.download,
-    wheels.check,
-    mounts.mount,
-    mounts.refresh,
-    mounts.umount,
-    mounts.status,
-    run.run,
-    install.install,
-    install.execute,
-    images.image,
-    doctor.examine,
-):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from wheelmount import config, jobs
+from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.config import Settings
@@ -38,6 +38,8 @@ def mount(source: Path, mntpoint: str | None, spec: HostSpec, adapter: str, quie
     """
     if mntpoint is not None:
         mntpoint = os.path.abspath(mntpoint)  # noqa: PTH100 - must not follow symlinks
+    from wheelmount import jobs  # with Monarch, which other commands here do without
+
     settings = replace(config.load(), adapter=adapter)
     made = jobs.mount(spec, source, mntpoint, settings, ConsoleProgress(quiet=quiet))
     for name, path in made.mntpoints.items():
@@ -53,6 +55,8 @@ def refresh(targets: tuple[str, ...], quiet: bool) -> None:
     TARGETS are mount points, sources or identities that status shows. Only what changed travels;
     hosts show the old tree until the new one is whole.
     """
+    from wheelmount import jobs
+
     settings = config.load()
     for mount in _by_identity(_find(settings, targets)).values():
         changed = jobs.refresh(mount, settings, ConsoleProgress(quiet=quiet))

@@ -218,9 +218,10 @@ class Server:
             elif "keep" in message:
                 keep = message["keep"]
                 self._keep(keep)
-        self._feeder = None
-        for block in list(self._waiting):
-            self._wake(block)
+        if self._feeder is stream:
+            self._feeder = None
+            for block in list(self._waiting):
+                self._wake(block)
         if not keep:
             log.info("who made this mount is gone: unmounting")
             await self._unmount(force=True)
