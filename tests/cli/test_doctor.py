@@ -32,7 +32,6 @@ def test_what_dead_mounts_left_is_found_and_cleared(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WHEELMOUNT_STORE", MEMORY)
-    monkeypatch.setenv("WHEELMOUNT_START_TIMEOUT", "20")
     for name in ("bound", "served", "alive"):
         adapter = {"served": "devfuse"}.get(name, "auto")
         assert cli("mount", "--adapter", adapter, source, workplace / name).returncode == 0

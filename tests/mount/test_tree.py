@@ -78,7 +78,10 @@ def test_layout_covers_every_byte_once(source: Path) -> None:
             assert block in layout.covering(extent.inode, begin, begin + 1)
             assert block in layout.covering(extent.inode, begin, begin + extent.length)
         assert end == layout.length(block)
-    assert all(all(file) for file in seen.values())
+    for number, file in seen.items():
+        data = layout.tree.inodes[number].data
+        assert all(all(file[offset : offset + length]) for offset, length in data)
+        assert sum(file) == sum(length for _, length in data)
     assert sum(map(layout.length, range(layout.blocks))) == layout.size == layout.tree.size
 
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 import msgpack
 
 from wheelmount.errors import TransferError
-from wheelmount.mount.tree import Inode, Stamp, Tree
+from wheelmount.mount.tree import Inode, Stamp, Tree, many_objects
 
 VERSION = 2
 """Version of the encoding made by ``Layout.encode``."""
@@ -117,6 +117,7 @@ class Layout:
         return packed
 
     @classmethod
+    @many_objects()
     def decode(cls, description: bytes) -> Layout:
         """Inverse of ``encode``.
 

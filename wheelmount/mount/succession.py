@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 
 from wheelmount.mount.layout import Layout
-from wheelmount.mount.tree import ROOT, Inode, Tree
+from wheelmount.mount.tree import ROOT, Inode, Tree, many_objects
 
 _SHOWN = attrgetter(*(field.name for field in fields(Inode) if field.name != "path"))
 """What of a file is shown in a mount: all but where it lies at the source."""
@@ -41,6 +41,7 @@ class Succession:
         lost: numbers of files in ``old`` whose bytes hosts do not have.
     """
 
+    @many_objects()
     def __init__(self, old: Tree, new: Tree, lost: Collection[int] = ()) -> None:
         self._old, self._new = old, new
         self._kept: dict[int, int] = {ROOT: ROOT}  # number in the new tree -> in the old
@@ -85,6 +86,7 @@ class Succession:
         """Where the file is, below the source."""
         return self._new.inodes[doubt.number].path
 
+    @many_objects()
     def settle(self, same: Iterable[Doubt], block_size: int) -> Layout:
         """Number the new tree.
 
