@@ -110,6 +110,7 @@ class Generations:
                 log.info("generation %d is shown", generation)
             (store.directory / "current").write_text(str(generation))
             self._retire()
+            await self._trim()
 
     def _bind(self, store: Store) -> None:
         kernel.show(store.root, self._task.mntpoint, below=True)
@@ -157,5 +158,8 @@ class Generations:
             self._held.pop(store, None)
             self._kept.remove(store)
             await trio.to_thread.run_sync(store.forget)
-            if len(self._kept) == 1:
-                await trio.to_thread.run_sync(self.shown.trim)
+            await self._trim()
+
+    async def _trim(self) -> None:
+        if len(self._kept) == 1:
+            await trio.to_thread.run_sync(self.shown.trim)
