@@ -194,3 +194,16 @@ def test_what_was_torn_is_mended(source: Path, workplace: Path, settings: Settin
             _everywhere(made, source)
         finally:
             made.close(force=True)
+
+
+def test_what_a_refresh_that_was_cut_short_left_does_not_hinder_the_next(
+    mount: RemoteMount, source: Path
+) -> None:
+    for name in mount.mntpoints:
+        store = mount._settings.private_store(mounted=True) / f"{mount.identity}-{name}"
+        (store / "2").mkdir()
+        (store / "2" / "page").touch()
+        (store / "2.have").touch()
+    (source / "page").write_text("new")
+    assert mount.refresh()
+    _everywhere(mount, source)

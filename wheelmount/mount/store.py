@@ -128,6 +128,7 @@ class Store:
             kernel.resize_tmpfs(self.directory, self._used() + _footprint(layout))
         else:
             _check_room(self.directory, layout.size, memory=False)
+        _delete(self.directory, self.generation + 1)  # of a refresh that was cut short
         return self._begin(self.directory, layout, self.generation + 1, self)
 
     @classmethod
@@ -146,6 +147,7 @@ class Store:
             store = cls(directory, generation, layout)
             store._lay_out(previous)
         except OSError as error:
+            _delete(directory, generation)
             raise _store_error(directory, error) from None
         return store
 
@@ -336,9 +338,13 @@ class Store:
 
     def forget(self) -> None:
         """Delete this generation; files that others have too stay theirs."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        for name in ("tree", "summary", "have", "changed"):
-            (self.directory / f"{self.generation}.{name}").unlink(missing_ok=True)
+        _delete(self.directory, self.generation)
+
+
+def _delete(directory: Path, generation: int) -> None:
+    shutil.rmtree(directory / str(generation), ignore_errors=True)
+    for name in ("tree", "summary", "have", "changed"):
+        (directory / f"{generation}.{name}").unlink(missing_ok=True)
 
 
 def _punch(path: bytes, inode: Inode) -> None:
