@@ -137,7 +137,9 @@ make_venv() {
   index=$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)
   index=${PIP_INDEX_URL:-$index}
   if [ -n "$index" ]; then export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}; fi
-  quietly .venv/bin/uv --no-progress pip install --python .venv/bin/python \
+  # Compiled now: a command starts several processes, each of which would do it again where the
+  # environment says not to write what was compiled.
+  quietly .venv/bin/uv --no-progress pip install --python .venv/bin/python --compile-bytecode \
     --editable . "${group[@]}"
   wanted_stamp "$dev" >.venv/setup-stamp
 }

@@ -11,6 +11,7 @@ examples/setup.sh --dev
 export PATH="$PWD/.venv/bin:$PATH:/usr/sbin:/sbin"
 # What the user set for wheelmount or apptainer is not what is tested.
 unset "${!WHEELMOUNT_@}" "${!APPTAINER_@}" "${!SINGULARITY_@}"
+unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the same modules
 
 ruff check .
 ruff format --check .
