@@ -15,7 +15,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.containers import apptainer
 from wheelmount.errors import MountError, UnavailableError, WheelmountError
 from wheelmount.hosts.local import namespaces_allowed
-from wheelmount.hosts.worker import MARK
+from wheelmount.hosts.worker import host_of
 from wheelmount.mount import adapter, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.task import TASK
@@ -132,19 +132,11 @@ def _leftovers(settings: Settings) -> Iterator[Leftover]:
         for store in sorted(settings.private_store(mounted=own).iterdir()):
             if store.is_dir() and store.name not in known:
                 yield Leftover(store, "files of a mount that is gone")
-    sockets = {process.environ().get(MARK) for process in _own_processes()}
+    sockets = map(host_of, psutil.process_iter())
+    alive = {Path(socket).parent for socket in sockets if socket}
     for hosts in sorted(settings.private_runtime().glob("hosts-*")):
-        if not any(socket and Path(socket).parent == hosts for socket in sockets):
+        if hosts not in alive:
             yield Leftover(hosts, "hosts that are gone")
-
-
-def _own_processes() -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        try:
-            process.environ()
-        except psutil.Error:
-            continue
-        yield process
 
 
 def clear(leftover: Leftover) -> None:

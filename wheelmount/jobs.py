@@ -64,14 +64,13 @@ def refresh(directories: Sequence[Path], settings: Settings, progress: Progress)
     Returns:
         Whether anything had changed.
     """
-    within, sources = {}, set()
+    within = {}
     for directory in directories:
         task = Task.read(directory)
-        sources.add(task.source)
         within[task.host] = serving.status(directory)["pid"]
-    identity = directories[0].name.rpartition("-")[0]
+    identity = serving.identity(directories[0])
     with LocalHosts(len(within), settings, within=within) as hosts:
-        mount = RemoteMount(hosts, sources.pop(), None, settings, progress, identity=identity)
+        mount = RemoteMount(hosts, task.source, None, settings, progress, identity=identity)
         try:
             mount.adopt()
             return mount.refresh()

@@ -112,6 +112,13 @@ def _arrive_all(served: Served) -> None:
         served.arrive(block)
 
 
+def _await_end(served: Served, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while served.directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not served.directory.exists()
+
+
 def _number(served: Served, path: bytes) -> int:
     return next(n for n, i in served.layout.tree.inodes.items() if i.path == path)
 
@@ -223,10 +230,7 @@ def test_unmounts_when_its_client_goes_before_it_was_kept(served: Served) -> Non
     served.feed(keep=False)
     assert served.feeder is not None
     served.feeder.close()
-    deadline = time.monotonic() + 10
-    while served.directory.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not served.directory.exists()
+    _await_end(served)
     assert not served.store.directory.exists()
     assert not served.mount.exists()
 
@@ -333,10 +337,7 @@ def test_a_bad_request_does_not_end_it(served: Served) -> None:
 
 def test_ends_on_a_signal_and_leaves_nothing(served: Served) -> None:
     os.kill(serving.status(served.directory)["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + 10
-    while served.directory.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not served.directory.exists()
+    _await_end(served)
     assert point.mounted(str(served.mount)) is None
 
 
@@ -433,10 +434,7 @@ def test_a_changed_file_is_never_shown_by_the_kernel_alone(bound: Served) -> Non
 def test_unmounted_by_somebody_else_it_ends(bound: Served) -> None:
     _bind(bound)
     subprocess.run(["umount", bound.mount], check=True)
-    deadline = time.monotonic() + 10
-    while bound.directory.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not bound.directory.exists()
+    _await_end(bound)
     assert not bound.store.directory.exists()
 
 
@@ -497,10 +495,7 @@ def test_a_server_that_took_over_ends_with_its_client_all_the_same(watched: Serv
     os.kill(serving.status(watched.directory)["server"], signal.SIGKILL)
     watched.feeder.close()
     watched.feeder = None
-    deadline = time.monotonic() + 20
-    while watched.directory.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not watched.directory.exists()
+    _await_end(watched, 20)
     assert point.mounted(str(watched.mount)) is None
 
 
@@ -509,10 +504,7 @@ def test_a_server_that_dies_again_and_again_is_given_up(watched: Served) -> None
     for _ in range(4):
         _kill_server(watched)
     os.kill(serving.status(watched.directory)["server"], signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while watched.directory.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not watched.directory.exists()
+    _await_end(watched)
     assert point.mounted(str(watched.mount)) is None
     log = Path(f"{watched.directory}.log")
     assert "it is given up" in log.read_text()

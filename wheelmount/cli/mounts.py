@@ -76,7 +76,7 @@ def _find(settings: Settings, targets: Sequence[str]) -> list[Path]:
 def _by_identity(directories: Sequence[Path]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for directory in directories:
-        found.setdefault(directory.name.rpartition("-")[0], []).append(directory)
+        found.setdefault(serving.identity(directory), []).append(directory)
     return found
 
 
@@ -111,7 +111,7 @@ def status(as_json: bool) -> None:
 def _record(directory: Path, here: int) -> dict[str, Any]:
     task = Task.read(directory)
     record: dict[str, Any] = {
-        "identity": directory.name.rpartition("-")[0],
+        "identity": serving.identity(directory),
         "host": task.host,
         "source": task.source,
         "mntpoint": task.mntpoint,

@@ -66,9 +66,18 @@ def end(socket: Path) -> None:
         psutil.wait_procs(family, timeout=3)
 
 
+def host_of(process: psutil.Process) -> str | None:
+    """Socket of the local host that started a process; None if none did, or it cannot be told."""
+    try:
+        environment: dict[str, str] = process.environ()
+    except psutil.Error:  # gone, or somebody else's
+        return None
+    return environment.get(MARK)
+
+
 def _belongs(process: psutil.Process, socket: Path) -> bool:
     try:
-        mine = process.environ().get(MARK) == str(socket)
+        mine = host_of(process) == str(socket)
         return mine and process.pid != os.getpid() and SERVER not in process.cmdline()
     except psutil.Error:  # gone, or somebody else's
         return False

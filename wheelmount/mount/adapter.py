@@ -10,17 +10,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from wheelmount.errors import InputError
 from wheelmount.mount import kernel
-from wheelmount.mount.vfs import Change
+
+if TYPE_CHECKING:
+    from wheelmount.mount.vfs import Change  # with the store: the command line needs names alone
 
 AUTO = "auto"
 NAMES = (AUTO, "bind", "devfuse", "pyfuse3")
 """What ``--adapter`` takes."""
 
-Wait = Callable[[int, int, int], Awaitable[bytes]]
+FOREVER = 10**8
+"""Seconds the kernel may keep names and attributes: what changes is dropped by name."""
+
+Wait = Callable[[int, int, int], Awaitable[bytes | memoryview]]
 """Gives bytes of (inode, offset, size) once they are there, or raises ``OSError``."""
 
 

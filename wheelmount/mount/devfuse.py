@@ -40,22 +40,21 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import trio
 
 from wheelmount.mount import fuseabi as abi
+from wheelmount.mount.adapter import FOREVER, Wait
 from wheelmount.mount.fuseabi import Flag, Op
 from wheelmount.mount.fusewire import Wire
 from wheelmount.mount.listing import DOT, Listings
+from wheelmount.mount.store import PAGE
 from wheelmount.mount.tree import Inode
 from wheelmount.mount.vfs import Change, Usage
 
 log = logging.getLogger("wheelmount")
-
-FOREVER = 10**8
-"""Seconds that names and attributes are kept: what changes is dropped by name."""
 
 SETTLE = 0.02
 """Seconds for the kernel to take in answers that it was given before a refresh."""
@@ -68,8 +67,6 @@ WAITING = 4096
 
 PAGES = 256
 """Pages of the longest read: 1 MiB."""
-
-PAGE = 4096
 
 WANTED = (
     Flag.INIT_EXT
@@ -87,9 +84,6 @@ AUTO_INVAL_DATA, which compares times before each read; DIRECT_IO_ALLOW_MMAP and
 are for opened files; everything about writing."""
 
 _READ = int(Op.READ)
-
-Wait = Callable[[int, int, int], Awaitable[bytes | memoryview]]
-"""Gives bytes of (inode, offset, size) once they are there, or raises ``OSError``."""
 
 Session = dict[str, int]
 """What a process that goes on serving has to know: ``flags`` of the kernel, ``generation``."""
@@ -319,11 +313,9 @@ class DirectFuse:
 
     def _attributes(self, number: int) -> bytes:
         inode = self.vfs.inode(number)
-        pieces = inode.pieces
-        held = inode.size if pieces is None else sum(length for _, length in pieces)
         seconds, nanoseconds = divmod(inode.mtime_ns, 10**9)
         return abi.ATTR.pack(
-            number + abi.ROOT_ID, inode.size, -(-held // abi.BLOCK),
+            number + abi.ROOT_ID, inode.size, -(-inode.held // abi.BLOCK),
             seconds & 0xFFFFFFFFFFFFFFFF, seconds & 0xFFFFFFFFFFFFFFFF,
             seconds & 0xFFFFFFFFFFFFFFFF, nanoseconds, nanoseconds, nanoseconds,
             inode.mode, inode.nlink, *self._owner, 0, PAGE, 0,

@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pyfuse3
 import trio
 
-from wheelmount.mount.adapter import Wait
+from wheelmount.mount.adapter import FOREVER, Wait
 from wheelmount.mount.store import PAGE
 from wheelmount.mount.vfs import Change, Vfs
-
-FOREVER = 1e8
-"""Seconds the kernel may keep names and attributes: a mount does not change by itself."""
 
 TASKS = 1024
 """Requests that may wait for bytes at once; pyfuse3's own 99 would let waiting reads stop others.
@@ -44,7 +41,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         self._owner = owner
         self._forgotten = forgotten
         self._known: Counter[int] = Counter()
-        self._timeout = FOREVER
+        self._timeout: float = FOREVER
         self._xattrs = vfs.has_xattrs
         self._listings: dict[int, list[tuple[bytes, int]]] = {}  # by handle
         self._handle = 0
@@ -86,7 +83,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         entry.st_uid, entry.st_gid = self._owner
         entry.st_size = inode.size
         entry.st_blksize = PAGE
-        entry.st_blocks = -(-sum(length for _, length in inode.data) // 512)
+        entry.st_blocks = -(-inode.held // 512)
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = inode.mtime_ns
         entry.entry_timeout = entry.attr_timeout = self._timeout
         return entry
@@ -149,7 +146,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
     ) -> pyfuse3.FileInfo:
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
-    async def read(self, handle: int, offset: int, size: int) -> bytes:
+    async def read(self, handle: int, offset: int, size: int) -> bytes | memoryview:
         number = handle - pyfuse3.ROOT_INODE
         with _errors():
             data = self._vfs.read(number, offset, size)

@@ -167,19 +167,11 @@ class RemoteMount:
 
     def _mount(self, layout: Layout) -> None:
         from wheelmount.mount.agent import Order
-        from wheelmount.mount.transfer import offer
 
-        source = Source(
-            os.fsencode(self.source),
-            layout,
-            slots=self._settings.ring,
-            lease=self._settings.fetch_timeout,
-        )
         client = point.View.here()
         timeout = self._settings.start_timeout
+        self._ring, self._offer = self._make_offer(layout)
         with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
-            self._ring = source
-            self._offer = offer(source, self._arrived)
             engine.one(self._offer.ring.call_one(), timeout)
         views = engine.raise_first(self._call(lambda agent: agent.view.call_one(), timeout))
         names = [host.name for host in self.hosts]
@@ -200,6 +192,19 @@ class RemoteMount:
                 timeout + self._settings.fetch_timeout,
             )
         )
+
+    def _make_offer(self, layout: Layout) -> tuple[Source, Any]:
+        """Offer the bytes of a layout to the hosts."""
+        from wheelmount.mount.transfer import offer
+
+        source = Source(
+            os.fsencode(self.source),
+            layout,
+            slots=self._settings.ring,
+            lease=self._settings.fetch_timeout,
+        )
+        with engine.quiet():
+            return source, offer(source, self._arrived)
 
     def _deliver(self, layout: Layout) -> None:
         # Every block is bounded by the time it may take; so is the whole by the sum.
@@ -254,9 +259,11 @@ class RemoteMount:
             raise MountError("the mount is not open", hint="call open() first")
         if self._delivery is not None:
             self.wait()
-        lost = self._lost | (self._ring.changed if self._ring is not None else set())
-        succession = Succession(self._layout.tree, self._scan(self._layout.tree), lost)
-        if succession.same_tree() and not lost:
+        if self._ring is not None:  # what was torn on the way to the hosts
+            self._lost |= self._ring.changed
+            self._ring = None
+        succession = Succession(self._layout.tree, self._scan(self._layout.tree), self._lost)
+        if succession.same_tree() and not self._lost:
             return False
         layout = succession.settle(self._same(succession), self._settings.block_size)
         self._advance(layout)
@@ -283,17 +290,8 @@ class RemoteMount:
 
     def _advance(self, layout: Layout) -> None:
         """Have all hosts fetch a generation, and then all show it."""
-        from wheelmount.mount.transfer import offer
-
         timeout = self._settings.start_timeout
-        source = Source(
-            os.fsencode(self.source),
-            layout,
-            slots=self._settings.ring,
-            lease=self._settings.fetch_timeout,
-        )
-        with engine.quiet():
-            made = offer(source, self._arrived)
+        _, made = self._make_offer(layout)
         bound = timeout + self._settings.fetch_timeout * (layout.blocks + 1)
         try:
             with self._progress.task("send", unit="B") as task:

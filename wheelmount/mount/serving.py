@@ -34,6 +34,11 @@ def directory(settings: Settings) -> Path:
     return private_directory(settings.private_runtime() / "mounts")
 
 
+def identity(directory: Path) -> str:
+    """What the directories of one mount have in common on all its hosts."""
+    return directory.name.partition("-")[0]
+
+
 def find(settings: Settings, *targets: str) -> list[Path]:
     """Directories of mounts, in order of their names.
 
@@ -50,7 +55,7 @@ def find(settings: Settings, *targets: str) -> list[Path]:
             task = Task.read(path)
         except (OSError, ValueError):  # being made, or going
             continue
-        names = {task.mntpoint, task.source, path.name.split("-")[0]}
+        names = {task.mntpoint, task.source, identity(path)}
         if not targets or names.intersection(targets):
             found.append(path)
     if targets and not found:

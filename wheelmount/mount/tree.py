@@ -65,6 +65,11 @@ class Inode:
             return self.pieces
         return ((0, self.size),) if self.size else ()
 
+    @property
+    def held(self) -> int:
+        """Bytes of a file that are not holes."""
+        return sum(length for _, length in self.data)
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -100,8 +105,7 @@ class Tree:
     @property
     def size(self) -> int:
         """Bytes of all regular files together, holes not counted."""
-        files = (inode for inode in self.inodes.values() if inode.is_file)
-        return sum(length for inode in files for _, length in inode.data)
+        return sum(inode.held for inode in self.inodes.values() if inode.is_file)
 
     @property
     def limit(self) -> int:
