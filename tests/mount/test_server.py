@@ -23,10 +23,10 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
 from wheelmount.mount import control, point, serving
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
-from wheelmount.mount.tree import scan
 
 pytestmark = pytest.mark.fuse
 
@@ -50,7 +50,7 @@ class Served:
         self.directory.mkdir()
         own = settings.store == MEMORY
         store = settings.private_store(mounted=own) / f"{name}-host0"
-        self.store = Store.create(store, self.layout, mounted=own)
+        self.store = Store.create(store, self.layout.encode(), mounted=own)
         made = point.prepare(str(self.mount), cover=False)
         Task(
             "host0",
@@ -359,7 +359,7 @@ def bound(
 def _bind(served: Served) -> None:
     for block in served.store.missing():
         served.arrive(block)
-    served.store.finish()
+    served.store.finish(dress=True)
     serving.show(served.directory, 1)
     assert serving.status(served.directory)["adapter"] == "bind"
 
@@ -423,7 +423,7 @@ def test_a_changed_file_is_never_shown_by_the_kernel_alone(bound: Served) -> Non
     bound.store.mark_changed(_number(bound, b"page"))
     for block in bound.store.missing():
         bound.arrive(block)
-    bound.store.finish()
+    bound.store.finish(dress=True)
     serving.show(bound.directory, 1)
     assert serving.status(bound.directory)["adapter"] == "devfuse"
     with pytest.raises(OSError) as error:

@@ -11,9 +11,9 @@ from blake3 import blake3
 
 from wheelmount.errors import WaitError
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
 from wheelmount.mount.store import PAGE
-from wheelmount.mount.tree import scan
 
 
 def _source(root: Path, *, slots: int = 4, lease: float = 5.0, pages: int = 4) -> Source:

@@ -11,8 +11,9 @@ import pytest
 
 from wheelmount.errors import SourceError, TransferError
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.scan import scan
 from wheelmount.mount.store import PAGE
-from wheelmount.mount.tree import ROOT, Tree, scan
+from wheelmount.mount.tree import ROOT, Tree
 
 
 def _walk(tree: Tree, number: int = ROOT, path: bytes = b"") -> dict[bytes, int]:
@@ -163,8 +164,12 @@ def test_an_earlier_snapshot_changes_nothing_but_the_work(source: Path) -> None:
     (source / "package" / "small11").unlink()
     (source / "package" / "small11").symlink_to("small12")
     fresh, again = scan(os.fsencode(source)), scan(os.fsencode(source), before)
-    assert again.inodes == fresh.inodes
-    assert again.names == fresh.names
-    assert again.stamps == fresh.stamps
-    page = again.names[ROOT][b"with blank"]
-    assert again.inodes[page] is before.inodes[before.names[ROOT][b"with blank"]]
+    expected, found = _walk(fresh), _walk(again)
+    assert found.keys() == expected.keys()
+    for path, number in found.items():
+        assert again.inodes[number] == fresh.inodes[expected[path]], path
+        assert again.stamps[number] == fresh.stamps[expected[path]], path
+    blank = found[b"with blank"]
+    assert again.inodes[blank] is before.inodes[before.names[ROOT][b"with blank"]]
+    assert found[b"page"] not in before.inodes
+    assert again.limit > max(again.inodes)

@@ -20,7 +20,6 @@ from wheelmount.errors import MountError, TransferError
 from wheelmount.mount import control, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
-from wheelmount.mount.layout import Layout
 from wheelmount.mount.point import View
 from wheelmount.mount.source import file_digest
 from wheelmount.mount.store import Store
@@ -91,10 +90,10 @@ class Agent(Actor):  # type: ignore[misc]
             made,
         )
         try:
-            layout = Layout.decode(await fetch_description(source, settings.fetch_timeout))
+            description = await fetch_description(source, settings.fetch_timeout)
             self._directory.mkdir(mode=0o700)
             task.write(self._directory)
-            self._store = await asyncio.to_thread(Store.create, store, layout, mounted=own)
+            self._store = await asyncio.to_thread(Store.create, store, description, mounted=own)
             self._receiver = await self._receive(self._store, source)
             await asyncio.to_thread(serving.start, self._directory, settings.start_timeout)
             await self._connect(self._receiver)
@@ -122,10 +121,9 @@ class Agent(Actor):  # type: ignore[misc]
         store = self._shown
         if self._receiver is not None:
             await self._receiver.run()
-        if self._binds:
-            await asyncio.to_thread(store.finish)
-            if not store.changed():
-                await asyncio.to_thread(serving.show, self._directory, store.generation)
+        await asyncio.to_thread(store.finish, dress=self._binds)
+        if self._binds and not store.changed():
+            await asyncio.to_thread(serving.show, self._directory, store.generation)
 
     @property
     def _binds(self) -> bool:
@@ -133,16 +131,16 @@ class Agent(Actor):  # type: ignore[misc]
         return Task.read(self._directory).adapter == "bind"
 
     @concurrent_endpoint
-    async def adopt(self) -> tuple[int, list[int]]:
+    async def adopt(self) -> tuple[bytes, int, list[int]]:
         """Take charge of a mount that stands.
 
         Returns:
-            Length of the description of its tree, for ``describe``, and the numbers of the files
-            that are not there because they changed at the source.
+            Identity of its tree, length of the description, for ``describe``, and the numbers of
+            the files that are not there because they changed at the source.
         """
         return await asyncio.to_thread(self._adopt)
 
-    def _adopt(self) -> tuple[int, list[int]]:
+    def _adopt(self) -> tuple[bytes, int, list[int]]:
         task = Task.read(self._directory)
         self._store = store = Store.open(Path(task.store))
         if missing := len(store.missing()):
@@ -151,7 +149,7 @@ class Agent(Actor):  # type: ignore[misc]
                 hint="unmount it, and mount it again",
             )
         changed = [number for number in store.layout.tree.inodes if store.is_changed(number)]
-        return store.description.stat().st_size, changed
+        return store.layout.identity, store.description.stat().st_size, changed
 
     @concurrent_endpoint
     async def describe(self, offset: int, size: int) -> bytes:
@@ -173,17 +171,14 @@ class Agent(Actor):  # type: ignore[misc]
         description = await fetch_description(source, self._settings.fetch_timeout)
         self._growing.enter_context(self._shown.growing())
         try:
-            self._next = made = await asyncio.to_thread(
-                lambda: self._shown.next(Layout.decode(description))
-            )
+            self._next = made = await asyncio.to_thread(self._shown.next, description)
             receiver = await self._receive(made, source)
             await receiver.run()
             if changed := made.changed():
                 raise TransferError(
                     f"{os.fsdecode(changed[0])} changed while it was copied", hint="refresh again"
                 )
-            if self._binds:
-                await asyncio.to_thread(made.finish)
+            await asyncio.to_thread(made.finish, dress=self._binds)
         except BaseException:
             await self._abandon()
             raise

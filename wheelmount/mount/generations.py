@@ -98,7 +98,7 @@ class Generations:
         async with self._turn:
             store = self.shown
             if generation != store.generation:
-                store = await trio.to_thread.run_sync(Store.open, store.directory, generation)
+                store = store.reopen(generation)
                 self._kept.append(store)
             if self._task.adapter == "bind" and not store.changed():
                 if store is not self.bound:

@@ -7,18 +7,20 @@ client reads a block from its files, a host writes it to its own.
 
 from __future__ import annotations
 
+import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from operator import attrgetter
+from typing import Any
 
 import msgpack
 
 from wheelmount.errors import TransferError
 from wheelmount.mount.tree import Inode, Stamp, Tree, many_objects
 
-VERSION = 2
+VERSION = 3
 """Version of the encoding made by ``Layout.encode``."""
 
 _INODE = attrgetter(*(field.name for field in fields(Inode)))
@@ -44,6 +46,7 @@ class Layout:
         fresh: numbers of the files whose bytes are to travel; default all. The others hosts have
             from an earlier generation, under the same number.
         copies: of the others, those that have the bytes of another number in the earlier one.
+        identity: by which client and hosts know that they speak of the same; default a new one.
     """
 
     def __init__(
@@ -52,11 +55,14 @@ class Layout:
         block_size: int,
         fresh: Iterable[int] | None = None,
         copies: Mapping[int, int] | None = None,
+        identity: bytes | None = None,
     ) -> None:
         self.tree = tree
         self.block_size = block_size
+        self.identity = identity or secrets.token_bytes(8)
         self.copies = dict(copies or {})
-        numbers = tree.inodes if fresh is None else sorted(fresh)
+        # In order, so that both sides cut the same blocks.
+        numbers = sorted(tree.inodes if fresh is None else fresh)
         self.fresh = frozenset(n for n in numbers if tree.inodes[n].is_file)
         self._pieces = [
             (number, offset, length)
@@ -106,34 +112,97 @@ class Layout:
             first, stop = max(start, begin), min(start + length, end)
             yield Extent(number, offset + first - start, first - begin, stop - first)
 
-    def encode(self) -> bytes:
-        """The description that travels ahead of the bytes (msgpack)."""
+    @many_objects()
+    def encode(self, before: Layout | None = None) -> bytes:
+        """The description that travels ahead of the bytes (msgpack).
+
+        Args:
+            before: what is known already where it goes; only what differs is described then.
+        """
         tree = self.tree
-        inodes = [(n, *_INODE(i), *_STAMP(tree.stamps[n])) for n, i in tree.inodes.items()]
+        old = before.tree if before is not None else Tree()
+        inodes = [
+            (number, *_INODE(inode), *_STAMP(tree.stamps[number]))
+            for number, inode in tree.inodes.items()
+            if inode is not old.inodes.get(number)
+            or tree.stamps[number] is not old.stamps.get(number)
+        ]
+        names = [
+            (number, names)
+            for number, names in tree.names.items()
+            if names is not old.names.get(number)
+        ]
+        gone = sorted(old.inodes.keys() - tree.inodes.keys())
         fresh = None if len(self.fresh) == tree.files else sorted(self.fresh)
-        names = list(tree.names.items())
-        copies = list(self.copies.items())
-        packed: bytes = msgpack.packb((VERSION, self.block_size, inodes, names, fresh, copies))
+        packed: bytes = msgpack.packb(
+            (
+                VERSION,
+                before.identity if before is not None else b"",
+                self.identity,
+                self.block_size,
+                tree.limit,
+                inodes,
+                names,
+                gone,
+                fresh,
+                list(self.copies.items()),
+            )
+        )
         return packed
 
     @classmethod
     @many_objects()
-    def decode(cls, description: bytes) -> Layout:
+    def decode(cls, description: bytes, before: Layout | None = None) -> Layout:
         """Inverse of ``encode``.
 
+        Args:
+            description: one, or several of which each follows from the one ahead of it.
+            before: what the first follows from.
+
         Raises:
-            TransferError: it was made by another version of wheelmount.
+            TransferError: it was made by another version of wheelmount, follows from something
+                else, or describes what cannot be.
         """
-        version, *rest = msgpack.unpackb(description, strict_map_key=False, use_list=False)
-        if version != VERSION:
-            raise TransferError(
-                f"the client describes trees in version {version}, this host in {VERSION}",
-                hint="install the same wheelmount on the client and on the hosts",
-            )
-        block_size, inodes, names, fresh, copies = rest
-        tree = Tree(
-            {values[0]: Inode(*values[1:-3]) for values in inodes},
-            dict(names),
-            {values[0]: Stamp(*values[-3:]) for values in inodes},
-        )
-        return cls(tree, block_size, fresh, dict(copies))
+        unpacker = msgpack.Unpacker(strict_map_key=False, use_list=False, max_buffer_size=0)
+        unpacker.feed(description)
+        for version, *rest in unpacker:
+            if version != VERSION:
+                raise TransferError(
+                    f"the client describes trees in version {version}, this host in {VERSION}",
+                    hint="install the same wheelmount on the client and on the hosts",
+                )
+            before = cls._decode(before, *rest)
+        if before is None:
+            raise TransferError("the client describes nothing")
+        return before
+
+    @classmethod
+    def _decode(
+        cls,
+        before: Layout | None,
+        follows: bytes,
+        identity: bytes,
+        block_size: int,
+        limit: int,
+        inodes: tuple[Any, ...],
+        names: tuple[Any, ...],
+        gone: tuple[int, ...],
+        fresh: tuple[int, ...] | None,
+        copies: tuple[Any, ...],
+    ) -> Layout:
+        tree = Tree()
+        if follows:
+            if before is None or before.identity != follows:
+                raise TransferError(
+                    "this host shows something else than the client thinks",
+                    hint="unmount, and mount again",
+                )
+            tree = before.tree.copy()
+        for number in gone:
+            tree.forget(number)
+        for number, *values in inodes:
+            tree.inodes[number] = Inode(*values[:-3])
+            tree.stamps[number] = Stamp(*values[-3:])
+        tree.names.update(names)
+        tree.limit = limit
+        return cls(tree, block_size, fresh, dict(copies), identity)

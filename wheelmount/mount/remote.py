@@ -16,9 +16,10 @@ from wheelmount.hosts import engine
 from wheelmount.hosts.host import Host, as_hosts
 from wheelmount.mount import point
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source, file_digest
 from wheelmount.mount.succession import Doubt, Succession
-from wheelmount.mount.tree import Tree, scan
+from wheelmount.mount.tree import Tree
 from wheelmount.progress import SILENT, Progress, Task
 
 log = logging.getLogger("wheelmount")
@@ -123,7 +124,7 @@ class RemoteMount:
 
     def _scan(self, before: Tree | None = None) -> Tree:
         with self._progress.task("scan", unit="files") as task:
-            tree = scan(os.fsencode(self.source), before)
+            tree = scan(os.fsencode(self.source), before, self._lost)
             task.advance(tree.files)
             task.note(f"{tree.files} files, {tree.size >> 20} MiB")
         self.skipped = tree.skipped
@@ -143,13 +144,17 @@ class RemoteMount:
         try:
             self._spawn_agents()
             found = engine.raise_first(self._call(lambda agent: agent.adopt.call_one(), timeout))
-            name, (length, _) = next(iter(found.items()))
+            if len({tree for tree, _, _ in found.values()}) > 1:
+                raise MountError(
+                    "its hosts do not all show the same", hint="unmount it, and mount it again"
+                )
+            name, (_, length, _) = next(iter(found.items()))
             description = bytearray()
             while len(description) < length:
                 call = self._agents[name].describe.call_one(len(description), MESSAGE)
                 description += engine.one(call, timeout)
             self._layout = Layout.decode(bytes(description))
-            self._lost = {number for _, lost in found.values() for number in lost}
+            self._lost = {number for _, _, lost in found.values() for number in lost}
         except BaseException:
             self.release()
             raise
@@ -170,7 +175,7 @@ class RemoteMount:
 
         client = point.View.here()
         timeout = self._settings.start_timeout
-        self._ring, self._offer = self._make_offer(layout)
+        self._ring, self._offer = self._make_offer(layout, layout.encode())
         with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
             engine.one(self._offer.ring.call_one(), timeout)
         views = engine.raise_first(self._call(lambda agent: agent.view.call_one(), timeout))
@@ -193,8 +198,8 @@ class RemoteMount:
             )
         )
 
-    def _make_offer(self, layout: Layout) -> tuple[Source, Any]:
-        """Offer the bytes of a layout to the hosts."""
+    def _make_offer(self, layout: Layout, description: bytes) -> tuple[Source, Any]:
+        """Offer a layout and its bytes to the hosts."""
         from wheelmount.mount.transfer import offer
 
         source = Source(
@@ -204,7 +209,7 @@ class RemoteMount:
             lease=self._settings.fetch_timeout,
         )
         with engine.quiet():
-            return source, offer(source, self._arrived)
+            return source, offer(source, description, self._arrived)
 
     def _deliver(self, layout: Layout) -> None:
         # Every block is bounded by the time it may take; so is the whole by the sum.
@@ -262,11 +267,12 @@ class RemoteMount:
         if self._ring is not None:  # what was torn on the way to the hosts
             self._lost |= self._ring.changed
             self._ring = None
-        succession = Succession(self._layout.tree, self._scan(self._layout.tree), self._lost)
-        if succession.same_tree() and not self._lost:
+        before = self._layout
+        succession = Succession(before.tree, self._scan(before.tree), self._lost)
+        if not succession:
             return False
         layout = succession.settle(self._same(succession), self._settings.block_size)
-        self._advance(layout)
+        self._advance(layout, layout.encode(before))
         self._layout, self._lost = layout, set()
         return True
 
@@ -288,10 +294,10 @@ class RemoteMount:
                 task.advance(1)
         return same
 
-    def _advance(self, layout: Layout) -> None:
+    def _advance(self, layout: Layout, description: bytes) -> None:
         """Have all hosts fetch a generation, and then all show it."""
         timeout = self._settings.start_timeout
-        _, made = self._make_offer(layout)
+        _, made = self._make_offer(layout, description)
         bound = timeout + self._settings.fetch_timeout * (layout.blocks + 1)
         try:
             with self._progress.task("send", unit="B") as task:

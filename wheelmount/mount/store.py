@@ -17,7 +17,6 @@ import json
 import mmap
 import os
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -28,8 +27,8 @@ import psutil
 
 from wheelmount.errors import StoreError
 from wheelmount.mount import kernel
+from wheelmount.mount.files import Files
 from wheelmount.mount.layout import Layout
-from wheelmount.mount.tree import Inode
 
 PAGE = 4096
 """What tmpfs gives memory by, bytes (more on some machines, which then use a little more)."""
@@ -46,11 +45,15 @@ class Summary:
         files: number of its files.
         size: bytes of them all, holes not counted.
         blocks: number of the blocks that travelled for it.
+        follows: bytes at the beginning of its description that are those of the one before.
+        whole: bytes of the last description of a whole tree in it.
     """
 
     files: int
     size: int
     blocks: int
+    follows: int
+    whole: int
 
 
 class Store:
@@ -60,9 +63,16 @@ class Store:
         directory: of the store, where ``create`` made it.
         generation: its number.
         layout: the tree, and what of it arrives in which block; default read where it is needed.
+        previous: the generation before, from whose layout this one's is made if that is known.
     """
 
-    def __init__(self, directory: Path, generation: int, layout: Layout | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        generation: int,
+        layout: Layout | None = None,
+        previous: Store | None = None,
+    ) -> None:
         self.directory = directory
         self.generation = generation
         self.root = directory / str(generation)
@@ -71,6 +81,7 @@ class Store:
         """The encoded layout."""
         self.summary = Summary(**json.loads((directory / f"{generation}.summary").read_text()))
         self._layout = layout
+        self._previous = previous
         self._have = _map(directory / f"{generation}.have")
         self._changed = _map(directory / f"{generation}.changed")
         self._complete = False
@@ -79,23 +90,27 @@ class Store:
     def layout(self) -> Layout:
         """The tree, and what of it arrives in which block."""
         if self._layout is None:
-            self._layout = Layout.decode(self.description.read_bytes())
+            description, before = self.description.read_bytes(), None
+            if self._previous is not None and self.summary.follows:
+                description = description[self.summary.follows :]
+                before = self._previous.layout
+            self._layout, self._previous = Layout.decode(description, before), None
         return self._layout
 
     def rest(self) -> None:
         """Give back the memory of what can be read again."""
-        self._layout = None
-        self.__dict__.pop("_paths", None)
+        self._layout = self._previous = None
+        self.__dict__.pop("_files", None)
         gc.collect()
         kernel.give_back_memory()
 
     @classmethod
-    def create(cls, directory: Path, layout: Layout, *, mounted: bool) -> Store:
+    def create(cls, directory: Path, description: bytes, *, mounted: bool) -> Store:
         """Make the first generation, without its bytes.
 
         Args:
             directory: is made; its parent is there.
-            layout: what it is for.
+            description: of what it is for; see ``Layout.encode``.
             mounted: whether to keep the bytes in a file system of their own, in memory; else they
                 are kept in ``directory`` as it is.
 
@@ -103,11 +118,12 @@ class Store:
             StoreError: the bytes cannot fit there.
             TransferError: the tree is none.
         """
+        layout = Layout.decode(description)
         _check_room(directory.parent, layout.size, memory=mounted)
         directory.mkdir(mode=0o700)
         if mounted:
             kernel.mount_tmpfs(directory, _footprint(layout))
-        return cls._begin(directory, layout, 1, None)
+        return cls._begin(directory, 1, layout, description)
 
     @classmethod
     def open(cls, directory: Path, generation: int | None = None) -> Store:
@@ -117,38 +133,64 @@ class Store:
             generation = int(current.read_text()) if current.exists() else 1
         return cls(directory, generation)
 
-    def next(self, layout: Layout) -> Store:
+    def reopen(self, generation: int) -> Store:
+        """Find another generation; quicker than ``open`` for the next after one that is known."""
+        previous = self if generation == self.generation + 1 and self._layout is not None else None
+        return Store(self.directory, generation, previous=previous)
+
+    def next(self, description: bytes) -> Store:
         """Make the next generation: with all files that are not fresh in it, but without a byte.
+
+        Args:
+            description: what is other than in this one; see ``Layout.encode``.
 
         Raises:
             StoreError: the bytes cannot fit.
+            TransferError: it cannot be what follows.
         """
+        layout = Layout.decode(description, self.layout)
+        _check_room(self.directory, layout.size, memory=self.owned)
         if self.owned:
-            _check_room(self.directory, layout.size, memory=True)
             kernel.resize_tmpfs(self.directory, self._used() + _footprint(layout))
-        else:
-            _check_room(self.directory, layout.size, memory=False)
         _delete(self.directory, self.generation + 1)  # of a refresh that was cut short
-        return self._begin(self.directory, layout, self.generation + 1, self)
+        earlier = self.description.read_bytes()
+        if len(earlier) + len(description) > 2 * self.summary.whole:
+            earlier, description = b"", layout.encode()
+        return self._begin(
+            self.directory, self.generation + 1, layout, description, earlier, previous=self
+        )
 
     @classmethod
     def _begin(
-        cls, directory: Path, layout: Layout, generation: int, previous: Store | None
+        cls,
+        directory: Path,
+        generation: int,
+        layout: Layout,
+        description: bytes,
+        earlier: bytes = b"",
+        previous: Store | None = None,
     ) -> Store:
         sizes = {"have": layout.blocks, "changed": layout.tree.limit}
+        whole = previous.summary.whole if previous is not None and earlier else len(description)
+        tree = layout.tree
+        summary = Summary(tree.files, tree.size, layout.blocks, len(earlier), whole)
         try:
-            (directory / f"{generation}.tree").write_bytes(layout.encode())
-            summary = Summary(layout.tree.files, layout.tree.size, layout.blocks)
+            (directory / f"{generation}.tree").write_bytes(earlier + description)
             (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
             for name, size in sizes.items():
                 with (directory / f"{generation}.{name}").open("xb") as file:
                     # With its memory: a mapping that finds none later ends the process.
                     os.posix_fallocate(file.fileno(), 0, max(size, 1))
             store = cls(directory, generation, layout)
-            store._lay_out(previous)
-        except OSError as error:
+            if previous is None:
+                store._files.make()
+            else:
+                store._files.follow(previous._files)
+        except BaseException as error:
             _delete(directory, generation)
-            raise _store_error(directory, error) from None
+            if isinstance(error, OSError):
+                raise _store_error(directory, error) from None
+            raise
         return store
 
     @property
@@ -157,41 +199,12 @@ class Store:
         return os.path.ismount(self.directory)
 
     @cached_property
-    def _paths(self) -> dict[int, list[bytes]]:
-        """Names of each inode below ``root``."""
-        paths: dict[int, list[bytes]] = defaultdict(list)
-        for path, number in self.layout.tree.walk():
-            paths[number].append(path)
-        return paths
+    def _files(self) -> Files:
+        return Files(self.root, self.layout)
 
     def path(self, number: int) -> bytes:
         """Where a file's bytes are."""
-        return os.path.join(os.fsencode(self.root), self._paths[number][0])
-
-    def _lay_out(self, previous: Store | None) -> None:
-        """Make directories, symlinks, files without bytes, and names of files that are there."""
-        self.root.mkdir(mode=0o700)
-        with _directory(self.root) as here, _directory((previous or self).root) as there:
-            inodes = self.layout.tree.inodes
-            for number, paths in self._paths.items():  # parents before what is in them
-                if inodes[number].is_directory:
-                    os.mkdir(paths[0], 0o700, dir_fd=here)
-            for number, paths in self._paths.items():
-                inode = inodes[number]
-                if inode.is_directory:
-                    continue
-                if inode.is_symlink:
-                    for path in paths:
-                        os.symlink(inode.path, path, dir_fd=here)
-                elif number in self.layout.fresh:
-                    if not inode.data:
-                        self._write_into(self.path(number), inode.size, None, 0)
-                elif previous is not None and number in self.layout.copies:
-                    shutil.copyfile(previous.path(self.layout.copies[number]), self.path(number))
-                elif previous is not None:
-                    source = previous._paths[number][0]
-                    for path in paths:
-                        os.link(source, path, src_dir_fd=there, dst_dir_fd=here)
+        return self._files.path(number)
 
     def write(self, block: int, data: memoryview) -> None:
         """Put a block's bytes into its files, and say that they are there.
@@ -201,60 +214,21 @@ class Store:
         """
         try:
             for extent in self.layout.extents(block):
-                piece = data[extent.block_offset : extent.block_offset + extent.length]
-                size = self.layout.tree.inodes[extent.inode].size
-                self._write_into(self.path(extent.inode), size, piece, extent.file_offset)
+                self._files.write(extent, data)
         except OSError as error:
             raise _store_error(self.directory, error) from None
         self._have[block] = 1
 
-    @staticmethod
-    def _write_into(path: bytes, size: int, piece: memoryview | None, offset: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(path, flags, 0o600)
-        try:
-            if piece is None or len(piece) < size:
-                # At once its full size: what tmpfs decides by whether to give huge pages.
-                os.ftruncate(fd, size)
-            while piece:
-                count = os.pwrite(fd, piece, offset)
-                piece, offset = piece[count:], offset + count
-        finally:
-            os.close(fd)
-
-    def finish(self) -> None:
-        """Give everything its names and attributes, once all bytes are there.
+    def finish(self, *, dress: bool) -> None:
+        """Make the files complete once all bytes are there; see ``Files.finish``.
 
         Raises:
             StoreError: there is no room left.
         """
-        root = os.fsencode(self.root)
-        inodes = self.layout.tree.inodes
         try:
-            for number in self.layout.fresh | self.layout.copies.keys():
-                first, *others = self._paths[number]
-                for other in others:
-                    os.link(os.path.join(root, first), os.path.join(root, other))
-                if inodes[number].pieces is not None:
-                    _punch(os.path.join(root, first), inodes[number])
-                self._dress(number, os.path.join(root, first))
-            # Directories last and from below: what is made in one changes its time.
-            for number, (path, *_) in reversed(self._paths.items()):
-                if not inodes[number].is_file:
-                    self._dress(number, os.path.join(root, path))
-            self._dress(0, root)
+            self._files.finish(dress=dress)
         except OSError as error:
             raise _store_error(self.directory, error) from None
-
-    def _dress(self, number: int, path: bytes) -> None:
-        inode = self.layout.tree.inodes[number]
-        for name, value in inode.xattrs:
-            # Where the store's file system has none, they are not shown.
-            with contextlib.suppress(OSError):
-                os.setxattr(path, name, value, follow_symlinks=False)
-        if not inode.is_symlink:
-            os.chmod(path, inode.mode & 0o7777)
-        os.utime(path, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=False)
 
     @contextlib.contextmanager
     def growing(self) -> Iterator[None]:
@@ -284,12 +258,8 @@ class Store:
         return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of a file. Ask ``has`` first."""
-        fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            return os.pread(fd, size, offset)
-        finally:
-            os.close(fd)
+        """Bytes of a file. Ask ``absent`` first."""
+        return self._files.read(number, offset, size)
 
     def has(self, block: int) -> bool:
         """Whether a block may be read."""
@@ -332,9 +302,7 @@ class Store:
 
     def free(self, number: int) -> None:
         """Delete one file of this generation; harmless if it is none or gone."""
-        for path in self._paths.get(number, ()):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(os.fsencode(self.root), path))
+        self._files.free(number)
 
     def forget(self) -> None:
         """Delete this generation; files that others have too stay theirs."""
@@ -345,20 +313,6 @@ def _delete(directory: Path, generation: int) -> None:
     shutil.rmtree(directory / str(generation), ignore_errors=True)
     for name in ("tree", "summary", "have", "changed"):
         (directory / f"{generation}.{name}").unlink(missing_ok=True)
-
-
-def _punch(path: bytes, inode: Inode) -> None:
-    """Make the holes of a sparse file holes again: a huge page may have covered them."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        end = 0
-        for offset, length in (*inode.data, (inode.size, 0)):
-            if offset > end:
-                with contextlib.suppress(OSError):  # a file system without: it only costs memory
-                    kernel.punch_hole(fd, end, offset - end)
-            end = offset + length
-    finally:
-        os.close(fd)
 
 
 def earlier(directory: Path, generation: int) -> list[int]:
@@ -372,16 +326,6 @@ def remove(directory: Path) -> None:
     with contextlib.suppress(OSError):
         kernel.unmount(directory, detach=True)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _directory(path: Path) -> Iterator[int]:
-    """A directory, open: what is below it is reached with less work than by its whole path."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _map(path: Path) -> mmap.mmap:

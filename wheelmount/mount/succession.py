@@ -1,9 +1,10 @@
 """From one tree to the next: what of a directory is still what it was.
 
-A file is known again by device and inode number, also under another name. If size and both times
-are the same, it is the same; if only its ctime differs (a rename, a chmod, or an edit whose mtime
-was put back), or another file of the same size and mtime stands at its path, only its bytes can
-tell, and whoever has the old ones must be asked.
+A scan keeps what has the same stamp at the same path. What it does not know may have been
+elsewhere: a file is known again by device and inode number. If size and both times are the same,
+it is the same; if only its ctime differs (a rename, a chmod, or an edit whose mtime was put back),
+or another file of the same size and mtime stands at its path, only its bytes can tell, and whoever
+has the old ones must be asked.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 
 from wheelmount.mount.layout import Layout
-from wheelmount.mount.tree import ROOT, Inode, Tree, many_objects
+from wheelmount.mount.tree import Inode, Tree
 
 _SHOWN = attrgetter(*(field.name for field in fields(Inode) if field.name != "path"))
 """What of a file is shown in a mount: all but where it lies at the source."""
@@ -37,42 +38,36 @@ class Succession:
 
     Args:
         old: the tree that hosts have.
-        new: as it was scanned just now, with numbers of its own.
+        new: as it was scanned just now, with ``old`` before it. ``settle`` changes it.
         lost: numbers of files in ``old`` whose bytes hosts do not have.
     """
 
-    @many_objects()
     def __init__(self, old: Tree, new: Tree, lost: Collection[int] = ()) -> None:
         self._old, self._new = old, new
-        self._kept: dict[int, int] = {ROOT: ROOT}  # number in the new tree -> in the old
+        self._moved: dict[int, int] = {}  # number in the new tree -> in the old
+        self._fresh: list[int] = []
         self.doubts: list[Doubt] = []
         """Files whose bytes must be compared."""
-        keys = {
-            (stamp.device, stamp.inode): number
-            for number, stamp in old.stamps.items()
+        gone = [
+            number
+            for number in old.inodes.keys() - new.inodes.keys()
             if old.inodes[number].is_file and number not in lost
-        }
-        paths = {path: number for path, number in old.walk() if number not in lost}
-        for path, number in new.walk():
-            if number in self._kept:
+        ]
+        keys = {(old.stamps[n].device, old.stamps[n].inode): n for n in gone}
+        paths = {old.inodes[n].path: n for n in gone}
+        for number in sorted(new.inodes.keys() - old.inodes.keys()):
+            inode, stamp = new.inodes[number], new.stamps[number]
+            if not inode.is_file:
                 continue
-            inode, earlier = new.inodes[number], paths.get(path)
-            if earlier is not None and inode is old.inodes[earlier]:
-                self._kept[number] = earlier  # the scan saw that already
-            elif inode.is_file:
-                stamp = new.stamps[number]
-                earlier = keys.get((stamp.device, stamp.inode), earlier)
-                if earlier is None or not old.inodes[earlier].is_file:
-                    continue
-                if stamp == old.stamps[earlier] and self._alike(number, earlier):
-                    self._kept[number] = earlier
-                elif self._may_be(inode, old.inodes[earlier]):
-                    self.doubts.append(Doubt(number, earlier))
-            elif earlier is not None and (
-                (inode.is_directory and old.inodes[earlier].is_directory)
-                or inode == old.inodes[earlier]
-            ):
-                self._kept[number] = earlier
+            earlier = keys.get((stamp.device, stamp.inode), paths.get(inode.path))
+            if earlier is None:
+                self._fresh.append(number)
+            elif stamp == old.stamps[earlier] and self._alike(number, earlier):
+                self._moved[number] = earlier
+            elif self._may_be(inode, old.inodes[earlier]):
+                self.doubts.append(Doubt(number, earlier))
+            else:
+                self._fresh.append(number)
 
     def _alike(self, number: int, earlier: int) -> bool:
         """Whether two files differ in nothing that is shown."""
@@ -82,13 +77,21 @@ class Succession:
     def _may_be(inode: Inode, old: Inode) -> bool:
         return (inode.size, inode.mtime_ns, inode.pieces) == (old.size, old.mtime_ns, old.pieces)
 
+    def __bool__(self) -> bool:
+        """Whether anything at all has changed."""
+        old, new = self._old, self._new
+        return (
+            old.inodes.keys() != new.inodes.keys()
+            or any(inode is not old.inodes[n] for n, inode in new.inodes.items())
+            or any(names is not old.names[n] for n, names in new.names.items())
+        )
+
     def path(self, doubt: Doubt) -> bytes:
         """Where the file is, below the source."""
         return self._new.inodes[doubt.number].path
 
-    @many_objects()
     def settle(self, same: Iterable[Doubt], block_size: int) -> Layout:
-        """Number the new tree.
+        """Number the new tree; to be called once.
 
         Args:
             same: those of ``doubts`` that turned out to have the same bytes.
@@ -97,44 +100,17 @@ class Succession:
         Returns:
             The new tree, with the bytes that hosts do not have.
         """
-        kept = dict(self._kept)
-        taken = set(kept.values())
-        copies: dict[int, int] = {}
+        moved, copies = dict(self._moved), {}
+        taken = set(moved.values())
+        fresh = {doubt.number for doubt in self.doubts}.union(self._fresh)
         for doubt in same:
             if doubt.earlier not in taken and self._alike(doubt.number, doubt.earlier):
-                kept[doubt.number] = doubt.earlier
+                moved[doubt.number] = doubt.earlier
                 taken.add(doubt.earlier)
             elif self._new.inodes[doubt.number].pieces is None:
                 copies[doubt.number] = doubt.earlier
-        limit = self._old.limit
-        number_of: dict[int, int] = {}
-        for number in self._new.inodes:
-            number_of[number] = kept.get(number, limit)
-            limit += number not in kept
-        tree = Tree(
-            {number_of[n]: inode for n, inode in self._new.inodes.items()},
-            {
-                number_of[directory]: {name: number_of[n] for name, n in names.items()}
-                for directory, names in self._new.names.items()
-            },
-            {number_of[n]: stamp for n, stamp in self._new.stamps.items()},
-            self._new.skipped,
-        )
-        fresh = [number_of[n] for n in self._new.inodes if n not in kept and n not in copies]
-        return Layout(
-            tree, block_size, fresh, {number_of[n]: earlier for n, earlier in copies.items()}
-        )
-
-    def same_tree(self) -> bool:
-        """Whether nothing at all has changed."""
-        old, new = self._old, self._new
-        if self.doubts or len(self._kept) != len(new.inodes) or len(old.inodes) != len(new.inodes):
-            return False
-        return all(
-            new.inodes[n] == old.inodes[earlier]
-            for n, earlier in self._kept.items()
-            if new.inodes[n].is_directory
-        ) and all(
-            {name: self._kept[n] for name, n in names.items()} == old.names[self._kept[directory]]
-            for directory, names in new.names.items()
-        )
+            else:
+                continue
+            fresh.discard(doubt.number)
+        self._new.renumber(moved)
+        return Layout(self._new, block_size, fresh, copies)

@@ -34,7 +34,7 @@ ATTEMPTS = 3
 STAGING_THREADS = 8
 """Threads of the client that read and hash blocks; more than cores because disks are waited for."""
 
-_offered: dict[str, tuple[Source, Callable[[str, int], None]]] = {}
+_offered: dict[str, tuple[Source, bytes, Callable[[str, int], None]]] = {}
 """Sources of this process by name: an actor is made from what can be pickled, a ring cannot."""
 
 
@@ -57,8 +57,7 @@ class SourceActor(Actor):  # type: ignore[misc]
     """The client's end: lives in the client's own process and offers one ``Source``."""
 
     def __init__(self, name: str) -> None:
-        self._source, self._arrived = _offered.pop(name)
-        self._description = self._source.layout.encode()
+        self._source, self._description, self._arrived = _offered.pop(name)
         self._buffer = RDMABuffer(memoryview(self._description))
         self._ring = [RDMABuffer(slot) for slot in self._source.slots]
         self._threads = ThreadPoolExecutor(STAGING_THREADS, "wheelmount-stage")
@@ -94,11 +93,12 @@ class SourceActor(Actor):  # type: ignore[misc]
         self._arrived(host, length)
 
 
-def offer(source: Source, arrived: Callable[[str, int], None]) -> Any:
+def offer(source: Source, description: bytes, arrived: Callable[[str, int], None]) -> Any:
     """Offer a source to hosts.
 
     Args:
         source: what.
+        description: of its tree, as it is to be sent ahead.
         arrived: called with a host's name and a number of bytes whenever a block has arrived.
 
     Returns:
@@ -107,7 +107,7 @@ def offer(source: Source, arrived: Callable[[str, int], None]) -> Any:
     from monarch.actor import this_proc
 
     name = f"source_{secrets.token_hex(4)}"
-    _offered[name] = source, arrived
+    _offered[name] = source, description, arrived
     return this_proc().spawn(name, SourceActor, name)
 
 

@@ -6,19 +6,16 @@ bytes lie; a path is bytes, as the kernel has it, so names need not be UTF-8.
 
 from __future__ import annotations
 
-import errno
 import gc
-import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from wheelmount.errors import SourceError, TransferError
+from wheelmount.errors import TransferError
 
 ROOT = 0
 """Number of the root directory."""
-
 
 Piece = tuple[int, int]
 """Offset and length of a part of a file that is not a hole, bytes."""
@@ -90,50 +87,103 @@ class Tree:
         names: for every directory's number, its entries: name to inode number, sorted by name.
         stamps: by inode number, what each was at the source.
         skipped: paths that are not shown (sockets, pipes, devices), for the user to know.
+        limit: above all numbers that were ever used in this mount.
     """
 
     inodes: dict[int, Inode] = field(default_factory=dict)
     names: dict[int, dict[bytes, int]] = field(default_factory=dict)
     stamps: dict[int, Stamp] = field(default_factory=dict)
     skipped: list[bytes] = field(default_factory=list)
+    limit: int = ROOT + 1
 
     @property
     def files(self) -> int:
         """Number of regular files (hardlinked names counted once)."""
-        return sum(inode.is_file for inode in self.inodes.values())
+        return sum(stat.S_ISREG(inode.mode) for inode in self.inodes.values())
 
     @property
     def size(self) -> int:
         """Bytes of all regular files together, holes not counted."""
-        return sum(inode.held for inode in self.inodes.values() if inode.is_file)
+        return sum(
+            inode.size if inode.pieces is None else inode.held
+            for inode in self.inodes.values()
+            if stat.S_ISREG(inode.mode)
+        )
 
-    @property
-    def limit(self) -> int:
-        """A number above those of all inodes."""
-        return max(self.inodes) + 1
-
-    def walk(self) -> Iterator[tuple[bytes, int]]:
-        """Every path below the root and the inode it leads to, directories before what is in them.
+    def entries(self, directory: int) -> Iterator[tuple[bytes, int, Inode]]:
+        """Name, number and inode of what is in a directory.
 
         Raises:
             TransferError: the tree is none: a name that leads out of its directory, an entry
-                without an inode, a directory with two names.
+                without an inode.
         """
-        pending = [(ROOT, b"")]
-        entered = {ROOT}
+        for name, number in self.names[directory].items():
+            if not name or b"/" in name or b"\0" in name or name in (b".", b".."):
+                raise TransferError(f"the client describes a file named {name!r}")
+            inode = self.inodes.get(number)
+            if inode is None or number == ROOT:
+                raise TransferError(f"the client describes {name!r} as an impossible file")
+            yield name, number, inode
+
+    def walk(self, directory: int = ROOT, path: bytes = b"") -> Iterator[tuple[bytes, int]]:
+        """Every path below a directory and the inode it leads to, directories first.
+
+        Args:
+            directory: its number.
+            path: its path, with which the others begin.
+
+        Raises:
+            TransferError: see ``entries``; or a directory has two names.
+        """
+        pending = [(directory, path)]
+        entered = {directory}
         while pending:
             directory, path = pending.pop()
-            for name, number in self.names[directory].items():
-                inode = self.inodes.get(number)
-                if not name or b"/" in name or b"\0" in name or name in (b".", b".."):
-                    raise TransferError(f"the client describes a file named {name!r}")
-                if inode is None or number in entered:
-                    raise TransferError(f"the client describes {name!r} as an impossible file")
+            for name, number, inode in self.entries(directory):
                 child = path + b"/" + name if path else name
+                if number in entered:
+                    raise TransferError(f"the client describes {name!r} as an impossible file")
                 yield child, number
                 if inode.is_directory:
                     entered.add(number)
                     pending.append((number, child))
+
+    def copy(self) -> Tree:
+        """The same tree, to be changed; the objects in it are shared."""
+        return Tree(dict(self.inodes), dict(self.names), dict(self.stamps), limit=self.limit)
+
+    def forget(self, number: int) -> None:
+        """Take out an inode, whose names are gone too."""
+        self.inodes.pop(number, None)
+        self.stamps.pop(number, None)
+        self.names.pop(number, None)
+
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Give inodes other numbers, those they have to those they are to have."""
+        if not numbers:
+            return
+        for earlier, number in numbers.items():
+            self.inodes[number] = self.inodes.pop(earlier)
+            self.stamps[number] = self.stamps.pop(earlier)
+        for directory, names in self.names.items():
+            if not numbers.keys().isdisjoint(names.values()):
+                self.names[directory] = {name: numbers.get(n, n) for name, n in names.items()}
+
+    def find(self, path: bytes) -> int | None:
+        """The inode that a path below the root leads to, or None."""
+        number: int | None = ROOT
+        for name in path.split(b"/"):
+            number = self.names.get(number, {}).get(name) if number is not None else None
+        return number
+
+    def parents(self) -> dict[int, tuple[int, bytes]]:
+        """Of every directory but the root: the directory it is in, and its name there."""
+        return {
+            number: (directory, name)
+            for directory, names in self.names.items()
+            for name, number in names.items()
+            if number in self.names
+        }
 
 
 @contextmanager
@@ -149,146 +199,3 @@ def many_objects() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@many_objects()
-def scan(source: bytes, before: Tree | None = None) -> Tree:
-    """Take the snapshot of ``source``.
-
-    Symlinks are kept, not followed; names of one inode stay hardlinks; directories of other file
-    systems mounted below are descended into, as ``cp -r`` does.
-
-    Args:
-        source: the directory.
-        before: an earlier snapshot; what has the same stamp at the same path is not looked at any
-            closer, and its ``Inode`` and ``Stamp`` are used again.
-
-    Raises:
-        SourceError: it is missing, not a directory, or part of it cannot be read.
-    """
-    try:
-        status = os.stat(source)
-        if not stat.S_ISDIR(status.st_mode):
-            raise SourceError(
-                f"{os.fsdecode(source)} is not a directory",
-                hint="mount a directory; a single file can be put into one",
-            )
-        root = _directory(source, status)
-    except FileNotFoundError:
-        raise SourceError(
-            f"there is no directory {os.fsdecode(source)}", hint="check the path"
-        ) from None
-    except OSError as error:
-        raise _unreadable(error) from None
-    tree = Tree({ROOT: root}, stamps={ROOT: _stamp(status)})
-    before = before or Tree()
-    links: dict[tuple[int, int], int] = {}  # (device, inode) -> number, for names beyond the first
-    pending: list[tuple[int, bytes, int | None]] = [(ROOT, b"", ROOT)]
-    while pending:
-        number, path, earlier = pending.pop()
-        names: dict[bytes, int] = {}
-        names_before = before.names.get(earlier, {}) if earlier is not None else {}
-        below: list[tuple[int, bytes, int | None]] = []
-        try:
-            with os.scandir(os.path.join(source, path)) as entries:
-                found = sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
-            for name, status in found:
-                child = path + b"/" + name if path else name
-                known = names_before.get(name)
-                directory = stat.S_ISDIR(status.st_mode)
-                if known is not None and status.st_nlink == 1 and not directory:
-                    stamp = before.stamps[known]
-                    if (
-                        stamp.ctime_ns == status.st_ctime_ns
-                        and stamp.inode == status.st_ino
-                        and stamp.device == status.st_dev
-                    ):
-                        names[name] = new = len(tree.inodes)
-                        tree.inodes[new], tree.stamps[new] = before.inodes[known], stamp
-                        continue
-                key = (status.st_dev, status.st_ino)
-                if status.st_nlink > 1 and not directory and key in links:
-                    names[name] = links[key]
-                    tree.inodes[links[key]] = _another_name(tree.inodes[links[key]])
-                    continue
-                inode = _inode(source, child, status)
-                if inode is None:
-                    tree.skipped.append(child)
-                    continue
-                names[name] = links[key] = new = len(tree.inodes)
-                tree.inodes[new], tree.stamps[new] = inode, _stamp(status)
-                if directory:
-                    below.append((new, child, known))
-        except OSError as error:
-            raise _unreadable(error) from None
-        tree.names[number] = names
-        tree.inodes[number] = replace(tree.inodes[number], nlink=2 + len(below))
-        pending.extend(reversed(below))
-    return tree
-
-
-def _inode(source: bytes, path: bytes, status: os.stat_result) -> Inode | None:
-    where = os.path.join(source, path)
-    if stat.S_ISREG(status.st_mode):
-        pieces = None
-        if status.st_blocks * 512 < status.st_size:  # may have holes: stat(2)
-            pieces = _pieces(where, status.st_size)
-        mtime = status.st_mtime_ns
-        return Inode(status.st_mode, status.st_size, mtime, 1, path, _xattrs(where), pieces)
-    if stat.S_ISDIR(status.st_mode):
-        return _directory(where, status)
-    if stat.S_ISLNK(status.st_mode):
-        target = os.readlink(where)
-        return Inode(status.st_mode, len(target), status.st_mtime_ns, 1, target)
-    return None
-
-
-def _directory(path: bytes, status: os.stat_result) -> Inode:
-    return Inode(status.st_mode, 0, status.st_mtime_ns, 2, b"", _xattrs(path))
-
-
-def _another_name(inode: Inode) -> Inode:
-    return replace(inode, nlink=inode.nlink + 1)
-
-
-def _stamp(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_dev, status.st_ino, status.st_ctime_ns)
-
-
-def _xattrs(path: bytes) -> tuple[tuple[bytes, bytes], ...]:
-    try:
-        names = os.listxattr(path, follow_symlinks=False)
-    except OSError as error:
-        if error.errno == errno.ENOTSUP:
-            return ()
-        raise
-    mine = sorted(name for name in names if name.startswith("user."))
-    return tuple((os.fsencode(n), os.getxattr(path, n, follow_symlinks=False)) for n in mine)
-
-
-def _pieces(path: bytes, size: int) -> tuple[Piece, ...] | None:
-    """What is not a hole; None if the file system says that nothing is."""
-    pieces = []
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        end = 0
-        while end < size:
-            try:
-                start = os.lseek(fd, end, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # only a hole is left
-                    break
-                raise
-            end = os.lseek(fd, start, os.SEEK_HOLE)
-            pieces.append((start, min(end, size) - start))
-    finally:
-        os.close(fd)
-    return None if pieces == [(0, size)] else tuple(pieces)
-
-
-def _unreadable(error: OSError) -> SourceError:
-    name = os.fsdecode(error.filename) if error.filename else "the source"
-    return SourceError(
-        f"cannot read {name}: {error.strerror}",
-        hint="mount a directory that you may read in full and that holds still meanwhile",
-    )

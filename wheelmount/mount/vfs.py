@@ -160,6 +160,8 @@ def _difference(old: Tree, new: Tree) -> Change:
         before = old.names.get(directory)
         if before is None:
             continue
+        if before is names and old.inodes[directory] is new.inodes[directory]:
+            continue
         if before != names:
             changed = before.keys() | names.keys()
             entries += [(directory, n) for n in changed if before.get(n) != names.get(n)]

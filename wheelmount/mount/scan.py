@@ -1,0 +1,215 @@
+"""Taking the snapshot of a directory: a ``Tree`` from what the source's file system says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Container
+from dataclasses import replace
+
+from wheelmount.errors import SourceError
+from wheelmount.mount.tree import ROOT, Inode, Piece, Stamp, Tree, many_objects
+
+_TYPE = 0o170000
+"""Bits of a mode that say what kind of file it is: ``S_IFMT`` of stat(2)."""
+
+
+@many_objects()
+def scan(source: bytes, before: Tree | None = None, lost: Container[int] = ()) -> Tree:
+    """Take the snapshot of ``source``.
+
+    Symlinks are kept, not followed; names of one inode stay hardlinks; directories of other file
+    systems mounted below are descended into, as ``cp -r`` does.
+
+    Args:
+        source: the directory.
+        before: an earlier snapshot. What has the same stamp at the same path is not looked at any
+            closer: it keeps its number, and the same objects stand for it. So does a directory at
+            the same path. What is new has numbers above those of ``before``.
+        lost: numbers of files in ``before`` that are to be taken as new.
+
+    Raises:
+        SourceError: it is missing, not a directory, or part of it cannot be read.
+    """
+    try:
+        status = os.stat(source)
+        if not stat.S_ISDIR(status.st_mode):
+            raise SourceError(
+                f"{os.fsdecode(source)} is not a directory",
+                hint="mount a directory; a single file can be put into one",
+            )
+        return _Scan(source, before or Tree(), lost).run(status)
+    except FileNotFoundError as error:
+        if error.filename != source:
+            raise _unreadable(error) from None
+        raise SourceError(
+            f"there is no directory {os.fsdecode(source)}", hint="check the path"
+        ) from None
+    except OSError as error:
+        raise _unreadable(error) from None
+
+
+class _Scan:
+    """One snapshot being taken; arguments as of ``scan``."""
+
+    def __init__(self, source: bytes, before: Tree, lost: Container[int]) -> None:
+        self._source = source
+        self._before = before
+        self._lost = lost
+        self._tree = Tree()
+        self._next = before.limit
+        # For files with several names: (device, inode) -> number, and the names found of it.
+        self._links: dict[tuple[int, int], int] = {}
+        self._counts: dict[int, int] = {}
+
+    def run(self, status: os.stat_result) -> Tree:
+        pending = [(ROOT, b"", status)]
+        while pending:
+            number, path, status = pending.pop()
+            pending.extend(reversed(self._directory(number, path, status)))
+        self._count()
+        return self._tree
+
+    def _directory(
+        self, number: int, path: bytes, status: os.stat_result
+    ) -> list[tuple[int, bytes, os.stat_result]]:
+        """Take in a directory; returns those in it, with number, path and attributes."""
+        before = self._before
+        earlier = before.names.get(number, {})
+        names: dict[bytes, int] = {}
+        below = []
+        with os.scandir(os.path.join(self._source, path)) as entries:
+            found = sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
+        for name, its in found:
+            known = earlier.get(name)
+            if its.st_mode & _TYPE == stat.S_IFDIR:
+                if known is None or known not in before.names:
+                    known, self._next = self._next, self._next + 1
+                below.append((known, path + b"/" + name if path else name, its))
+            else:
+                if known is not None and not self._same(known, its):
+                    known = None
+                if known is not None and its.st_nlink == 1:  # most files: no more work than this
+                    self._tree.inodes[known] = before.inodes[known]
+                    self._tree.stamps[known] = before.stamps[known]
+                else:
+                    known = self._file(path + b"/" + name if path else name, its, known)
+                if known is None:
+                    continue
+            names[name] = known
+        self._tree.names[number] = earlier if names == earlier else names
+        self._keep_directory(number, path, status, 2 + len(below))
+        return below
+
+    def _same(self, known: int, status: os.stat_result) -> bool:
+        stamp = self._before.stamps[known]
+        return (
+            stamp.ctime_ns == status.st_ctime_ns
+            and stamp.inode == status.st_ino
+            and stamp.device == status.st_dev
+            and known not in self._lost
+        )
+
+    def _keep_directory(self, number: int, path: bytes, status: os.stat_result, nlink: int) -> None:
+        where = os.path.join(self._source, path)
+        inode = Inode(status.st_mode, 0, status.st_mtime_ns, nlink, b"", _xattrs(where))
+        stamp = _stamp(status)
+        # The same objects for the same directory, by which what differs is found fast.
+        known, before = self._before.inodes.get(number), self._before.stamps.get(number)
+        self._tree.inodes[number] = known if known is not None and known == inode else inode
+        self._tree.stamps[number] = before if before is not None and before == stamp else stamp
+
+    def _file(self, path: bytes, status: os.stat_result, known: int | None) -> int | None:
+        """Take in anything but a directory; returns its number, None if it is not to be shown."""
+        key = (status.st_dev, status.st_ino)
+        number = self._links.get(key) if status.st_nlink > 1 else None
+        if number is not None:
+            self._counts[number] += 1
+            return number
+        if known is not None:
+            inode, stamp = self._before.inodes[known], self._before.stamps[known]
+            if inode.is_file and inode.path != path:  # what was its first name is gone
+                inode = replace(inode, path=path)
+        else:
+            made = _inode(self._source, path, status)
+            if made is None:
+                self._tree.skipped.append(path)
+                return None
+            inode, stamp = made, _stamp(status)
+            known, self._next = self._next, self._next + 1
+        self._tree.inodes[known], self._tree.stamps[known] = inode, stamp
+        if status.st_nlink > 1:
+            self._links[key] = known
+            self._counts[known] = 1
+        return known
+
+    def _count(self) -> None:
+        """Say how many names files have; one that has more or fewer than before is a new one."""
+        other: dict[int, int] = {}
+        for number, count in self._counts.items():
+            inode = self._tree.inodes[number]
+            if inode.nlink != count:
+                inode = self._tree.inodes[number] = replace(inode, nlink=count)
+                if number in self._before.inodes:
+                    other[number] = self._next
+                    self._next += 1
+        self._tree.renumber(other)
+        self._tree.limit = self._next
+
+
+def _inode(source: bytes, path: bytes, status: os.stat_result) -> Inode | None:
+    where = os.path.join(source, path)
+    if stat.S_ISREG(status.st_mode):
+        pieces = None
+        if status.st_blocks * 512 < status.st_size:  # may have holes: stat(2)
+            pieces = _pieces(where, status.st_size)
+        mtime = status.st_mtime_ns
+        return Inode(status.st_mode, status.st_size, mtime, 1, path, _xattrs(where), pieces)
+    if stat.S_ISLNK(status.st_mode):
+        target = os.readlink(where)
+        return Inode(status.st_mode, len(target), status.st_mtime_ns, 1, target)
+    return None
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_dev, status.st_ino, status.st_ctime_ns)
+
+
+def _xattrs(path: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return ()
+        raise
+    mine = sorted(name for name in names if name.startswith("user."))
+    return tuple((os.fsencode(n), os.getxattr(path, n, follow_symlinks=False)) for n in mine)
+
+
+def _pieces(path: bytes, size: int) -> tuple[Piece, ...] | None:
+    """What is not a hole; None if the file system says that nothing is."""
+    pieces = []
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        end = 0
+        while end < size:
+            try:
+                start = os.lseek(fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # only a hole is left
+                    break
+                raise
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+            pieces.append((start, min(end, size) - start))
+    finally:
+        os.close(fd)
+    return None if pieces == [(0, size)] else tuple(pieces)
+
+
+def _unreadable(error: OSError) -> SourceError:
+    name = os.fsdecode(error.filename) if error.filename else "the source"
+    return SourceError(
+        f"cannot read {name}: {error.strerror}",
+        hint="mount a directory that you may read in full and that holds still meanwhile",
+    )
