@@ -46,6 +46,9 @@ class Settings:
     ring: int = 32
     """Blocks the client keeps staged in memory: its bound is ``ring * block_size`` bytes."""
 
+    fanout: int = 0
+    """Hosts that one host sends a block to; 0 to choose by size and number of hosts."""
+
     read_timeout: float = 60.0
     """Seconds a read in the mount waits for its bytes before it fails with EIO."""
 
@@ -85,6 +88,8 @@ class Settings:
         for name in ("in_flight", "ring"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give 1 or more")
+        if self.fanout < 0:
+            raise ConfigError(f"fanout is {self.fanout}", hint="give 1 or more, or 0 to choose")
         for name in ("read_timeout", "fetch_timeout", "start_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")

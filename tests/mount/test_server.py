@@ -23,6 +23,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
 from wheelmount.mount import control, point, serving
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
 from wheelmount.mount.store import Store
@@ -44,7 +45,7 @@ class Served:
     ) -> None:
         self.adapter = adapter
         self.layout = Layout(scan(os.fsencode(source)), settings.block_size)
-        self._source = Source(os.fsencode(source), self.layout, slots=4, lease=5)
+        self._source = Ring(Source(os.fsencode(source), self.layout), slots=4, lease=5)
         self.mount = place / f"mount-{name}"
         self.directory = serving.directory(settings) / f"{name}-host0"
         self.directory.mkdir()

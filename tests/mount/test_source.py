@@ -11,17 +11,26 @@ from blake3 import blake3
 
 from wheelmount.errors import WaitError
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
 from wheelmount.mount.store import PAGE
 
 
-def _source(root: Path, *, slots: int = 4, lease: float = 5.0, pages: int = 4) -> Source:
+class Staging(Ring):
+    """The ring of a source."""
+
+    def __init__(self, source: Source, slots: int, lease: float) -> None:
+        super().__init__(source, slots=slots, lease=lease)
+        self.source, self.layout = source, source.layout
+
+
+def _source(root: Path, *, slots: int = 4, lease: float = 5.0, pages: int = 4) -> Staging:
     layout = Layout(scan(os.fsencode(root)), pages * PAGE)
-    return Source(os.fsencode(root), layout, slots=slots, lease=lease)
+    return Staging(Source(os.fsencode(root), layout), slots, lease)
 
 
-def _bytes(source: Source, block: int) -> bytes:
+def _bytes(source: Staging, block: int) -> bytes:
     staged = source.stage(block)
     data = bytes(source.slots[staged.slot][: staged.length])
     assert blake3(data).digest() == staged.digest
@@ -43,7 +52,7 @@ def test_blocks_together_are_the_files(source: Path) -> None:
         if inode.is_file:
             path = Path(os.fsdecode(os.path.join(os.fsencode(source), inode.path)))
             assert files.get(number, b"").ljust(inode.size, b"\0") == path.read_bytes()
-    assert not ring.changed
+    assert not ring.source.changed
 
 
 def test_holes_do_not_travel(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
@@ -95,13 +95,18 @@ def quiet() -> Iterator[None]:
         os.close(null)
 
 
-def gather(futures: Mapping[Key, Any], timeout: float | None) -> dict[Key, Any]:
+def gather(
+    futures: Mapping[Key, Any],
+    timeout: float | None,
+    failed: Callable[[Key, WheelmountError], object] = lambda _key, _error: None,
+) -> dict[Key, Any]:
     """Wait for calls made to several hosts.
 
     Args:
         futures: Monarch futures by whatever tells them apart.
         timeout: seconds for all of them together; None where the user's own work is waited for
             (a host that dies ends the wait all the same).
+        failed: called at once when one ends with an error.
 
     Returns:
         For each key what the call returned, or the ``WheelmountError`` it ended with.
@@ -113,6 +118,7 @@ def gather(futures: Mapping[Key, Any], timeout: float | None) -> dict[Key, Any]:
             results[key] = await asyncio.wait_for(future.as_asyncio(), timeout)
         except Exception as error:
             results[key] = translate(error, timeout)
+            failed(key, results[key])
 
     async def everything() -> None:
         await asyncio.gather(*(one(key, future) for key, future in futures.items()))

@@ -21,10 +21,12 @@ from wheelmount.mount import control, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
 from wheelmount.mount.point import View
+from wheelmount.mount.receiver import Receiver, Route
+from wheelmount.mount.ring import Staged
 from wheelmount.mount.source import file_digest
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
-from wheelmount.mount.transfer import Receiver, fetch_description
+from wheelmount.mount.transfer import fetch_description
 
 RECONNECT, RECONNECTIONS = 0.1, 50
 """Seconds between attempts to reach a serving process that took over, and their number."""
@@ -62,6 +64,8 @@ class Agent(Actor):  # type: ignore[misc]
         self._next: Store | None = None
         self._growing = contextlib.ExitStack()  # what is held while ``_next`` is made
         self._receiver: Receiver | None = None
+        self._receivers: dict[bytes, Receiver] = {}  # also of the generation that is being made
+        self._received = asyncio.Condition()
         self._kept = False
         self._link: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -72,7 +76,7 @@ class Agent(Actor):  # type: ignore[misc]
         return View.here()
 
     @concurrent_endpoint
-    async def open(self, order: Order, source: Any) -> None:
+    async def open(self, order: Order, source: Any, route: Route) -> None:
         """Have the mount stand: with its names, before its bytes."""
         point.available()
         settings = self._settings
@@ -94,7 +98,7 @@ class Agent(Actor):  # type: ignore[misc]
             self._directory.mkdir(mode=0o700)
             task.write(self._directory)
             self._store = await asyncio.to_thread(Store.create, store, description, mounted=own)
-            self._receiver = await self._receive(self._store, source)
+            self._receiver = await self._receive(self._store, source, route)
             await asyncio.to_thread(serving.start, self._directory, settings.start_timeout)
             await self._connect(self._receiver)
         except BaseException:
@@ -102,18 +106,47 @@ class Agent(Actor):  # type: ignore[misc]
             serving.discard(self._directory, store, order.mntpoint if made else None)
             raise
 
-    async def _receive(self, store: Store, source: Any) -> Receiver:
+    async def _receive(self, store: Store, source: Any, route: Route) -> Receiver:
         settings = self._settings
-        ring = await asyncio.wait_for(source.ring.call_one().as_asyncio(), settings.fetch_timeout)
-        return Receiver(
+        receiver = Receiver(
             self._host,
             store,
             source,
-            ring,
+            route,
             in_flight=settings.in_flight,
             timeout=settings.fetch_timeout,
             tell=self._tell,
         )
+        async with self._received:
+            self._receivers[store.layout.identity] = receiver
+            self._received.notify_all()
+        return receiver
+
+    async def _receiver_of(self, identity: bytes) -> Receiver:
+        """Who receives a tree here; it may be that another host hears of that sooner."""
+        async with self._received:
+            await asyncio.wait_for(
+                self._received.wait_for(lambda: identity in self._receivers),
+                self._settings.fetch_timeout,
+            )
+        return self._receivers[identity]
+
+    @concurrent_endpoint
+    async def stage(self, identity: bytes, block: int) -> tuple[Staged, Any]:
+        """Have a block of a tree ready for another host; see ``Receiver.stage``."""
+        return await (await self._receiver_of(identity)).stage(block)
+
+    @concurrent_endpoint
+    async def release(self, identity: bytes, block: int, sent: int) -> None:
+        """Let go of what ``stage`` gave."""
+        if receiver := self._receivers.get(identity):
+            receiver.release(block, sent)
+
+    @concurrent_endpoint
+    async def lose(self, host: str) -> None:
+        """Hear that a host is gone."""
+        for receiver in self._receivers.values():
+            receiver.lose(host)
 
     @concurrent_endpoint
     async def deliver(self) -> None:
@@ -165,14 +198,14 @@ class Agent(Actor):  # type: ignore[misc]
         return await asyncio.to_thread(lambda: {n: file_digest(store.path(n)) for n in numbers})
 
     @concurrent_endpoint
-    async def prepare(self, source: Any) -> None:
+    async def prepare(self, source: Any, route: Route) -> None:
         """Fetch what another generation has that this one has not; it is not shown yet."""
         await self._abandon()
         description = await fetch_description(source, self._settings.fetch_timeout)
         self._growing.enter_context(self._shown.growing())
         try:
             self._next = made = await asyncio.to_thread(self._shown.next, description)
-            receiver = await self._receive(made, source)
+            receiver = await self._receive(made, source, route)
             await receiver.run()
             if changed := made.changed():
                 raise TransferError(
@@ -189,6 +222,7 @@ class Agent(Actor):  # type: ignore[misc]
         made = self._next
         if made is not None:
             await asyncio.to_thread(serving.show, self._directory, made.generation)
+            self._receivers = {made.layout.identity: self._receivers[made.layout.identity]}
             self._store, self._next = made, None
             self._growing.close()
 
@@ -200,6 +234,7 @@ class Agent(Actor):  # type: ignore[misc]
     async def _abandon(self) -> None:
         made, self._next = self._next, None
         if made is not None:
+            self._receivers.pop(made.layout.identity, None)
             await asyncio.to_thread(made.forget)
         self._growing.close()
 

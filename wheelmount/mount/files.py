@@ -8,6 +8,7 @@ differs is taken away and made.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -174,6 +175,20 @@ class Files:
         fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             return os.pread(fd, size, offset)
+        finally:
+            os.close(fd)
+
+    def read_into(self, extent: Extent, data: memoryview) -> None:
+        """Get bytes of a file that are there back into their block."""
+        view = data[extent.block_offset : extent.block_offset + extent.length]
+        offset = extent.file_offset
+        fd = os.open(self.path(extent.inode), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            while view:
+                count = os.preadv(fd, [view], offset)
+                if not count:
+                    raise OSError(errno.EIO, "it is shorter than it was", self.path(extent.inode))
+                view, offset = view[count:], offset + count
         finally:
             os.close(fd)
 

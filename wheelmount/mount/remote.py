@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wheelmount import config
 from wheelmount.config import Settings
-from wheelmount.errors import MountError, WaitError, WheelmountError
+from wheelmount.errors import HostError, MountError, WaitError, WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.host import Host, as_hosts
 from wheelmount.mount import point
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source, file_digest
 from wheelmount.mount.succession import Doubt, Succession
+from wheelmount.mount.topology import Topology
 from wheelmount.mount.tree import Tree
 from wheelmount.progress import SILENT, Progress, Task
+
+if TYPE_CHECKING:
+    from wheelmount.mount.receiver import Route
 
 log = logging.getLogger("wheelmount")
 
@@ -87,7 +93,8 @@ class RemoteMount:
         self._points: dict[str, str] = {}
         self._layout: Layout | None = None
         self._lost: set[int] = set()
-        self._ring: Source | None = None
+        self._source: Source | None = None
+        self._ring: Ring | None = None
         self._offer: Any = None
         self._delivery: threading.Thread | None = None
         self._outcome: dict[str, Any] = {}
@@ -175,9 +182,7 @@ class RemoteMount:
 
         client = point.View.here()
         timeout = self._settings.start_timeout
-        self._ring, self._offer = self._make_offer(layout, layout.encode())
-        with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
-            engine.one(self._offer.ring.call_one(), timeout)
+        self._offer = self._make_offer(layout, layout.encode())
         views = engine.raise_first(self._call(lambda agent: agent.view.call_one(), timeout))
         names = [host.name for host in self.hosts]
         paths = point.place(
@@ -188,28 +193,55 @@ class RemoteMount:
             name: Order(self.source, path, path == self.source and views[name] != client)
             for name, path in self._points.items()
         }
+        routes = self._routes(layout)
         engine.raise_first(
             engine.gather(
                 {
-                    name: agent.open.call_one(orders[name], self._offer)
+                    name: agent.open.call_one(orders[name], self._offer, routes[name])
                     for name, agent in self._agents.items()
                 },
                 timeout + self._settings.fetch_timeout,
             )
         )
 
-    def _make_offer(self, layout: Layout, description: bytes) -> tuple[Source, Any]:
+    def _make_offer(self, layout: Layout, description: bytes) -> Any:
         """Offer a layout and its bytes to the hosts."""
         from wheelmount.mount.transfer import offer
 
-        source = Source(
-            os.fsencode(self.source),
-            layout,
-            slots=self._settings.ring,
-            lease=self._settings.fetch_timeout,
-        )
-        with engine.quiet():
-            return source, offer(source, description, self._arrived)
+        settings = self._settings
+        self._source = Source(os.fsencode(self.source), layout)
+        self._ring = Ring(self._source, slots=settings.ring, lease=settings.fetch_timeout)
+        with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
+            made = offer(self._ring, description, self._arrived)
+            engine.one(made.ready.call_one(), settings.start_timeout)
+        return made
+
+    def _routes(self, layout: Layout) -> dict[str, Route]:
+        """Whom each host asks for the bytes of a layout."""
+        from wheelmount.mount.receiver import REPORT, Route
+
+        topology = Topology(list(self._agents), layout.size, self._settings.fanout)
+        report = max(REPORT, len(self._agents) / 256)
+        routes = {}
+        for name in self._agents:
+            trees = topology.route(name)
+            peers = {host: self._agents[host] for above in trees for host in above}
+            routes[name] = Route(trees, peers, report)
+        return routes
+
+    def _lose(self, name: str, error: WheelmountError) -> None:
+        """Tell the hosts that one of them is gone."""
+        if isinstance(error, HostError):
+            log.warning("%s is lost: %s", name, error.message)
+            for other, agent in self._agents.items():
+                if other != name:
+                    with contextlib.suppress(Exception):
+                        agent.lose.broadcast(name)
+
+    @property
+    def sent(self) -> int:
+        """Bytes of files that left this process for hosts since the last refresh, or the start."""
+        return self._ring.sent if self._ring is not None else 0
 
     def _deliver(self, layout: Layout) -> None:
         # Every block is bounded by the time it may take; so is the whole by the sum.
@@ -218,7 +250,7 @@ class RemoteMount:
             task.total(layout.size * len(self.hosts))
             self._task = task
             calls = {name: agent.deliver.call_one() for name, agent in self._agents.items()}
-            self._outcome = engine.gather(calls, bound)
+            self._outcome = engine.gather(calls, bound, self._lose)
             if not any(isinstance(end, WheelmountError) for end in self._outcome.values()):
                 task.note(f"{layout.size / 1e6:.1f} MB to {len(self.hosts)} hosts")
 
@@ -264,9 +296,9 @@ class RemoteMount:
             raise MountError("the mount is not open", hint="call open() first")
         if self._delivery is not None:
             self.wait()
-        if self._ring is not None:  # what was torn on the way to the hosts
-            self._lost |= self._ring.changed
-            self._ring = None
+        if self._source is not None:  # what was torn on the way to the hosts
+            self._lost |= self._source.changed
+            self._source = None
         before = self._layout
         succession = Succession(before.tree, self._scan(before.tree), self._lost)
         if not succession:
@@ -297,15 +329,19 @@ class RemoteMount:
     def _advance(self, layout: Layout, description: bytes) -> None:
         """Have all hosts fetch a generation, and then all show it."""
         timeout = self._settings.start_timeout
-        _, made = self._make_offer(layout, description)
+        made = self._make_offer(layout, description)
+        routes = self._routes(layout)
         bound = timeout + self._settings.fetch_timeout * (layout.blocks + 1)
         try:
             with self._progress.task("send", unit="B") as task:
                 task.total(layout.size * len(self.hosts))
                 self._task = task
                 try:
-                    prepared = self._call(lambda agent: agent.prepare.call_one(made), bound)
-                    engine.raise_first(prepared)
+                    calls = {
+                        name: agent.prepare.call_one(made, routes[name])
+                        for name, agent in self._agents.items()
+                    }
+                    engine.raise_first(engine.gather(calls, bound, self._lose))
                 except BaseException:
                     self._call(lambda agent: agent.abandon.call_one(), timeout)
                     raise

@@ -219,6 +219,18 @@ class Store:
             raise _store_error(self.directory, error) from None
         self._have[block] = 1
 
+    def read_block(self, block: int, view: memoryview) -> None:
+        """Read a block that has arrived.
+
+        Raises:
+            StoreError: a file of it is gone or damaged.
+        """
+        try:
+            for extent in self.layout.extents(block):
+                self._files.read_into(extent, view)
+        except OSError as error:
+            raise StoreError(f"block {block} cannot be read again: {error.strerror}") from None
+
     def finish(self, *, dress: bool) -> None:
         """Make the files complete once all bytes are there; see ``Files.finish``.
 

@@ -1,0 +1,160 @@
+"""Bytes on their way to several hosts, who have them from one another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wheelmount import remotemount
+from wheelmount.config import Settings
+from wheelmount.hosts import engine
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount.layout import Layout
+from wheelmount.mount.remote import RemoteMount
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+
+@pytest.fixture
+def large(workplace: Path) -> Path:
+    source = workplace / "large"
+    source.mkdir()
+    for name in ("one", "two"):
+        (source / name).write_bytes(os.urandom(5 << 20))
+    return source
+
+
+def _same(source: Path, mount: str) -> None:
+    subprocess.run(["diff", "-r", source, mount], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("fanout", [0, 1, 2])
+def test_every_byte_leaves_the_client_once(
+    large: Path, workplace: Path, settings: Settings, fanout: int
+) -> None:
+    settings = replace(settings, fanout=fanout)
+    with (
+        LocalHosts(3, settings, namespaces=False) as hosts,
+        remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        mount.wait(60)
+        assert mount.sent == 10 << 20
+        for path in mount.mntpoints.values():
+            _same(large, path)
+        (large / "two").write_bytes(os.urandom(4 << 20))
+        assert mount.refresh()
+        assert mount.sent == 4 << 20
+        for path in mount.mntpoints.values():
+            _same(large, path)
+
+
+@pytest.fixture
+def held(
+    large: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RemoteMount]:
+    """A mount on two hosts to which nothing is delivered by itself."""
+    deliver = RemoteMount._deliver
+    monkeypatch.setattr(RemoteMount, "_deliver", lambda *_: None)
+    settings = replace(settings, adapter="devfuse")
+    with (
+        LocalHosts(2, settings, namespaces=False) as hosts,
+        remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        yield mount
+        monkeypatch.setattr(RemoteMount, "_deliver", deliver)
+
+
+def _deliver(mount: RemoteMount, host: str) -> None:
+    engine.one(mount._agents[host].deliver.call_one(), 60)
+
+
+def _layout(mount: RemoteMount) -> Layout:
+    assert mount._layout is not None
+    return mount._layout
+
+
+def test_what_a_host_gives_on_is_what_it_got(held: RemoteMount, large: Path) -> None:
+    _deliver(held, "host0")  # and so host1 has what it has to give to host0
+    assert held.sent == 10 << 20
+    _deliver(held, "host1")
+    assert held.sent == 10 << 20, "the rest came from host0"
+    for path in held.mntpoints.values():
+        _same(large, path)
+
+
+def test_bytes_that_rotted_on_a_host_are_fetched_elsewhere(
+    held: RemoteMount, large: Path, workplace: Path
+) -> None:
+    _deliver(held, "host0")
+    (store,) = (workplace / "store").glob("*/*-host0")
+    for name in ("one", "two"):
+        with (store / "1" / name).open("r+b") as file:
+            file.write(bytes(5 << 20))
+    _deliver(held, "host1")
+    assert held.sent > 12 << 20, "the client sent again what host0 should have given"
+    _same(large, held.mntpoints["host1"])
+
+
+def test_a_read_brings_its_bytes_from_the_host_that_gives_them(
+    held: RemoteMount, large: Path
+) -> None:
+    """Reads of one host alone fill both, in so far as bytes pass through the other."""
+    _same(large, held.mntpoints["host1"])
+    blocks = _layout(held).blocks
+    found = held.status()
+    assert found["host1"]["held"] == 10 << 20
+    passed = found["host0"]["held"]
+    assert abs(passed - (10 << 20) * (blocks // 2) / blocks) <= 64 << 10
+
+
+LOSING = """
+import os, signal, subprocess, sys, time
+from dataclasses import replace
+from pathlib import Path
+import psutil
+from wheelmount import config, remotemount
+from wheelmount.errors import WheelmountError
+from wheelmount.hosts.local import LocalHosts
+source, place, how, victim = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+settings = replace(config.load(), block_size=256 << 10, fetch_timeout=3, read_timeout=30)
+with LocalHosts(4, settings, namespaces=False) as hosts:
+    mount = remotemount(hosts, source, f"{place}/{{host}}", settings=settings)
+    mount.open()
+    pid = hosts.pids[victim]
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    family = [each for each in family if "wheelmount.mount.server" not in each.cmdline()]
+    for process in family:
+        process.send_signal(getattr(signal, how))
+    started = time.monotonic()
+    for number in range(4):
+        if number != victim:
+            subprocess.run(["diff", "-r", source, f"{place}/host{number}"], check=True)
+    try:
+        mount.wait(60)
+    except WheelmountError as error:
+        assert f"host{victim}" in error.message, error.message
+    else:
+        raise AssertionError("nobody missed the host")
+    for process in family:
+        if process.is_running():
+            process.kill()
+    mount.close(force=True)
+"""
+
+
+@pytest.mark.parametrize(("how", "victim"), [("SIGKILL", 0), ("SIGTERM", 3), ("SIGSTOP", 1)])
+def test_a_host_that_is_lost_costs_the_others_nothing(
+    large: Path, workplace: Path, how: str, victim: int
+) -> None:
+    for number in range(6):
+        (large / f"file{number}").write_bytes(os.urandom(16 << 20))
+    # In a process of its own: Monarch in a client that lost a host may take no new ones.
+    code = [sys.executable, "-c", LOSING, str(large), str(workplace), how, str(victim)]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

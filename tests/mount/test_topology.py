@@ -1,0 +1,60 @@
+"""Who pulls from whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from wheelmount.mount.topology import FANOUT, SMALL, Topology
+
+GIB = 1 << 30
+
+
+def _names(count: int) -> list[str]:
+    return [f"host{n}" for n in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 16, 100, 1024])
+@pytest.mark.parametrize("fanout", [0, 1, 2, 8])
+def test_every_byte_leaves_the_client_once_and_nobody_sends_much_more_than_it_gets(
+    count: int, fanout: int
+) -> None:
+    hosts = _names(count)
+    topology = Topology(hosts, GIB, fanout)
+    routes = {host: topology.route(host) for host in hosts}
+    (trees,) = {len(route) for route in routes.values()}
+    from_client = Counter(
+        tree for route in routes.values() for tree, above in enumerate(route) if not above
+    )
+    assert from_client == Counter(range(trees)), "the client sends each tree to one host"
+    children = Counter(
+        (above[0], tree) for route in routes.values() for tree, above in enumerate(route) if above
+    )
+    width = fanout or FANOUT
+    assert max(children.values(), default=0) <= width
+    sent = Counter[str]()
+    for (host, _), number in children.items():
+        sent[host] += number
+    assert max(sent.values(), default=0) <= 2 * trees, "twice what it receives, where it is uneven"
+
+
+@pytest.mark.parametrize("count", [2, 5, 64, 1000])
+def test_all_ways_lead_up_to_the_client(count: int) -> None:
+    hosts = _names(count)
+    topology = Topology(hosts, GIB)
+    for host in hosts:
+        for tree, above in enumerate(topology.route(host)):
+            assert host not in above
+            assert len(set(above)) == len(above) <= 6
+            for nearer, further in pairwise(above):
+                assert topology.route(nearer)[tree][0] == further
+            if above:
+                assert topology.route(above[-1])[tree] == ()
+
+
+def test_few_bytes_come_from_the_client_itself() -> None:
+    topology = Topology(_names(4), SMALL // 4)
+    assert all(topology.route(host) == ((),) for host in _names(4))
+    assert any(Topology(_names(4), SMALL).route("host1"))

@@ -1,0 +1,278 @@
+"""A host's end of a delivery: it pulls blocks, keeps them, and lets others pull from it.
+
+One primitive, ``ensure``: have a block, or get it from whoever is above for that block, who ensures
+it first. Delivery of everything is that for every block in order; a block that somebody waits for
+is ensured at once. Whoever is above and fails is passed over for the next above, and in the end for
+the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from blake3 import blake3
+
+from wheelmount.errors import TransferError, WheelmountError
+from wheelmount.hosts.engine import translate
+from wheelmount.mount.ring import Ring, Staged
+from wheelmount.mount.store import Store
+from wheelmount.mount.transfer import Offer
+
+ATTEMPTS = 3
+"""Times the client is asked for a block that arrives with the wrong hash."""
+
+RELAYED = 12
+"""Blocks a host keeps staged for others; they are read from its store again where need be."""
+
+REPORT = 0.25
+"""Seconds between reports to the client of what has arrived, at least; more for many hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Whom a host asks for blocks.
+
+    Attributes:
+        trees: see ``Topology.route``.
+        peers: the agents of the hosts named there.
+        report: seconds between reports to the client.
+    """
+
+    trees: tuple[tuple[str, ...], ...] = ((),)
+    peers: Mapping[str, Any] = field(default_factory=dict)
+    report: float = REPORT
+
+
+class Receiver:
+    """A host's end of the delivery of one generation.
+
+    Args:
+        host: its name.
+        store: where blocks go.
+        source: the client's actor.
+        route: who is between the client and this host.
+        in_flight: blocks fetched at the same time.
+        timeout: seconds a block may take.
+        tell: called with every block that is whole, and with one that failed and the reason.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        store: Store,
+        source: Any,
+        route: Route,
+        *,
+        in_flight: int,
+        timeout: float,
+        tell: Callable[[int, str | None], None],
+    ) -> None:
+        self.layout = store.layout
+        self._host = host
+        self._store = store
+        self._source = source
+        self._route = route
+        self._in_flight = in_flight
+        self._timeout = timeout
+        self._tell = tell
+        self._queue = deque(store.missing())
+        self._flying: dict[int, asyncio.Task[None]] = {}
+        self._failed: dict[int, WheelmountError] = {}
+        self._given: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self._lost: set[str] = set()
+        self._ended = False
+        self._calls: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
+        self._buffers: list[memoryview] = []
+        self._ring = Ring(self, slots=RELAYED, lease=timeout)
+        self._offer: Offer | None = None
+        self._unreported = 0
+        self._reported = time.monotonic()
+
+    @property
+    def sent(self) -> int:
+        """Bytes that other hosts fetched from this one."""
+        return self._ring.sent
+
+    def want(self, block: int) -> None:
+        """Get a block that a read waits for, ahead of all that merely are to come."""
+        if self._store.has(block):
+            self._tell(block, None)
+        elif block in self._failed:
+            self._tell(block, self._failed[block].message)
+        else:
+            self._fly(block)
+
+    async def run(self) -> None:
+        """Fetch everything.
+
+        Raises:
+            TransferError: something did not arrive; all the rest did.
+        """
+        await asyncio.gather(*(self._work() for _ in range(self._in_flight)))
+        with contextlib.suppress(Exception):  # for people only
+            await asyncio.wait_for(self._report().as_asyncio(), self._timeout)
+        if self._failed:
+            block, error = next(iter(self._failed.items()))
+            raise TransferError(
+                f"{len(self._failed)} of {self.layout.blocks} blocks did not arrive at "
+                f"{self._host}; block {block}: {error.message}",
+                hint=error.hint,
+            )
+
+    async def stop(self) -> None:
+        """Fetch nothing more, and wait for what is on its way.
+
+        A process that ends with a transfer on its way takes more than itself down: Monarch's
+        fallback over TCP then fails at the sender, for all who fetch from it.
+        """
+        self._ended = True
+        self._queue.clear()
+        if self._flying:
+            await asyncio.wait(self._flying.values(), timeout=self._timeout)
+        if self._offer is not None:
+            self._offer.close()
+
+    def lose(self, host: str) -> None:
+        """Do not wait for a host any more: it is gone."""
+        self._lost.add(host)
+        for call in self._calls[host]:
+            call.cancel()
+
+    async def stage(self, block: int) -> tuple[Staged, Any]:
+        """Have a block staged for another host, until ``release``; see ``Offer``.
+
+        Raises:
+            TransferError: it cannot be had.
+        """
+        if self._ended:
+            raise TransferError(f"{self._host} gives nothing any more")
+        if error := await self.ensure(block):
+            raise error
+        if self._offer is None:
+            self._offer = Offer(self._ring)
+        return await self._offer.stage(block)
+
+    def release(self, block: int, sent: int) -> None:
+        """See ``Offer.release``."""
+        self._ring.release(block, sent)
+
+    def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        """A block as it came; see ``Filler``."""
+        self._store.read_block(block, view)
+        return self._given[block]
+
+    async def _work(self) -> None:
+        while self._queue:
+            await self.ensure(self._queue.popleft())
+
+    async def ensure(self, block: int) -> WheelmountError | None:
+        """Have a block in the store; returns why it cannot be had if that is so."""
+        if not self._store.has(block) and block not in self._failed:
+            await asyncio.shield(self._fly(block))
+        return self._failed.get(block)
+
+    def _fly(self, block: int) -> asyncio.Task[None]:
+        task = self._flying.get(block)
+        if task is None:
+            task = self._flying[block] = asyncio.ensure_future(self._get(block))
+        return task
+
+    async def _get(self, block: int) -> None:
+        try:
+            await self._from_anybody(block)
+        except Exception as error:
+            self._failed[block] = self._failure(error)
+            self._tell(block, self._failed[block].message)
+        else:
+            self._tell(block, None)
+        finally:
+            del self._flying[block]
+
+    async def _from_anybody(self, block: int) -> None:
+        for host in self._above(block):
+            call = asyncio.ensure_future(self._fetch(block, self._route.peers[host]))
+            self._calls[host].add(call)
+            try:
+                if await call:
+                    return
+            except asyncio.CancelledError:
+                if host not in self._lost:
+                    raise
+            except Exception as failure:
+                # Whoever is above failed, or somebody above that: ask who is left.
+                if isinstance(failure, TimeoutError | asyncio.TimeoutError):
+                    self._lost.add(host)
+            finally:
+                self._calls[host].discard(call)
+        for _ in range(ATTEMPTS):
+            if await self._fetch(block, self._source):
+                return
+        raise TransferError(f"its hash was wrong {ATTEMPTS} times")
+
+    def _above(self, block: int) -> Iterator[str]:
+        trees = self._route.trees
+        return (host for host in trees[block % len(trees)] if host not in self._lost)
+
+    async def _fetch(self, block: int, above: Any) -> bool:
+        """Get a block once; False if what came is not what was sent."""
+        identity = self.layout.identity
+        staged, buffer = await asyncio.wait_for(
+            above.stage.call_one(identity, block).as_asyncio(), self._timeout
+        )
+        arrived = 0
+        try:
+            memory = self._buffer()
+            view = memory[: staged.length]
+            await buffer.read_into(view, timeout=max(1, int(self._timeout)))
+            if not await asyncio.to_thread(self._keep, block, view, staged):
+                return False
+            # Only now used again: into the memory of a transfer that failed bytes may still come.
+            self._buffers.append(memory)
+            arrived = staged.length
+            self._count(arrived)
+            return True
+        finally:
+            with contextlib.suppress(Exception):
+                above.release.broadcast(identity, block, arrived)
+
+    def _buffer(self) -> memoryview:
+        if self._buffers:
+            return self._buffers.pop()
+        return memoryview(mmap.mmap(-1, self.layout.block_size))
+
+    def _keep(self, block: int, view: memoryview, staged: Staged) -> bool:
+        if blake3(view).digest() != staged.digest:
+            return False
+        for inode in staged.changed:
+            self._store.mark_changed(inode)
+        self._given[block] = staged.digest, staged.changed
+        self._store.write(block, view)
+        return True
+
+    def _count(self, length: int) -> None:
+        self._unreported += length
+        if time.monotonic() - self._reported > self._route.report:
+            with contextlib.suppress(Exception):
+                self._report()
+
+    def _report(self) -> Any:
+        length, self._unreported = self._unreported, 0
+        self._reported = time.monotonic()
+        return self._source.arrived.call_one(self._host, length)
+
+    def _failure(self, error: Exception) -> WheelmountError:
+        if isinstance(error, TimeoutError | asyncio.TimeoutError):
+            return TransferError(
+                f"it did not come within {self._timeout:g} s", hint="is the client alive?"
+            )
+        failure = translate(error)
+        if isinstance(failure, TransferError) or isinstance(error, WheelmountError):
+            return failure
+        return TransferError(f"it could not be fetched: {failure.message}", hint=failure.hint)

@@ -1,0 +1,146 @@
+"""A ring of staged blocks: bounded memory from which others fetch.
+
+A fixed number of slots, each the size of a block. A block is staged once for all that want it at
+about the same time; a slot is used again when nobody holds it. Reading and hashing happen on the
+caller's thread, outside the lock.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from wheelmount.errors import WaitError
+from wheelmount.mount.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A block that is ready to be fetched.
+
+    Attributes:
+        slot: its place in the ring.
+        length: its bytes.
+        digest: blake3 of them, 32 bytes.
+        changed: inodes that are no longer what the tree says; their bytes here are zeros.
+    """
+
+    slot: int
+    length: int
+    digest: bytes
+    changed: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Slot:
+    number: int
+    holders: int = 0
+    lease: float = 0.0  # when holders that said nothing since count as gone
+    staged: Staged | None = None
+    error: BaseException | None = None
+    ready: threading.Event = field(default_factory=threading.Event)
+
+
+class Filler(Protocol):
+    """Where a ring's blocks come from."""
+
+    layout: Layout
+
+    def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        """Read a block; returns ``digest`` and ``changed`` of ``Staged``."""
+
+
+class Ring:
+    """Blocks of a layout, read on demand.
+
+    Args:
+        filler: reads them.
+        slots: size of the ring in blocks.
+        lease: seconds after which a holder that never released its block is given up.
+    """
+
+    def __init__(self, filler: Filler, *, slots: int, lease: float) -> None:
+        self._filler = filler
+        self._layout = layout = filler.layout
+        slots = max(1, min(slots, layout.blocks))
+        self._lease = lease
+        size = layout.block_size
+        memory = memoryview(mmap.mmap(-1, slots * size))
+        self.slots = [memory[n * size : (n + 1) * size] for n in range(slots)]
+        """The memory of each slot, ``block_size`` bytes."""
+        self._free = [_Slot(n) for n in range(slots)]
+        self._used: OrderedDict[int, _Slot] = OrderedDict()  # by block, least recently used first
+        self._turn = threading.Condition()
+        self.sent = 0
+        """Bytes that were fetched from it."""
+
+    def stage(self, block: int) -> Staged:
+        """Have a block in the ring, and keep it there until ``release``.
+
+        Raises:
+            WaitError: all slots stayed taken for the length of a lease.
+        """
+        slot, mine = self._take(block)
+        if mine:
+            try:
+                slot.staged = self._fill(slot.number, block)
+            except BaseException as error:
+                slot.error = error
+                with self._turn:
+                    self._used.pop(block, None)
+                    self._free.append(_Slot(slot.number))
+                    self._turn.notify_all()
+                raise
+            finally:
+                slot.ready.set()
+        elif not slot.ready.wait(self._lease):
+            raise WaitError(f"block {block} was not read in {self._lease:g} s")
+        if slot.staged is None:
+            raise slot.error or WaitError(f"block {block} was not read")
+        return slot.staged
+
+    def release(self, block: int, sent: int = 0) -> None:
+        """Let go of a block that ``stage`` gave, and of which ``sent`` bytes were fetched."""
+        with self._turn:
+            self.sent += sent
+            slot = self._used.get(block)
+            if slot is not None and slot.holders:
+                slot.holders -= 1
+                self._turn.notify_all()
+
+    def _take(self, block: int) -> tuple[_Slot, bool]:
+        deadline = time.monotonic() + self._lease
+        with self._turn:
+            while True:
+                now = time.monotonic()
+                slot = self._used.get(block)
+                mine = slot is None
+                if slot is None:
+                    slot = self._free.pop() if self._free else self._evict(now)
+                if slot is not None:
+                    self._used[block] = slot
+                    self._used.move_to_end(block)
+                    slot.holders += 1
+                    slot.lease = now + self._lease
+                    return slot, mine
+                if now >= deadline:
+                    raise WaitError(
+                        f"all blocks of a ring were taken for {self._lease:g} s",
+                        hint="raise WHEELMOUNT_RING, or look for hosts that hang",
+                    )
+                self._turn.wait(min(1.0, deadline - now))
+
+    def _evict(self, now: float) -> _Slot | None:
+        for block, slot in self._used.items():
+            if slot.ready.is_set() and (not slot.holders or now > slot.lease):
+                del self._used[block]
+                return _Slot(slot.number)
+        return None
+
+    def _fill(self, number: int, block: int) -> Staged:
+        length = self._layout.length(block)
+        return Staged(number, length, *self._filler.fill(block, self.slots[number][:length]))

@@ -1,0 +1,60 @@
+"""Who pulls from whom.
+
+Blocks are dealt out to several trees by turns (block ``b`` goes through tree ``b`` modulo their
+number). The client is above the first host of each tree, so every byte leaves it once, however many
+hosts there are. A host is an inner node of one tree and a leaf of the others, so that it sends
+about as much as it receives, and no link carries more than another. The idea is that of SplitStream
+(Castro and others, SOSP 2003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FANOUT = 4
+"""Children of a host in one tree, and number of trees."""
+
+SMALL = 1 << 20
+"""Bytes for all hosts together that the client sends itself: a tree would only take longer."""
+
+
+class Topology:
+    """The trees by which hosts get a layout's blocks.
+
+    Args:
+        hosts: their names.
+        size: bytes that each is to get.
+        fanout: children of a host in one tree; 0 to choose by size and number of hosts.
+    """
+
+    def __init__(self, hosts: Sequence[str], size: int, fanout: int = 0) -> None:
+        direct = not fanout and size * len(hosts) <= SMALL
+        self._fanout = fanout or FANOUT
+        stripes = 1 if direct else max(1, min(self._fanout, len(hosts)))
+        self._places: list[dict[str, int]] = []
+        self._orders: list[list[str]] = []
+        self._direct = direct
+        for stripe in range(stripes):
+            # A tree's inner nodes are at its first places: other hosts in each tree. Where those
+            # are too few by one, the last of the next tree's helps, who has the least to do there.
+            order = [*hosts[stripe::stripes]]
+            for step in range(1, stripes):
+                order += reversed(hosts[(stripe + step) % stripes :: stripes])
+            self._orders.append(order)
+            self._places.append({host: place for place, host in enumerate(order)})
+
+    def route(self, host: str) -> tuple[tuple[str, ...], ...]:
+        """Whom a host asks for blocks.
+
+        Returns:
+            For each tree the hosts to ask, the nearest first; above the last is the client.
+        """
+        return tuple(tuple(self._above(tree, host)) for tree in range(len(self._orders)))
+
+    def _above(self, tree: int, host: str) -> list[str]:
+        above: list[str] = []
+        place = self._places[tree][host]
+        while place and not self._direct:
+            place = (place - 1) // self._fanout
+            above.append(self._orders[tree][place])
+        return above
