@@ -41,7 +41,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
@@ -49,8 +49,9 @@ from wheelmount.mount import fuseabi as abi
 from wheelmount.mount.adapter import FOREVER, Wait
 from wheelmount.mount.fuseabi import Flag, Op
 from wheelmount.mount.fusewire import Wire
+from wheelmount.mount.later import Later
 from wheelmount.mount.listing import DOT, Listings
-from wheelmount.mount.store import PAGE
+from wheelmount.mount.references import References
 from wheelmount.mount.tree import Inode
 from wheelmount.mount.vfs import Change, Usage
 
@@ -113,8 +114,7 @@ class DirectFuse:
         on_forget: called with the number of an inode that the kernel holds no more. Both are
             called in the thread that serves.
         counted_from: with ``session``, the least number of which the earlier process cannot have
-            told the kernel; None if that is not known. How often it told of lower ones is not
-            known either: they count as held until the end, without ``on_forget``.
+            told the kernel; None if that is not known. See ``References``.
         xattrs: whether anything in the tree has extended attributes; the kernel never asks again
             where not.
     """
@@ -140,18 +140,17 @@ class DirectFuse:
         self._wait = wait
         self._owner = owner
         self._on_session = on_session
-        self._on_forget = on_forget
         if session is None:
             counted_from = 0
-        self._counted_from = sys.maxsize if counted_from is None else counted_from
+        self._references = References(
+            on_forget, sys.maxsize if counted_from is None else counted_from
+        )
         self._resumed = session is not None
         generation = session["generation"] + 1 if session else 1
         self._listings = Listings(vfs.entries, generation)
-        self._known: dict[int, int] = {}
         self._valid = FOREVER
         # Held while a name, an attribute or a count is told or changed; never by READ.
         self._lock = threading.Lock()
-        self._waiting: dict[int, trio.CancelScope] = {}
         self._handlers = {
             **dict.fromkeys(abi.WRITING, self._refuse),
             Op.INIT: self._init,
@@ -178,8 +177,8 @@ class DirectFuse:
 
         Cancelling this leaves a thread behind that takes one more request: let the process end.
         """
-        self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as self._nursery:
+            self._later = Later(self._wire, self._nursery)
             if self._resumed:
                 self._wire.resend()
             await trio.to_thread.run_sync(self._loop, abandon_on_cancel=True)
@@ -191,7 +190,7 @@ class DirectFuse:
 
     def references(self, number: int) -> int:
         """How often the kernel was told of an inode and has not forgotten it; see the class."""
-        return self._known.get(number, 0) + (number < self._counted_from)
+        return self._references.of(number)
 
     def knows(self, number: int) -> bool:
         """Whether the kernel holds an inode."""
@@ -269,10 +268,6 @@ class DirectFuse:
                 log.exception("cannot answer request %d for inode %d", opcode, number)
                 self._wire.answer(unique, error=errno.EIO)
 
-    def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
-        with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(function, *arguments)
-
     def _init(self, unique: int, _number: int, body: memoryview) -> None:
         major, minor, ahead, flags = abi.INIT_IN.unpack_from(body)
         if major != abi.MAJOR or minor < abi.OLDEST_MINOR:
@@ -312,14 +307,7 @@ class DirectFuse:
     # ---- names and attributes
 
     def _attributes(self, number: int) -> bytes:
-        inode = self.vfs.inode(number)
-        seconds, nanoseconds = divmod(inode.mtime_ns, 10**9)
-        return abi.ATTR.pack(
-            number + abi.ROOT_ID, inode.size, -(-inode.held // abi.BLOCK),
-            seconds & 0xFFFFFFFFFFFFFFFF, seconds & 0xFFFFFFFFFFFFFFFF,
-            seconds & 0xFFFFFFFFFFFFFFFF, nanoseconds, nanoseconds, nanoseconds,
-            inode.mode, inode.nlink, *self._owner, 0, PAGE, 0,
-        )  # fmt: skip
+        return abi.attributes(number, self.vfs.inode(number), self._owner)
 
     def _entry(self, number: int) -> bytes:
         valid = self._valid
@@ -332,7 +320,7 @@ class DirectFuse:
             absent = abi.ENTRY_OUT.pack(0, 0, self._valid, 0, 0, 0)
             self._wire.answer(unique, absent, bytes(abi.ATTR.size))
         elif self._wire.answer(unique, self._entry(found)):
-            self._known[found] = self._known.get(found, 0) + 1
+            self._references.add(found)
 
     def _getattr(self, unique: int, number: int, _body: memoryview) -> None:
         self._wire.answer(unique, abi.ATTR_OUT.pack(self._valid, 0), self._attributes(number))
@@ -341,22 +329,13 @@ class DirectFuse:
         self._wire.answer(unique, self.vfs.readlink(number))
 
     def _forget(self, _unique: int, number: int, body: memoryview) -> None:
-        self._uncount(number, *abi.FORGET_IN.unpack_from(body))
+        self._references.forget(number, *abi.FORGET_IN.unpack_from(body))
 
     def _batch_forget(self, _unique: int, _number: int, body: memoryview) -> None:
         (count,) = abi.BATCH_FORGET_IN.unpack_from(body)
         start, size = abi.BATCH_FORGET_IN.size, abi.FORGET_ONE.size
         for node, times in abi.FORGET_ONE.iter_unpack(body[start : start + count * size]):
-            self._uncount(node - abi.ROOT_ID, times)
-
-    def _uncount(self, number: int, times: int) -> None:
-        left = self._known.get(number, 0) - times
-        if left > 0:
-            self._known[number] = left
-        else:
-            self._known.pop(number, None)
-            if number >= self._counted_from:
-                self._on_forget(number)
+            self._references.forget(node - abi.ROOT_ID, times)
 
     # ---- listings
 
@@ -371,7 +350,7 @@ class DirectFuse:
         if self._valid and self._listings.is_current(position):
             self._answer_list(unique, number, position, size, plus=plus, keep=True)
         else:
-            self._soon(self._start, self._list_unkept, unique, number, position, size, plus)
+            self._later.start(self._list_unkept, unique, number, position, size, plus)
 
     async def _list_unkept(
         self, unique: int, number: int, position: int, size: int, plus: bool
@@ -404,7 +383,7 @@ class DirectFuse:
                 told.append(child)
         if self._wire.answer(unique, b"".join(parts)):
             for child in told:
-                self._known[child] = self._known.get(child, 0) + 1
+                self._references.add(child)
 
     def _kind(self, number: int) -> int:
         if number == DOT:
@@ -420,40 +399,15 @@ class DirectFuse:
         _, offset, size, *_ = abi.READ_IN.unpack_from(body)
         data = self.vfs.read(number, offset, size)
         if data is None:
-            self._soon(self._start, self._read_later, unique, number, offset, size)
+            self._later.start(self._read_later, unique, number, offset, size)
         else:
             self._wire.answer(unique, data)
-
-    def _start(self, task: Callable[..., Any], unique: int, *arguments: Any) -> None:
-        scope = self._waiting[unique] = trio.CancelScope()
-        self._nursery.start_soon(self._run, scope, task, unique, *arguments)
-
-    async def _run(
-        self, scope: trio.CancelScope, task: Callable[..., Any], unique: int, *arguments: Any
-    ) -> None:
-        try:
-            with scope:
-                await task(unique, *arguments)
-        except OSError as error:
-            self._wire.fail(unique, error)
-        except Exception:
-            log.exception("cannot answer what waited")
-            self._wire.answer(unique, error=errno.EIO)
-        finally:
-            del self._waiting[unique]
-        if scope.cancelled_caught:
-            self._wire.answer(unique, error=errno.EINTR)
 
     async def _read_later(self, unique: int, number: int, offset: int, size: int) -> None:
         self._wire.answer(unique, await self._wait(number, offset, size))
 
     def _interrupt(self, _unique: int, _number: int, body: memoryview) -> None:
-        # In the order of arrival: a read that this interrupts is among those that wait by then.
-        self._soon(self._end_waiting, *abi.INTERRUPT_IN.unpack_from(body))
-
-    def _end_waiting(self, unique: int) -> None:
-        if unique in self._waiting:
-            self._waiting[unique].cancel()
+        self._later.end(*abi.INTERRUPT_IN.unpack_from(body))
 
     # ---- the rest
 
@@ -467,9 +421,7 @@ class DirectFuse:
 
     def _statfs(self, unique: int, _number: int, _body: memoryview) -> None:
         usage = self.vfs.usage()
-        blocks = -(-usage.bytes // PAGE)
-        answer = abi.STATFS_OUT.pack(blocks, 0, 0, usage.inodes, 0, PAGE, abi.NAME_MAX, PAGE, 0)
-        self._wire.answer(unique, answer)
+        self._wire.answer(unique, abi.statistics(usage.bytes, usage.inodes))
 
     def _getxattr(self, unique: int, number: int, body: memoryview) -> None:
         name = bytes(body[abi.GETXATTR_IN.size : -1])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import pyfuse3
 import trio
 
 from wheelmount.mount.adapter import FOREVER, Wait
+from wheelmount.mount.references import References
 from wheelmount.mount.store import PAGE
 from wheelmount.mount.vfs import Change, Vfs
 
@@ -39,8 +39,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         self._vfs = vfs
         self._wait = wait
         self._owner = owner
-        self._forgotten = forgotten
-        self._known: Counter[int] = Counter()
+        self._references = References(forgotten)
         self._timeout: float = FOREVER
         self._xattrs = vfs.has_xattrs
         self._listings: dict[int, list[tuple[bytes, int]]] = {}  # by handle
@@ -56,7 +55,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
 
     def knows(self, number: int) -> bool:
         """See ``Adapter``."""
-        return self._known[number] > 0
+        return self._references.of(number) > 0
 
     async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
         """See ``Adapter``.
@@ -94,7 +93,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         with _errors():
             number = self._vfs.lookup(parent - pyfuse3.ROOT_INODE, name)
             if number is not None:
-                self._known[number] += 1
+                self._references.add(number)
                 return self._attributes(number)
         absent = pyfuse3.EntryAttributes()  # inode 0: the kernel may remember that it is not there
         absent.st_ino = 0
@@ -103,11 +102,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
 
     async def forget(self, inodes: Sequence[tuple[int, int]]) -> None:
         for inode, count in inodes:
-            number = inode - pyfuse3.ROOT_INODE
-            self._known[number] -= count
-            if self._known[number] <= 0:
-                del self._known[number]
-                self._forgotten(number)
+            self._references.forget(inode - pyfuse3.ROOT_INODE, count)
 
     async def getattr(
         self, inode: int, _context: pyfuse3.RequestContext | None = None
@@ -139,7 +134,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
                     continue
                 if not pyfuse3.readdir_reply(token, name, attributes, place + 1):
                     return
-                self._known[number] += 1
+                self._references.add(number)
 
     async def open(
         self, inode: int, _flags: int, _context: pyfuse3.RequestContext

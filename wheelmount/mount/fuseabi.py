@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import enum
 from struct import Struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wheelmount.mount.tree import Inode
 
 MAJOR, MINOR = 7, 45
 OLDEST_MINOR = 23
@@ -27,6 +31,9 @@ GREATEST_WRITE = 4096
 NAME_MAX = 255
 BLOCK = 512
 """Unit of ``st_blocks``, bytes."""
+
+UNIT = 4096
+"""Unit of ``statfs``, and what files are best read by, bytes."""
 
 
 class Op(enum.IntEnum):
@@ -166,3 +173,24 @@ INVAL_ENTRY_OUT = Struct("=QII")
 
 NO_ENTRY = bytes(ENTRY_OUT.size + ATTR.size)
 """An entry that READDIRPLUS tells nothing of, and LOOKUP's for a name that is not to be kept."""
+
+
+def attributes(number: int, inode: Inode, owner: tuple[int, int]) -> bytes:
+    """An inode as the kernel has it: ATTR.
+
+    Args:
+        number: of it in the tree.
+        inode: its attributes.
+        owner: user and group.
+    """
+    seconds, nanoseconds = divmod(inode.mtime_ns, 10**9)
+    seconds &= 0xFFFFFFFFFFFFFFFF  # before 1970 it is negative
+    return ATTR.pack(
+        number + ROOT_ID, inode.size, -(-inode.held // BLOCK), seconds, seconds, seconds,
+        nanoseconds, nanoseconds, nanoseconds, inode.mode, inode.nlink, *owner, 0, UNIT, 0,
+    )  # fmt: skip
+
+
+def statistics(size: int, inodes: int) -> bytes:
+    """STATFS_OUT of a full file system of so many bytes and inodes."""
+    return STATFS_OUT.pack(-(-size // UNIT), 0, 0, inodes, 0, UNIT, NAME_MAX, UNIT, 0)
