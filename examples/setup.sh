@@ -50,6 +50,7 @@ find_missing() {
   have fusermount3 || wanted+=(fuse3)
   have debootstrap || wanted+=(debootstrap)
   have_apptainer || wanted+=(apptainer)
+  [ $dev = no ] || { have ip && have tc; } || wanted+=(iproute2)  # several hosts on one machine
   missing=("${needed[@]}" "${wanted[@]}")
 }
 

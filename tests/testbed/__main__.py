@@ -1,0 +1,52 @@
+"""``python -m tests.testbed``: run a command on the login host of a lab of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from tests.testbed.lab import LOGIN, Lab
+from wheelmount.errors import WheelmountError
+
+HOSTS = "TESTBED_HOSTS"
+"""Variable in which the command finds the names of the other hosts, with blanks between."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.testbed",
+        description="Run COMMAND on the login host of a lab: hosts on this machine, each with a "
+        "network, a name, files and processes of its own. What it leaves behind goes with the lab.",
+    )
+    parser.add_argument("--hosts", type=int, default=2, help="hosts besides login (%(default)s)")
+    parser.add_argument("--rate", help="of each host's link, as tc knows it, such as 1gbit")
+    parser.add_argument(
+        "--share",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="one and the same on all hosts and outside; the checkout always is",
+    )
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --")
+    arguments = parser.parse_args()
+    try:
+        with Lab(arguments.hosts, arguments.rate, arguments.share) as lab:
+            environment = {**os.environ, HOSTS: " ".join(lab.hosts)}
+            command = lab.popen(
+                LOGIN, arguments.command, env=environment, stdin=None, cwd=Path.cwd()
+            )
+            code = command.wait()
+            return 128 - code if code < 0 else code
+    except WheelmountError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
