@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wheelmount.errors import InputError
+from wheelmount.hosts.network import names
 from wheelmount.hosts.spec import parse
 
 
@@ -19,9 +20,43 @@ def test_counts_hosts(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "local:", "local:0", "local:-1", "local:65", "local:x", "nonsense", "local:1;ls"]
+    "text",
+    [
+        "",
+        "local:",
+        "local:0",
+        "local:-1",
+        "local:65",
+        "local:x",
+        "nonsense",
+        "local:1;ls",
+        "tcp://",
+        "tcp://a",
+        "tcp://a:1,",
+        "tcp://a:1,a:1",
+    ],
 )
 def test_refuses_nonsense_with_a_hint(text: str) -> None:
     with pytest.raises(InputError) as error:
         parse(text)
     assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "shared"),
+    [
+        ("tcp://a:1", 1, False),
+        ("tcp://a:1,b:1", 2, False),
+        ("tcp://a:1,tcp://b:1", 2, False),
+        ("tcp://a:1,a:2", 2, True),
+    ],
+)
+def test_reads_addresses(text: str, count: int, shared: bool) -> None:
+    spec = parse(text)
+    assert (spec.kind, spec.count, spec.shared) == ("tcp", count, shared)
+    assert parse(str(spec)) == spec
+
+
+def test_hosts_are_named_as_in_their_addresses() -> None:
+    addresses = parse("tcp://a:1,b:1,b:2").addresses
+    assert names(addresses) == ["a", "b-1", "b-2"]

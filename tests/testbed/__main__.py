@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.testbed.lab import LOGIN, Lab
+from tests.testbed.service import start_workers, workers_spec
 from wheelmount.errors import WheelmountError
 
 HOSTS = "TESTBED_HOSTS"
@@ -29,11 +30,19 @@ def main() -> int:
         metavar="PATH",
         help="one and the same on all hosts and outside; the checkout always is",
     )
+    parser.add_argument(
+        "--workers",
+        action="store_true",
+        help="have the hosts wait for wheelmount, and tell the command so ($WHEELMOUNT_HOSTS)",
+    )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --")
     arguments = parser.parse_args()
     try:
         with Lab(arguments.hosts, arguments.rate, arguments.share) as lab:
             environment = {**os.environ, HOSTS: " ".join(lab.hosts)}
+            if arguments.workers:
+                start_workers(lab)
+                environment["WHEELMOUNT_HOSTS"] = workers_spec(lab)
             command = lab.popen(
                 LOGIN, arguments.command, env=environment, stdin=None, cwd=Path.cwd()
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.testbed import network
 from tests.testbed.init import Plan
-from tests.testbed.space import CHECKOUT, Space
+from tests.testbed.space import CHECKOUT, TIMEOUT, Space
 from wheelmount.errors import InputError, UnavailableError
 
 LOGIN = "login"
@@ -48,6 +48,7 @@ class Lab:
         self._shared = tuple(str(path) for path in (CHECKOUT, *shared))
         self._outer: Space | None = None
         self._spaces: dict[str, Space] = {}
+        self._commands: list[subprocess.Popen[bytes]] = []
 
     @property
     def names(self) -> list[str]:
@@ -100,6 +101,9 @@ class Lab:
             outer.kill()
         for space in spaces.values():  # they are gone; what was opened for them is closed
             space.kill()
+        for command in self._commands:  # likewise
+            command.wait(TIMEOUT)
+        self._commands.clear()
 
     def popen(
         self, name: str, argv: Sequence[str | Path], **options: Any
@@ -112,7 +116,9 @@ class Lab:
             options: of ``subprocess.Popen``. Unless said otherwise the command gets no input and
                 runs in the checkout.
         """
-        return subprocess.Popen(self._command(name, argv, options), **options)
+        process = subprocess.Popen(self._command(name, argv, options), **options)
+        self._commands.append(process)
+        return process
 
     def run(
         self, name: str, argv: Sequence[str | Path], **options: Any

@@ -30,7 +30,8 @@ hosts = click.option(
     type=_Hosts(),
     default=lambda: config.load().hosts,
     show_default="$WHEELMOUNT_HOSTS, else local:1",
-    help="Where hosts come from: local:N for N hosts on this machine.",
+    help="Where hosts come from: local:N for N hosts on this machine, tcp://HOST:PORT,… for "
+    "workers that run already.",
 )
 adapter = click.option(
     "--adapter",

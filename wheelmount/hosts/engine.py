@@ -35,17 +35,32 @@ for _name, _value in SWITCHES.items():
 Key = TypeVar("Key")
 _lock = threading.Lock()
 _started = False
+_address: str | None = None
+
+ADDRESS = "HYPERACTOR_MESH_DEFAULT_TRANSPORT"
+"""Variable of Monarch that says where a host's processes listen. It goes to what they start, and
+beats what the client tells them of itself."""
 
 
-def start() -> None:
+def start(address: str | None = None) -> None:
     """Have Monarch ready in this process. Cheap when called again.
 
+    Args:
+        address: where hosts reach this process, as ``tcp://IP:0``; default a socket of this
+            machine, and what it was if it is ready already. Monarch by itself would listen at
+            what the machine's own name stands for, which often is an address of no use to others.
+
     Raises:
-        HostError: Monarch cannot start here.
+        HostError: Monarch cannot start here, or was started with another address.
     """
-    global _started
+    global _started, _address
     with _lock:
         if _started:
+            if address not in (None, _address):
+                raise HostError(
+                    "this process has hosts already that are reached in another way",
+                    hint="use hosts of one kind in one process",
+                )
             return
         with quiet():
             import monarch.actor
@@ -59,13 +74,15 @@ def start() -> None:
             # The default raises KeyboardInterrupt in the main thread, wherever that may be.
             monarch.actor.unhandled_fault_hook = lambda _fault: True
             try:
+                if address is not None:
+                    monarch.actor.enable_transport(address)
                 monarch.actor.context()
             except Exception as error:
                 raise HostError(
                     f"Monarch does not start: {_last_line(error)}",
                     hint="look at the installation of torchmonarch",
                 ) from None
-        _started = True
+        _started, _address = True, address
 
 
 def stop() -> None:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError
+from wheelmount.hosts.address import SCHEME, Address
+from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.network import NetworkHosts
 
 MOST_LOCAL = 64
 """Hosts that one machine is asked to play at most; each is some 50 MB of processes."""
@@ -18,36 +21,47 @@ class HostSpec:
     """A parsed SPEC.
 
     Attributes:
-        kind: ``local``.
+        kind: ``local`` or ``tcp``.
         count: number of hosts.
+        addresses: where they listen; of ``tcp`` only.
     """
 
     kind: str
     count: int
+    addresses: tuple[Address, ...] = ()
 
     def __str__(self) -> str:
+        if self.addresses:
+            return ",".join(map(str, self.addresses))
         return f"{self.kind}:{self.count}"
 
     @property
     def shared(self) -> bool:
         """Whether several of these hosts share one machine, and so its paths."""
-        return self.count > 1
+        machines = len({address.host for address in self.addresses}) or 1
+        return self.count > machines
 
-    def make(self, settings: Settings, *, namespaces: bool) -> LocalHosts:
+    def make(self, settings: Settings, *, namespaces: bool) -> Hosts:
         """The hosts, not started yet; see ``LocalHosts`` for ``namespaces``."""
+        if self.addresses:
+            return NetworkHosts(self.addresses, settings)
         return LocalHosts(self.count, settings, namespaces=namespaces)
 
 
 def parse(text: str) -> HostSpec:
-    """Read ``local:N``.
+    """Read ``local:N`` or ``tcp://HOST:PORT,HOST:PORT,…``.
 
     Raises:
         InputError: it is nothing that hosts can be made of.
     """
-    match = re.fullmatch(r"local(?::(\d{1,4}))?", text.strip())
+    text = text.strip()
+    if text.startswith(SCHEME):
+        return _parse_addresses(text)
+    match = re.fullmatch(r"local(?::(\d{1,4}))?", text)
     if match is None:
         raise InputError(
-            f"cannot make hosts of {text!r}", hint="give local:N, for example --hosts local:2"
+            f"cannot make hosts of {text!r}",
+            hint="give local:N, for example --hosts local:2, or tcp://HOST:PORT,HOST:PORT,…",
         )
     count = int(match.group(1) or 1)
     if not 1 <= count <= MOST_LOCAL:
@@ -55,3 +69,10 @@ def parse(text: str) -> HostSpec:
             f"{text!r} asks for {count} hosts", hint=f"give a number from 1 to {MOST_LOCAL}"
         )
     return HostSpec("local", count)
+
+
+def _parse_addresses(text: str) -> HostSpec:
+    addresses = tuple(Address.parse(word) for word in text.split(","))
+    if len(set(addresses)) < len(addresses):
+        raise InputError(f"{text!r} names a host twice", hint="give each address once")
+    return HostSpec("tcp", len(addresses), addresses)

@@ -1,8 +1,9 @@
 """A host's own process: it waits for clients and starts what they ask for, through Monarch.
 
-Run as ``python -m wheelmount.hosts.worker ADDRESS [--guard FD]``. With ``--guard`` the process
-ends, with everything it started, when the other end of that pipe is closed: that is, when the
-client that started it is gone, however it went.
+Run as ``python -m wheelmount.hosts.worker ADDRESS [--guard FD]``. The address is that of a socket,
+``ipc://PATH``, or one at which clients and other hosts reach this machine, ``tcp://HOST:PORT``.
+With ``--guard`` the process ends, with everything it started, when the other end of that pipe is
+closed: that is, when the client that started it is gone, however it went.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ import argparse
 import contextlib
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 
 import psutil
+
+from wheelmount.errors import InputError
+from wheelmount.hosts import engine
+from wheelmount.hosts.address import DANGER, SCHEME, Address
 
 SERVER = "wheelmount.mount.server"
 """Module that marks, in a command line, a process that may outlive its host."""
@@ -35,9 +41,25 @@ def main() -> None:
         os.set_inheritable(arguments.guard, False)
         guarded = (arguments.guard, Path(arguments.address.removeprefix("ipc://")))
         threading.Thread(target=_guard, args=guarded, daemon=True).start()
+    if arguments.address.startswith(SCHEME):
+        try:
+            _listen_at(Address.parse(arguments.address))
+        except InputError as error:
+            parser.error(f"{error.message}; {error.hint}")
     from monarch.actor import run_worker_loop_forever
 
     run_worker_loop_forever(address=arguments.address, ca="trust_all_connections")
+
+
+def _listen_at(address: Address) -> None:
+    """Have the processes that this one starts listen where it is reached itself.
+
+    Raises:
+        InputError: others cannot reach this machine there.
+    """
+    address.check_own()
+    os.environ[engine.ADDRESS] = f"{SCHEME}{address.host}:0"
+    print(f"security: {address}: {DANGER}", file=sys.stderr, flush=True)
 
 
 def _guard(pipe: int, socket: Path) -> None:

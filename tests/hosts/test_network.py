@@ -1,0 +1,151 @@
+"""Hosts over a network: workers in a lab, and a client on another host of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_source
+from tests.testbed import LOGIN, Lab
+from tests.testbed.service import WORKER_PORT, start_workers
+from tests.testbed.traces import Traces
+from wheelmount.errors import HostError
+
+pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
+
+PATH = "/mnt/tree"
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Path]:
+    """A directory that the hosts see as well, so that they can compare what they are shown."""
+    with tempfile.TemporaryDirectory(prefix="wm-", dir="/tmp") as place:
+        yield make_source(Path(place) / "source")
+
+
+@pytest.fixture(scope="module")
+def lab(source: Path) -> Iterator[Lab]:
+    """Four hosts with a worker each."""
+    before = Traces()
+    with Lab(4, shared=[source.parent]) as made:
+        for name in made.names:  # as many machines have it: their own name is no address for others
+            own = f"127.0.0.1 localhost\n127.0.1.1 {name}\n"
+            made.run(name, ["tee", "/etc/hosts"], stdin=None, input=own, check=True)
+        start_workers(made)
+        traces = Traces(besides=before)
+        yield made
+    assert traces.left() == []
+
+
+def _spec(lab: Lab, count: int = 4) -> str:
+    """What stands for the first hosts, by their addresses."""
+    return ",".join(f"tcp://{lab.address(host)}:{WORKER_PORT}" for host in lab.hosts[:count])
+
+
+CLIENT = """
+import sys
+from wheelmount import remotemount
+from wheelmount.config import Settings
+from wheelmount.hosts.spec import parse
+with parse(sys.argv[1]).make(Settings(), namespaces=False) as hosts:
+    with remotemount(hosts, sys.argv[2], sys.argv[3]) as mount:
+        mount.wait(60)
+        print("stands", flush=True)
+        sys.stdin.readline()
+print("closed")
+"""
+
+
+def test_each_host_shows_the_tree_at_the_same_path(lab: Lab, source: Path) -> None:
+    command = [sys.executable, "-c", CLIENT, _spec(lab), str(source), PATH]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with lab.popen(LOGIN, command, **pipes) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"stands\n"
+        compare = ["diff", "--recursive", "--no-dereference", str(source), PATH]
+        for host in lab.hosts:
+            done = lab.run(host, compare)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), host
+        assert lab.run(LOGIN, ["test", "-e", PATH]).returncode == 1, "hosts only"
+        assert not Path(PATH).exists()
+        out, errors = client.communicate(b"\n", timeout=60)
+    assert (out, client.returncode) == (b"closed\n", 0)
+    assert b"security: " in errors
+    _assert_clean(lab)
+
+
+def test_the_command_line_runs_on_workers(lab: Lab, source: Path) -> None:
+    script = 'ip -4 -oneline address show eth0; pwd; cat .hidden; exit "$WHEELMOUNT_RANK"'
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "-", "--quiet"]
+    where = ["--hosts", _spec(lab, 2), "--mntpoint", PATH]
+    done = lab.run(LOGIN, [*command, *where], stdin=None, input=script)
+    assert done.returncode == 1, done.stderr
+    assert "nobody is asked who they are" in done.stderr
+    for host in lab.hosts[:2]:
+        address = lab.address(host)
+        section = done.stdout.partition(f"== {address} ==\n")[2].splitlines()
+        assert f"inet {address}/24" in section[0]
+        assert section[1:3] == [PATH, "hidden"]
+    _assert_clean(lab)
+
+
+def _assert_clean(lab: Lab) -> None:
+    """Nothing is left on the hosts but the worker."""
+    for host in lab.hosts:
+        look = "cat /proc/[0-9]*/comm; cat /proc/self/mountinfo; ls -d /mnt/* /tmp/wheelmount-0/*/*"
+        seen = lab.run(host, ["sh", "-c", look])
+        assert seen.stdout.split().count(Path(sys.executable).name) == 2, seen.stdout
+        assert "wheelmount-0" not in seen.stdout
+        assert PATH not in seen.stdout
+
+
+def test_a_host_without_a_worker_is_named(lab: Lab, source: Path) -> None:
+    spec = f"{_spec(lab)},{lab.address(LOGIN)}:{WORKER_PORT}"
+    command = [
+        sys.executable,
+        "-m",
+        "wheelmount.cli.main",
+        "run",
+        str(source),
+        "-",
+        "--hosts",
+        spec,
+    ]
+    done = lab.run(LOGIN, command)
+    *_, error, hint = done.stderr.splitlines()
+    assert done.returncode == HostError.exit_code
+    assert error.startswith(f"error: tcp://{lab.address(LOGIN)}:{WORKER_PORT} cannot be reached")
+    assert hint.startswith("hint: run there: ")
+    _assert_clean(lab)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "host0"])  # noqa: S104 - refused
+def test_a_worker_that_others_could_not_reach_is_refused(lab: Lab, host: str) -> None:
+    worker = [sys.executable, "-m", "wheelmount.hosts.worker", f"tcp://{host}:1234"]
+    done = lab.run("host0", worker)
+    assert done.returncode == 2
+    assert "which other machines cannot reach" in done.stderr
+
+
+OTHERS = """
+import sys
+from wheelmount.errors import HostError
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.spec import parse
+from wheelmount.config import Settings
+with LocalHosts(1):
+    try:
+        parse(sys.argv[1]).make(Settings(), namespaces=False).start()
+    except HostError as error:
+        print(error.message)
+"""
+
+
+def test_hosts_of_two_kinds_do_not_go_together(lab: Lab) -> None:
+    done = lab.run(LOGIN, [sys.executable, "-c", OTHERS, _spec(lab)])
+    assert "this process has hosts already" in done.stdout, done.stderr

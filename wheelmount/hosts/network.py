@@ -1,0 +1,75 @@
+"""``tcp://HOST:PORT,…``: hosts on which somebody has started a worker, reached over the network."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from wheelmount import config
+from wheelmount.config import Settings
+from wheelmount.hosts import engine
+from wheelmount.hosts.address import DANGER, SCHEME, Address
+from wheelmount.hosts.host import Host
+from wheelmount.hosts.local import attach
+
+log = logging.getLogger("wheelmount")
+
+
+class NetworkHosts:
+    """Hosts that run ``python -m wheelmount.hosts.worker``, named as in their addresses.
+
+    They belong to whoever started them: ``stop`` lets go of them. All must be able to reach this
+    machine at the address by which it reaches the first of them.
+
+    Args:
+        addresses: where they listen.
+        settings: say how long one may take to answer.
+    """
+
+    def __init__(self, addresses: Sequence[Address], settings: Settings | None = None) -> None:
+        self._addresses = list(addresses)
+        self._settings = settings or config.load()
+        self._hosts: list[Host] = []
+
+    def start(self) -> None:
+        """Attach to them, and wait until each answers.
+
+        Raises:
+            HostError: one does not, or this process has hosts of another kind.
+        """
+        timeout = self._settings.start_timeout
+        where = ", ".join(map(str, self._addresses))
+        log.warning("security: %s: %s", where, DANGER)
+        for address in self._addresses:
+            address.await_answer(timeout)
+        engine.start(f"{SCHEME}{self._addresses[0].seen_from()}:0")
+        hosts = attach([str(address) for address in self._addresses], names(self._addresses))
+        answers = {host.name: host.mesh.initialized for host in hosts}
+        engine.raise_first(engine.gather(answers, timeout))
+        self._hosts = hosts
+
+    def stop(self) -> None:
+        """Let go of them."""
+        self._hosts = []
+
+    def __enter__(self) -> NetworkHosts:
+        self.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+
+def names(addresses: Sequence[Address]) -> list[str]:
+    """What to call hosts: as in their addresses, with the port where several have one name."""
+    times = Counter(each.host for each in addresses)
+    return [
+        each.host if times[each.host] == 1 else f"{each.host}-{each.port}" for each in addresses
+    ]
