@@ -42,7 +42,8 @@ PYTHON
 }
 
 find_missing() {
-  needed=() wanted=()  # without the first there is no .venv, without the second no mounts, no images
+  # Without the first there is no .venv, without the second no mounts, no images.
+  needed=() wanted=() servers=()
   have gcc && [ -e /usr/include/stdio.h ] || needed+=(gcc libc6-dev)
   have pkg-config || needed+=(pkg-config)
   { have pkg-config && pkg-config --exists fuse3; } || needed+=(libfuse3-dev)
@@ -50,8 +51,19 @@ find_missing() {
   have fusermount3 || wanted+=(fuse3)
   have debootstrap || wanted+=(debootstrap)
   have_apptainer || wanted+=(apptainer)
-  [ $dev = no ] || { have ip && have tc; } || wanted+=(iproute2)  # several hosts on one machine
-  missing=("${needed[@]}" "${wanted[@]}")
+  [ $dev = no ] || find_servers
+  missing=("${needed[@]}" "${wanted[@]}" "${servers[@]}")
+}
+
+# What tests run on several hosts that they make on this machine (tests/testbed).
+find_servers() {
+  { have ip && have tc; } || wanted+=(iproute2)
+  have sshd || servers+=(openssh-server)
+  have ssh || wanted+=(openssh-client)
+  have slurmctld || servers+=(slurmctld)
+  have slurmd || servers+=(slurmd)
+  have srun || servers+=(slurm-client)  # brings munge
+  have munged || servers+=(munge)
 }
 
 have_apptainer() { have apptainer || have singularity; }
@@ -67,15 +79,30 @@ install_missing() {
   have apt-get || die "not a Debian; install yourself: ${missing[*]}"
   say "installing ${missing[*]}"
   quietly apt-get -qq update
-  for package in "${missing[@]}"; do
+  for package in "${needed[@]}" "${wanted[@]}"; do
     # apptainer is the one that not every Debian has.
     [ "$package" = apptainer ] && ! candidate apptainer || packages+=("$package")
   done
-  if [ ${#packages[@]} -gt 0 ]; then
-    DEBIAN_FRONTEND=noninteractive quietly \
-      apt-get -qq -y --no-install-recommends install "${packages[@]}"
-  fi
+  [ ${#packages[@]} = 0 ] || install_packages "${packages[@]}"
+  [ ${#servers[@]} = 0 ] || install_servers
   have_apptainer || "$(usable_python)" examples/install-apptainer.py || without_apptainer=yes
+}
+
+# Install servers that only tests use, on hosts of their own: Debian would start them here, now and
+# whenever the machine starts.
+install_servers() {
+  policy=/usr/sbin/policy-rc.d
+  if [ ! -e $policy ]; then
+    trap 'rm -f $policy' EXIT
+    printf '#!/bin/sh\nexit 101\n' >$policy
+    chmod 755 $policy
+  fi
+  install_packages "${servers[@]}"
+  ! have systemctl || systemctl disable --quiet "${servers[@]/openssh-server/ssh}" 2>/dev/null || true
+}
+
+install_packages() {
+  DEBIAN_FRONTEND=noninteractive quietly apt-get -qq -y --no-install-recommends install "$@"
 }
 
 # Run a command; show what it printed only if it fails.
