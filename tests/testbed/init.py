@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -19,6 +20,9 @@ from pathlib import Path
 
 PRIVATE = "tmp", "run", "var/tmp", "dev/shm"
 """Directories that are empty on a new host, whatever the machine has in them."""
+
+APART = "/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp"
+"""What a host has of its own, so that what the machine has mounted there does not matter."""
 
 _NOSUID, _NODEV, _BIND, _REC = 2, 4, 4096, 16384
 _MNT_DETACH = 2
@@ -33,8 +37,9 @@ class Plan:
     Attributes:
         name: host name.
         hosts: text of ``/etc/hosts``; None to leave files as they are.
-        shared: absolute paths that are the machine's own on all hosts, as on a network file system.
-            All else is a copy that a host may write to and that ends with it.
+        shared: absolute paths that are the machine's own on all hosts, as on a network file system,
+            as are file systems mounted below the root. All else is a copy that a host may write to
+            and that ends with it.
     """
 
     name: str
@@ -58,6 +63,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     socket.sethostname(plan.name)
     if plan.hosts is None:
+        release_servers()
         mount("proc", "/proc", "proc")
     else:
         enter_root(make_root(plan.hosts, plan.shared))
@@ -77,7 +83,10 @@ def make_root(hosts: str, shared: tuple[str, ...]) -> Path:
     root, upper, work = (place / name for name in ("root", "upper", "work"))
     for directory in (root, upper, work):
         directory.mkdir()
+    disks = find_disks()
     mount("overlay", root, "overlay", options=f"lowerdir=/,upperdir={upper},workdir={work}")
+    for path in disks:
+        mount(path, root / path.lstrip("/"), flags=_BIND)
     mount("/dev", root / "dev", flags=_BIND | _REC)
     mount("proc", root / "proc", "proc")
     mount("sysfs", root / "sys", "sysfs")
@@ -93,6 +102,34 @@ def make_root(hosts: str, shared: tuple[str, ...]) -> Path:
         mount(path, target, flags=_BIND | _REC)
     (root / "etc/hosts").write_text(hosts)
     return root
+
+
+def find_disks() -> list[str]:
+    """Where the machine's other file systems are mounted: an overlay shows what is below them."""
+    found = []
+    for path, _ in _mounts():
+        apart = path == "/" or any(Path(path).is_relative_to(place) for place in APART)
+        if not apart and os.path.isdir(path):  # files (/etc/hosts of many containers) get written
+            found.append(path)
+    return found
+
+
+def release_servers() -> None:
+    """Let go of what is served by processes: they would not see that it was unmounted outside."""
+    for path, kind in reversed(_mounts()):
+        if kind.startswith(("fuse", "autofs")):
+            _check(_libc.umount2(os.fsencode(path), _MNT_DETACH), path)
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """Paths and types of the file systems that are mounted, in order."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        # Blanks in a path are written as octal escapes: proc(5).
+        path = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields.split()[4])
+        found.append((path, rest.split()[0]))
+    return found
 
 
 def enter_root(root: Path) -> None:

@@ -27,8 +27,9 @@ class Lab:
     """Hosts ``login``, ``host0``, ``host1``, … on one network of their own. A context manager.
 
     Each sees the machine's files, and what it writes is kept in memory for itself; ``/tmp``,
-    ``/run``, ``/var/tmp`` and ``/dev/shm`` are empty at first. The network leads nowhere else. All
-    of it lies in namespaces that nobody outside sees and that end with the process that made them.
+    ``/run``, ``/var/tmp`` and ``/dev/shm`` are empty at first. Where the machine has other file
+    systems mounted, those are shared. The network leads nowhere else. All of it lies in namespaces
+    that nobody outside sees and that end with the process that made them.
 
     Args:
         hosts: how many there are besides ``login``.

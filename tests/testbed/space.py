@@ -38,7 +38,8 @@ class Space:
         self.name = plan.name
         self.pid = 0
         """Their first process, as the caller's own namespace numbers it."""
-        command = ["unshare", *KINDS, "--fork", "--kill-child", "--propagation", "private", "--"]
+        # "slave": what is unmounted outside is not held here, and nothing ever goes the other way.
+        command = ["unshare", *KINDS, "--fork", "--kill-child", "--propagation", "slave", "--"]
         # By itself and without site, which would be most of the time that it takes.
         command += [sys.executable, "-I", "-S", init.__file__, plan.encode()]
         self._process = subprocess.Popen(

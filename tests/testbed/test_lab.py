@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbed import LOGIN, Lab
+from tests.testbed.init import mount
 from tests.testbed.space import CHECKOUT
 from tests.testbed.traces import Traces, seen_outside
 from wheelmount.errors import InputError, UnavailableError, WheelmountError
@@ -135,6 +136,21 @@ def test_what_is_shared_is_one_and_the_same(lab: Lab, shared: Path) -> None:
     assert _output(lab, "host1", "stat", "-c", "%i", CHECKOUT) == str(CHECKOUT.stat().st_ino)
 
 
+def test_mounts_that_a_process_serves_are_not_touched_or_held(shared: Path) -> None:
+    place = shared / "served"
+    place.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR)  # one that never answers: who asks it waits
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+    mount("none", place, "fuse", options=options)
+    try:
+        with Lab(1) as lab:
+            for pid in (lab.pid("host0"), lab.outer):
+                assert str(place) not in Path(f"/proc/{pid}/mountinfo").read_text()
+    finally:
+        os.close(server)
+        subprocess.run(["umount", place], check=True)
+
+
 def test_what_came_of_a_command_is_told(lab: Lab, shared: Path) -> None:
     done = lab.run("host0", ["sh", "-c", "pwd; echo bad >&2; exit 3"], cwd=shared)
     assert (done.returncode, done.stdout, done.stderr) == (3, f"{shared}\n", "bad\n")
@@ -191,6 +207,7 @@ def test_a_killed_host_is_gone_and_others_stay() -> None:
     with Lab(2, rate="1gbit") as lab:
         assert _held_back(lab, "host1", "eth0") >= 0
         sleeper = lab.popen("host0", ["sleep", "600"])
+        _await(lambda: "sleep" in _running(lab, "host0"))
         lab.kill("host0")
         assert sleeper.wait(10) == -signal.SIGKILL
         assert lab.run("host0", ["true"]).returncode != 0
@@ -213,6 +230,7 @@ def test_ending_it_ends_what_runs_and_is_mounted() -> None:
     with Lab(1) as lab:
         _output(lab, "host0", "mount", "-t", "tmpfs", "none", "/mnt")
         sleeper = lab.popen("host0", ["sh", "-c", "setsid sleep 600 & cd /mnt; exec sleep 600"])
+        _await(lambda: _running(lab, "host0").count("sleep") == 2)
         traces = Traces(besides=before)
         assert len(traces) == 3 * 5
     assert sleeper.wait(10) == -signal.SIGKILL
