@@ -77,26 +77,26 @@ def make(work: Path, sizes: Sizes, modules: Sequence[str], index_url: str | None
             folder.mkdir(parents=True)
         rng = random.Random(20)  # noqa: S311 - the same every time
         for part, count in (("find", sizes.listed), ("stat", sizes.listed)):
-            _fill(main / part, names / part, (0 for _ in range(count)), rng)
+            fill(main / part, names / part, (0 for _ in range(count)), rng)
         for part, count in (("small", sizes.small), ("several", sizes.several)):
-            _fill(main / part, names / part, _lengths(count, rng), rng)
-        _big(main / "big", sizes.big, rng)
-        _big(demand / "big", sizes.demand, rng)
+            fill(main / part, names / part, lengths(count, rng), rng)
+        big(main / "big", sizes.big, rng)
+        big(demand / "big", sizes.demand, rng)
         (root / "complete").touch()
     found, note = _site(root, modules, index_url)
     held = sum(path.stat().st_size for path in main.rglob("*") if path.is_file())
     return Trees(main, demand, names, found, note, held)
 
 
-def _lengths(count: int, rng: random.Random) -> Iterator[int]:
+def lengths(count: int, rng: random.Random) -> Iterator[int]:
     """Bytes of files as site-packages have them: median 3 KiB, mean 9 KiB, at most 256 KiB."""
     for _ in range(count):
         yield min(int(rng.lognormvariate(8.0, 1.5)), 256 << 10)
 
 
-def _fill(folder: Path, names: Path, lengths: Iterator[int], rng: random.Random) -> None:
+def fill(folder: Path, names: Path, sizes: Iterator[int], rng: random.Random) -> None:
     lines = []
-    for number, length in enumerate(lengths):
+    for number, length in enumerate(sizes):
         place = f"d{number // _IN_ONE // 30:03}/s{number // _IN_ONE % 30:02}"
         if number % _IN_ONE == 0:
             (folder / place).mkdir(parents=True)
@@ -105,7 +105,7 @@ def _fill(folder: Path, names: Path, lengths: Iterator[int], rng: random.Random)
     names.write_text("".join(lines))
 
 
-def _big(path: Path, size: int, rng: random.Random) -> None:
+def big(path: Path, size: int, rng: random.Random) -> None:
     with path.open("wb") as file:
         for _ in range(size // MIB):
             file.write(rng.randbytes(MIB))

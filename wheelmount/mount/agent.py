@@ -132,15 +132,15 @@ class Agent(Actor):  # type: ignore[misc]
         return self._receivers[identity]
 
     @concurrent_endpoint
-    async def stage(self, identity: bytes, block: int) -> tuple[Staged, Any]:
+    async def stage(self, identity: bytes, block: int, packed: bool) -> tuple[Staged, Any]:
         """Have a block of a tree ready for another host; see ``Receiver.stage``."""
-        return await (await self._receiver_of(identity)).stage(block)
+        return await (await self._receiver_of(identity)).stage(block, packed)
 
     @concurrent_endpoint
-    async def release(self, identity: bytes, block: int, sent: int) -> None:
+    async def release(self, identity: bytes, block: int, packed: bool, sent: int) -> None:
         """Let go of what ``stage`` gave."""
         if receiver := self._receivers.get(identity):
-            receiver.release(block, sent)
+            receiver.release(block, packed, sent)
 
     @concurrent_endpoint
     async def lose(self, host: str) -> None:

@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from wheelmount.errors import TransferError, WheelmountError
 from wheelmount.hosts.engine import translate
+from wheelmount.mount.packing import Choice, unpack
 from wheelmount.mount.ring import Ring, Staged
 from wheelmount.mount.store import Store
 from wheelmount.mount.transfer import Offer
@@ -30,6 +31,9 @@ ATTEMPTS = 3
 
 RELAYED = 12
 """Blocks a host keeps staged for others; they are read from its store again where need be."""
+
+CLIENT = ""
+"""Stands for the client where others have names."""
 
 REPORT = 0.25
 """Seconds between reports to the client of what has arrived, at least; more for many hosts."""
@@ -89,6 +93,7 @@ class Receiver:
         self._lost: set[str] = set()
         self._ended = False
         self._calls: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
+        self._choices: defaultdict[str, Choice] = defaultdict(Choice)
         self._buffers: list[memoryview] = []
         self._ring = Ring(self, slots=RELAYED, lease=timeout)
         self._offer: Offer | None = None
@@ -145,7 +150,7 @@ class Receiver:
         for call in self._calls[host]:
             call.cancel()
 
-    async def stage(self, block: int) -> tuple[Staged, Any]:
+    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any]:
         """Have a block staged for another host, until ``release``; see ``Offer``.
 
         Raises:
@@ -157,11 +162,11 @@ class Receiver:
             raise error
         if self._offer is None:
             self._offer = Offer(self._ring)
-        return await self._offer.stage(block)
+        return await self._offer.stage(block, packed)
 
-    def release(self, block: int, sent: int) -> None:
+    def release(self, block: int, packed: bool, sent: int) -> None:
         """See ``Offer.release``."""
-        self._ring.release(block, sent)
+        self._ring.release(block, packed, sent)
 
     def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
         """A block as it came; see ``Filler``."""
@@ -197,7 +202,7 @@ class Receiver:
 
     async def _from_anybody(self, block: int) -> None:
         for host in self._above(block):
-            call = asyncio.ensure_future(self._fetch(block, self._route.peers[host]))
+            call = asyncio.ensure_future(self._fetch(block, host))
             self._calls[host].add(call)
             try:
                 if await call:
@@ -212,7 +217,7 @@ class Receiver:
             finally:
                 self._calls[host].discard(call)
         for _ in range(ATTEMPTS):
-            if await self._fetch(block, self._source):
+            if await self._fetch(block, CLIENT):
                 return
         raise TransferError(f"its hash was wrong {ATTEMPTS} times")
 
@@ -220,27 +225,30 @@ class Receiver:
         trees = self._route.trees
         return (host for host in trees[block % len(trees)] if host not in self._lost)
 
-    async def _fetch(self, block: int, above: Any) -> bool:
-        """Get a block once; False if what came is not what was sent."""
-        identity = self.layout.identity
+    async def _fetch(self, block: int, host: str) -> bool:
+        """Get a block from a host once; False if what came is not what was sent."""
+        above = self._route.peers[host] if host != CLIENT else self._source
+        identity, choice = self.layout.identity, self._choices[host]
+        packed, began = choice.packed(), time.monotonic()
         staged, buffer = await asyncio.wait_for(
-            above.stage.call_one(identity, block).as_asyncio(), self._timeout
+            above.stage.call_one(identity, block, packed).as_asyncio(), self._timeout
         )
-        arrived = 0
+        sent = 0
         try:
             memory = self._buffer()
-            view = memory[: staged.length]
+            view = memory[: staged.size]
             await buffer.read_into(view, timeout=max(1, int(self._timeout)))
             if not await asyncio.to_thread(self._keep, block, view, staged):
                 return False
             # Only now used again: into the memory of a transfer that failed bytes may still come.
             self._buffers.append(memory)
-            arrived = staged.length
-            self._count(arrived)
+            sent = staged.size
+            choice.note(packed, staged.length, time.monotonic() - began)
+            self._count(staged.length)
             return True
         finally:
             with contextlib.suppress(Exception):
-                above.release.broadcast(identity, block, arrived)
+                above.release.broadcast(identity, block, packed, sent)
 
     def _buffer(self) -> memoryview:
         if self._buffers:
@@ -248,6 +256,11 @@ class Receiver:
         return memoryview(mmap.mmap(-1, self.layout.block_size))
 
     def _keep(self, block: int, view: memoryview, staged: Staged) -> bool:
+        if staged.size < staged.length:
+            try:
+                view = unpack(view, staged.length)
+            except TransferError:
+                return False
         if blake3(view).digest() != staged.digest:
             return False
         for inode in staged.changed:

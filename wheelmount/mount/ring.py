@@ -16,6 +16,7 @@ from typing import Protocol
 
 from wheelmount.errors import WaitError
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.packing import pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,14 @@ class Staged:
     Attributes:
         slot: its place in the ring.
         length: its bytes.
+        size: bytes it takes in the ring; fewer than ``length`` if it is compressed.
         digest: blake3 of them, 32 bytes.
         changed: inodes that are no longer what the tree says; their bytes here are zeros.
     """
 
     slot: int
     length: int
+    size: int
     digest: bytes
     changed: tuple[int, ...]
 
@@ -43,6 +46,10 @@ class _Slot:
     staged: Staged | None = None
     error: BaseException | None = None
     ready: threading.Event = field(default_factory=threading.Event)
+
+
+Key = tuple[int, bool]
+"""A block, and whether it is compressed."""
 
 
 class Filler(Protocol):
@@ -73,25 +80,31 @@ class Ring:
         self.slots = [memory[n * size : (n + 1) * size] for n in range(slots)]
         """The memory of each slot, ``block_size`` bytes."""
         self._free = [_Slot(n) for n in range(slots)]
-        self._used: OrderedDict[int, _Slot] = OrderedDict()  # by block, least recently used first
+        self._used: OrderedDict[Key, _Slot] = OrderedDict()  # least recently used first
+        self._scratch = threading.local()
         self._turn = threading.Condition()
         self.sent = 0
         """Bytes that were fetched from it."""
 
-    def stage(self, block: int) -> Staged:
+    def stage(self, block: int, packed: bool = False) -> Staged:
         """Have a block in the ring, and keep it there until ``release``.
+
+        Args:
+            block: which.
+            packed: whether to compress it, if it is worth it.
 
         Raises:
             WaitError: all slots stayed taken for the length of a lease.
         """
-        slot, mine = self._take(block)
+        key = block, packed
+        slot, mine = self._take(key)
         if mine:
             try:
-                slot.staged = self._fill(slot.number, block)
+                slot.staged = self._fill(slot.number, block, packed)
             except BaseException as error:
                 slot.error = error
                 with self._turn:
-                    self._used.pop(block, None)
+                    self._used.pop(key, None)
                     self._free.append(_Slot(slot.number))
                     self._turn.notify_all()
                 raise
@@ -103,27 +116,27 @@ class Ring:
             raise slot.error or WaitError(f"block {block} was not read")
         return slot.staged
 
-    def release(self, block: int, sent: int = 0) -> None:
+    def release(self, block: int, packed: bool = False, sent: int = 0) -> None:
         """Let go of a block that ``stage`` gave, and of which ``sent`` bytes were fetched."""
         with self._turn:
             self.sent += sent
-            slot = self._used.get(block)
+            slot = self._used.get((block, packed))
             if slot is not None and slot.holders:
                 slot.holders -= 1
                 self._turn.notify_all()
 
-    def _take(self, block: int) -> tuple[_Slot, bool]:
+    def _take(self, key: Key) -> tuple[_Slot, bool]:
         deadline = time.monotonic() + self._lease
         with self._turn:
             while True:
                 now = time.monotonic()
-                slot = self._used.get(block)
+                slot = self._used.get(key)
                 mine = slot is None
                 if slot is None:
                     slot = self._free.pop() if self._free else self._evict(now)
                 if slot is not None:
-                    self._used[block] = slot
-                    self._used.move_to_end(block)
+                    self._used[key] = slot
+                    self._used.move_to_end(key)
                     slot.holders += 1
                     slot.lease = now + self._lease
                     return slot, mine
@@ -135,12 +148,27 @@ class Ring:
                 self._turn.wait(min(1.0, deadline - now))
 
     def _evict(self, now: float) -> _Slot | None:
-        for block, slot in self._used.items():
+        for key, slot in self._used.items():
             if slot.ready.is_set() and (not slot.holders or now > slot.lease):
-                del self._used[block]
+                del self._used[key]
                 return _Slot(slot.number)
         return None
 
-    def _fill(self, number: int, block: int) -> Staged:
+    def _fill(self, number: int, block: int, packed: bool) -> Staged:
         length = self._layout.length(block)
-        return Staged(number, length, *self._filler.fill(block, self.slots[number][:length]))
+        slot = self.slots[number]
+        if not packed:
+            return Staged(number, length, length, *self._filler.fill(block, slot[:length]))
+        view = self._memory()[:length]
+        digest, changed = self._filler.fill(block, view)
+        size = pack(view, slot)
+        if not size:
+            slot[:length] = view
+        return Staged(number, length, size or length, digest, changed)
+
+    def _memory(self) -> memoryview:
+        """Memory of this thread, ``block_size`` bytes."""
+        memory: memoryview | None = getattr(self._scratch, "memory", None)
+        if memory is None:
+            memory = self._scratch.memory = memoryview(mmap.mmap(-1, self._layout.block_size))
+        return memory

@@ -42,18 +42,18 @@ class Offer:
         self._buffers = [RDMABuffer(slot) for slot in ring.slots]
         self._threads = ThreadPoolExecutor(STAGING_THREADS, "wheelmount-stage")
 
-    async def stage(self, block: int) -> tuple[Staged, Any]:
+    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any]:
         """Have a block in the ring until ``release``; returns the buffer to read it from too."""
         loop = asyncio.get_running_loop()
-        staged = await loop.run_in_executor(self._threads, self._ring.stage, block)
+        staged = await loop.run_in_executor(self._threads, self._ring.stage, block, packed)
         slot = self._ring.slots[staged.slot]
-        if staged.length < len(slot):  # the last block: a read takes a buffer whole
-            return staged, RDMABuffer(slot[: staged.length])
+        if staged.size < len(slot):  # a read takes a buffer whole
+            return staged, RDMABuffer(slot[: staged.size])
         return staged, self._buffers[staged.slot]
 
-    def release(self, block: int, sent: int) -> None:
+    def release(self, block: int, packed: bool, sent: int) -> None:
         """Let go of a block of which ``sent`` bytes were fetched (0: it failed)."""
-        self._ring.release(block, sent)
+        self._ring.release(block, packed, sent)
 
     def close(self) -> None:
         """Stage nothing more."""
@@ -97,14 +97,14 @@ class SourceActor(Actor):  # type: ignore[misc]
         return Description(self._buffer, len(self._description), digest)
 
     @concurrent_endpoint
-    async def stage(self, _identity: bytes, block: int) -> tuple[Staged, Any]:
+    async def stage(self, _identity: bytes, block: int, packed: bool) -> tuple[Staged, Any]:
         """See ``Offer.stage``."""
-        return await self._offer.stage(block)
+        return await self._offer.stage(block, packed)
 
     @concurrent_endpoint
-    async def release(self, _identity: bytes, block: int, sent: int) -> None:
+    async def release(self, _identity: bytes, block: int, packed: bool, sent: int) -> None:
         """See ``Offer.release``."""
-        self._offer.release(block, sent)
+        self._offer.release(block, packed, sent)
 
     @concurrent_endpoint
     async def arrived(self, host: str, length: int) -> None:

@@ -1,0 +1,180 @@
+"""Ways to bring a directory to hosts: ``python -m benchmarks.contenders NAME SOURCE HOST…``.
+
+Run on the host that has the directory; the others run what ``benchmarks.delivery`` starts there.
+Prints the seconds it took until every host had every byte.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+MOUNT = "/mnt/tree"
+"""Where hosts show it."""
+
+WORKER_PORT, SINK_PORT, RSYNC_PORT = 26600, 26700, 26800
+BLOCK = 4 << 20
+
+
+def files(source: Path) -> list[Path]:
+    """Files of a directory, in order."""
+    return sorted(path for path in source.rglob("*") if path.is_file())
+
+
+def sink() -> None:
+    """On a host: take bytes from one connection after the other, and throw them away."""
+    buffer = bytearray(1 << 20)
+    with socket.create_server(("", SINK_PORT)) as server:
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                while connection.recv_into(buffer):
+                    pass
+                connection.sendall(b".")
+
+
+def sockets(source: Path, hosts: Sequence[str]) -> float:
+    """A connection to each host at the same time, and nothing but ``sendfile``."""
+    paths = files(source)
+
+    def send(host: str) -> None:
+        with socket.create_connection((host, SINK_PORT)) as connection:
+            for path in paths:
+                with path.open("rb") as file:
+                    connection.sendfile(file)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1)
+
+    return _at_once(send, hosts)
+
+
+def rsync(source: Path, hosts: Sequence[str]) -> float:
+    """A transfer to each host at the same time, to a server of its own protocol in memory there."""
+
+    def send(host: str) -> None:
+        where = f"rsync://{host}:{RSYNC_PORT}/tree/"
+        subprocess.run(
+            ["rsync", "-a", "--whole-file", "--inplace", f"{source}/", where], check=True
+        )
+
+    return _at_once(send, hosts)
+
+
+def wheelmount(source: Path, hosts: Sequence[str]) -> float:
+    """``remotemount`` until all bytes are on all hosts."""
+    from wheelmount import remotemount
+    from wheelmount.config import load
+    from wheelmount.hosts.spec import parse
+
+    spec = "tcp://" + ",".join(f"{host}:{WORKER_PORT}" for host in hosts)
+    with parse(spec).make(load(), namespaces=False) as made:
+        started = time.perf_counter()
+        with remotemount(made, source, MOUNT) as mount:
+            mount.wait()
+            seconds = time.perf_counter() - started
+            size = sum(path.stat().st_size for path in files(source))
+            print(f"sent {mount.sent / size:.2f} of the bytes", file=sys.stderr)
+            return seconds
+
+
+def rdma(source: Path, hosts: Sequence[str]) -> float:
+    """Blocks of files read by every host with ``RDMABuffer.read_into``, and nothing else."""
+    import mmap
+
+    from monarch.rdma import RDMABuffer
+
+    from benchmarks.puller import Puller
+    from wheelmount.config import load
+    from wheelmount.hosts import engine
+    from wheelmount.hosts.spec import parse
+
+    spec = "tcp://" + ",".join(f"{host}:{WORKER_PORT}" for host in hosts)
+    with parse(spec).make(load(), namespaces=False) as made, engine.quiet():
+        buffers = []
+        for path in files(source):
+            with path.open("r+b") as file:
+                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            pieces = [view[at : at + BLOCK] for at in range(0, len(view), BLOCK)]
+            buffers += [(RDMABuffer(piece), len(piece)) for piece in pieces]
+        pullers = {
+            host.name: host.mesh.spawn_procs({"procs": 1}).spawn("puller", Puller) for host in made
+        }
+        engine.raise_first(engine.gather({n: p.pull.call_one([]) for n, p in pullers.items()}, 60))
+        started = time.perf_counter()
+        calls = {name: puller.pull.call_one(buffers) for name, puller in pullers.items()}
+        engine.raise_first(engine.gather(calls, 600))
+        return time.perf_counter() - started
+
+
+def monarch(source: Path, hosts: Sequence[str]) -> float:
+    """``monarch.remotemount``; its large files come when they are read, so all are read."""
+    from monarch.actor import attach_to_workers
+    from monarch.remotemount import remotemount
+
+    from benchmarks.puller import Reader
+    from wheelmount.hosts import engine
+    from wheelmount.hosts.address import Address
+
+    engine.start(f"tcp://{Address(hosts[0], WORKER_PORT).seen_from()}:0")
+    workers = [f"tcp://{host}:{WORKER_PORT}" for host in hosts]
+    mesh = attach_to_workers(ca="trust_all_connections", workers=workers)
+    readers = mesh.spawn_procs({"procs": 1}).spawn("reader", Reader)
+    readers.read.call("/dev/null").get(timeout=60)
+    started = time.perf_counter()
+    made = remotemount(mesh, str(source), MOUNT)
+    made.open()
+    readers.read.call(MOUNT).get(timeout=900)
+    seconds = time.perf_counter() - started
+    made.close()
+    return seconds
+
+
+def _at_once(work: Callable[[str], Any], hosts: Sequence[str]) -> float:
+    failed: list[BaseException] = []
+
+    def one(host: str) -> None:
+        try:
+            work(host)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=one, args=(host,)) for host in hosts]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return time.perf_counter() - started
+
+
+CONTENDERS: dict[str, Callable[[Path, Sequence[str]], float]] = {
+    "sockets": sockets,
+    "rdma": rdma,
+    "wheelmount": wheelmount,
+    "monarch": monarch,
+    "rsync": rsync,
+}
+
+
+def main(name: str, *arguments: str) -> None:
+    """Run one, or ``sink``."""
+    if name == "sink":
+        sink()
+        return
+    source, *hosts = arguments
+    print(CONTENDERS[name](Path(source), hosts), flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # what Monarch has left to say is of no interest
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,66 @@
+"""Compression of blocks on the wire, and when it is chosen."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from wheelmount.errors import TransferError
+from wheelmount.mount.packing import AGAIN, FAST, TRIAL, Choice, pack, unpack
+
+SIZE = 1 << 20
+
+
+def test_comes_back_the_same() -> None:
+    block = memoryview(b"the same line, again and again\n" * 30_000)
+    target = memoryview(bytearray(SIZE))
+    size = pack(block, target)
+    assert 0 < size < len(block) / 10
+    assert unpack(target[:size], len(block)) == block
+
+
+def test_what_does_not_shrink_is_left_alone() -> None:
+    assert pack(memoryview(os.urandom(SIZE)), memoryview(bytearray(SIZE))) == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "longer"])
+def test_damage_is_an_error_and_takes_no_more_memory_than_a_block(damage: str) -> None:
+    target = memoryview(bytearray(SIZE))
+    size = pack(memoryview(bytes(SIZE)), target)
+    packed, length = target[:size], SIZE
+    if damage == "cut":
+        packed = packed[: size // 2]
+    elif damage == "other":
+        packed = memoryview(b"no zstd at all")
+    else:
+        length = SIZE // 2
+    with pytest.raises(TransferError, match="damaged"):
+        unpack(packed, length)
+
+
+def _run(choice: Choice, plain: float, packed: float, blocks: int) -> list[bool]:
+    """What is chosen on a link that takes so many seconds for a block of each kind."""
+    kinds = []
+    for _ in range(blocks):
+        kind = choice.packed()
+        choice.note(kind, SIZE, packed if kind else plain)
+        kinds.append(kind)
+    return kinds
+
+
+@pytest.mark.parametrize(("plain", "packed", "best"), [(0.04, 0.02, True), (0.02, 0.04, False)])
+def test_what_is_faster_on_a_link_is_used(plain: float, packed: float, best: bool) -> None:
+    kinds = _run(Choice(), plain, packed, 1000)
+    assert kinds.count(best) > 900
+    assert kinds.count(not best) > 1000 // AGAIN // 2, "the other is tried now and then"
+
+
+def test_a_link_that_changes_is_noticed() -> None:
+    choice = Choice()
+    _run(choice, 0.02, 0.04, 100)
+    assert _run(choice, 0.08, 0.04, 200).count(True) > 100
+
+
+def test_on_a_fast_link_it_is_not_even_tried() -> None:
+    assert not any(_run(Choice(), SIZE / FAST / 2, 0.0, 100 * TRIAL))

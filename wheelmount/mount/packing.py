@@ -1,0 +1,102 @@
+"""Compression of blocks on the wire (zstd), and when it pays.
+
+Only the bytes on a link are compressed; what is kept, and what is hashed, is the block itself.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import zstandard
+
+from wheelmount.errors import TransferError
+
+LEVEL = 1
+"""Of zstd: more than this costs more time than it saves at the speed of any network."""
+
+WORTH = 0.9
+"""A block that does not shrink below this part of itself travels as it is."""
+
+FAST = 400e6
+"""Bytes a second of one block at a time beyond which compression is not even tried."""
+
+TRIAL = 3
+"""Blocks of each kind from which a link is judged at first."""
+
+AGAIN = 24
+"""Blocks after which the kind that is not in use is tried with one again."""
+
+MEMORY = 0.3
+"""Part of a new measurement in the mean."""
+
+_local = threading.local()
+
+
+def pack(block: memoryview, target: memoryview) -> int:
+    """Compress a block into ``target``; returns the bytes it takes there, 0 if it is not worth it.
+
+    May be called in several threads.
+    """
+    compressor = getattr(_local, "compressor", None)
+    if compressor is None:
+        compressor = _local.compressor = zstandard.ZstdCompressor(level=LEVEL)
+    packed = compressor.compress(block)
+    if len(packed) > min(WORTH * len(block), len(target)):
+        return 0
+    target[: len(packed)] = packed
+    return len(packed)
+
+
+def unpack(packed: memoryview, length: int) -> memoryview:
+    """A block again.
+
+    Args:
+        packed: what ``pack`` made.
+        length: bytes of the block; never are more made.
+
+    Raises:
+        TransferError: it is something else.
+    """
+    try:
+        # What is written there is what zstd makes room for, whatever it is told beside it.
+        if zstandard.frame_content_size(packed) != length:
+            raise TransferError("a block arrived damaged: it has another length")
+        return memoryview(zstandard.ZstdDecompressor().decompress(packed))
+    except zstandard.ZstdError as error:
+        raise TransferError(f"a block arrived damaged: {error}") from None
+
+
+class Choice:
+    """Whether to have blocks compressed on one link: whichever has been faster lately."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[bool, float] = {}  # for a byte of the block, by kind
+        self._asked = {False: 0, True: 0}
+        self._since = 0
+
+    def packed(self) -> bool:
+        """Whether to have the next block compressed."""
+        kind = self._next()
+        self._asked[kind] += 1
+        return kind
+
+    def _next(self) -> bool:
+        plain = self._seconds.get(False)
+        if plain is None or self._asked[False] < TRIAL:
+            return False
+        if plain < 1 / FAST:
+            return False
+        if self._asked[True] < TRIAL:
+            return True
+        best = self._seconds.get(True, 0.0) < plain
+        self._since += 1
+        if self._since >= AGAIN:
+            self._since = 0
+            return not best
+        return best
+
+    def note(self, kind: bool, length: int, seconds: float) -> None:
+        """A block of ``length`` bytes took so long, from asking to having it."""
+        took = seconds / length
+        before = self._seconds.get(kind, took)
+        self._seconds[kind] = before + MEMORY * (took - before)
