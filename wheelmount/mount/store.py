@@ -296,7 +296,10 @@ class Store:
 
     def held(self) -> int:
         """Bytes of the files that are here."""
-        return self.summary.size - sum(map(self.layout.length, self.missing()))
+        missing = self.missing()
+        if not missing:  # the usual case, which needs no tree
+            return self.summary.size
+        return self.summary.size - sum(map(self.layout.length, missing))
 
     def mark_changed(self, inode: int) -> None:
         """Say that a file changed at the source before it was copied: it is not to be read."""

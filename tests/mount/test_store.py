@@ -1,0 +1,167 @@
+"""A host's store, filled by hand: its directories, its generations, what it costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from wheelmount.errors import StoreError, TransferError
+from wheelmount.mount.layout import Layout
+from wheelmount.mount.ring import Ring
+from wheelmount.mount.scan import scan
+from wheelmount.mount.source import Source
+from wheelmount.mount.store import Store
+from wheelmount.mount.succession import Succession
+from wheelmount.mount.tree import ROOT, Tree
+
+BLOCK = 64 << 10
+
+
+def _arrive(store: Store, source: Path, layout: Layout) -> None:
+    ring = Ring(Source(os.fsencode(source), layout), slots=2, lease=5)
+    for block in store.missing():
+        staged = ring.stage(block)
+        store.write(block, ring.slots[staged.slot][: staged.length])
+        ring.release(block)
+    store.finish(dress=True)
+
+
+def _same(source: Path, store: Store) -> None:
+    """Names, bytes, modes and times are those of the source."""
+    diff = ["diff", "--recursive", "--no-dereference", str(source), str(store.root)]
+    done = subprocess.run(diff, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    for folder, names, files in os.walk(source):
+        for name in [".", *names, *files]:
+            path = Path(folder, name)
+            expected, found = path.lstat(), (store.root / path.relative_to(source)).lstat()
+            assert found.st_mode == expected.st_mode, path
+            assert found.st_mtime_ns == expected.st_mtime_ns, path
+
+
+@pytest.fixture
+def first(source: Path, workplace: Path) -> tuple[Store, Layout]:
+    """A store of ``source`` with all its bytes."""
+    layout = Layout(scan(os.fsencode(source)), BLOCK)
+    store = Store.create(workplace / "store" / "test", layout.encode(), mounted=False)
+    _arrive(store, source, layout)
+    return store, layout
+
+
+def _next(store: Store, layout: Layout, source: Path) -> tuple[Store, Layout]:
+    tree = scan(os.fsencode(source), layout.tree)
+    succession = Succession(layout.tree, tree)
+    after = succession.settle(succession.doubts, BLOCK)
+    made = store.next(after.encode(layout))
+    _arrive(made, source, after)
+    return made, after
+
+
+def _clear(store: Store) -> None:
+    shutil.rmtree(store.directory)
+
+
+def test_is_a_directory_like_the_source(first: tuple[Store, Layout], source: Path) -> None:
+    _same(source, first[0])
+    _clear(first[0])
+
+
+def test_generations_follow_the_source(first: tuple[Store, Layout], source: Path) -> None:
+    store, layout = first
+    (source / "page").write_bytes(b"other")
+    (source / "package").rename(source / "moved")
+    (source / "moved" / "new").mkdir()
+    (source / "moved" / "new" / "file").write_text("new")
+    (source / "link").unlink()
+    (source / "link").mkdir(mode=0o750)
+    os.removexattr(source / "moved", "user.directory")
+    second, layout = _next(store, layout, source)
+    _same(source, second)
+    assert "user.directory" not in os.listxattr(second.root / "moved")
+    kept = b"with blank"
+    assert (second.root / os.fsdecode(kept)).samefile(store.root / os.fsdecode(kept))
+    (source / "moved").rename(source / "package")
+    shutil.rmtree(source / "link")
+    (source / "odd").rename(source / "package" / "odd")
+    third, _ = _next(second, layout, source)
+    _same(source, third)
+    again = Store.open(third.directory, 3)
+    assert again.layout.tree.inodes == third.layout.tree.inodes
+    assert again.layout.tree.names == third.layout.tree.names
+    _clear(third)
+
+
+def test_a_description_of_many_steps_is_written_anew(
+    first: tuple[Store, Layout], source: Path
+) -> None:
+    store, layout = first
+    sizes = []
+    for number in range(60):
+        (source / "page").write_text(f"{number}" * number * 100)
+        (source / "package" / f"small{number}").write_text(f"changed {number}")
+        made, layout = _next(store, layout, source)
+        store.forget()
+        store = made
+        sizes.append(store.description.stat().st_size)
+    assert any(after < before for before, after in pairwise(sizes))
+    assert max(sizes) < 3 * len(layout.encode())
+    _same(source, Store.open(store.directory, store.generation))
+    _clear(store)
+
+
+def test_what_there_is_to_say_of_a_whole_mount_needs_no_tree(first: tuple[Store, Layout]) -> None:
+    store, layout = first
+    store.rest()
+    assert store.held() == layout.tree.size
+    assert store.missing() == store.changed() == []
+    assert store._layout is None
+    _clear(store)
+
+
+def _with(tree: Tree, name: bytes, path: bytes) -> Layout:
+    """A tree in which ``page`` has another name and lies elsewhere."""
+    names = dict(tree.names[ROOT])
+    number = names[name] = names.pop(b"page")
+    tree.names[ROOT] = names
+    tree.inodes[number] = replace(tree.inodes[number], path=path)
+    return Layout(tree, BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [(b"..", b".."), (b"a/b", b"a/b"), (b"page", b"../../escaped"), (b"page", b"/tmp/escaped")],
+)
+def test_a_description_that_leads_elsewhere_is_refused(
+    source: Path, workplace: Path, name: bytes, path: bytes
+) -> None:
+    layout = _with(scan(os.fsencode(source)), name, path)
+    place = workplace / "store" / "bad"
+    with pytest.raises(TransferError):
+        Store.create(place, layout.encode(), mounted=False)
+    assert list(place.iterdir()) == []
+    assert not (workplace / "escaped").exists()
+    place.rmdir()
+
+
+def test_so_is_one_of_what_follows(first: tuple[Store, Layout], source: Path) -> None:
+    store, layout = first
+    bad = _with(layout.tree.copy(), b"page", b"../../escaped")
+    with pytest.raises(TransferError):
+        store.next(bad.encode(layout))
+    assert not (store.directory / "2").exists()
+    _clear(store)
+
+
+def test_a_file_that_is_gone_from_a_store_is_an_error(first: tuple[Store, Layout]) -> None:
+    store, layout = first
+    block = next(layout.covering(layout.tree.names[ROOT][b"odd"], 0, 1))
+    (store.root / "odd").unlink()
+    with pytest.raises(StoreError, match="cannot be read again"):
+        store.read_block(block, memoryview(bytearray(BLOCK)))
+    _clear(store)
