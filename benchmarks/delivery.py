@@ -96,8 +96,8 @@ def measure(
             try:
                 seconds[name].append(once(source, count, rate, name))
             except subprocess.SubprocessError as error:
-                tail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-                print(f"{name}, {count} hosts: {tail[-1] if tail else error}", file=sys.stderr)
+                said = getattr(error, "stderr", None) or str(error)
+                print(f"{name}, {count} hosts: {said.strip()[-500:]}", file=sys.stderr)
     return {name: median(found) for name, found in seconds.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+from itertools import accumulate
 from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint
@@ -18,13 +19,13 @@ class Puller(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def pull(self, buffers: list[tuple[Any, int]]) -> None:
         """Read all buffers, each of so many bytes."""
-        queue = iter(buffers)
-        most = max((length for _, length in buffers), default=1)
+        memory = memoryview(mmap.mmap(-1, sum(length for _, length in buffers) or 1))
+        ends = accumulate(length for _, length in buffers)
+        queue = iter(zip(buffers, ends, strict=True))
 
         async def work() -> None:
-            memory = memoryview(mmap.mmap(-1, most))
-            for buffer, length in queue:
-                await buffer.read_into(memory[:length], timeout=60)
+            for (buffer, length), end in queue:
+                await buffer.read_into(memory[end - length : end], timeout=60)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 

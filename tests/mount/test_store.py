@@ -119,7 +119,8 @@ def test_what_there_is_to_say_of_a_whole_mount_needs_no_tree(first: tuple[Store,
     store, layout = first
     store.rest()
     assert store.held() == layout.tree.size
-    assert store.missing() == store.changed() == []
+    assert not store.missing()
+    assert not store.changed()
     assert store._layout is None
     _clear(store)
 
