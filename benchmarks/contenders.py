@@ -85,7 +85,7 @@ def wheelmount(source: Path, hosts: Sequence[str]) -> float:
 
 
 def rdma(source: Path, hosts: Sequence[str]) -> float:
-    """Blocks of files read by every host with ``RDMABuffer.read_into``, and nothing else."""
+    """All bytes, in memory at once, read by every host with ``RDMABuffer.read_into``; no more."""
     import mmap
 
     from monarch.rdma import RDMABuffer
@@ -97,12 +97,14 @@ def rdma(source: Path, hosts: Sequence[str]) -> float:
 
     spec = "tcp://" + ",".join(f"{host}:{WORKER_PORT}" for host in hosts)
     with parse(spec).make(load(), namespaces=False) as made, engine.quiet():
-        buffers = []
+        size = sum(path.stat().st_size for path in files(source))
+        memory, end = memoryview(mmap.mmap(-1, size)), 0
         for path in files(source):
-            with path.open("r+b") as file:
-                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            pieces = [view[at : at + BLOCK] for at in range(0, len(view), BLOCK)]
-            buffers += [(RDMABuffer(piece), len(piece)) for piece in pieces]
+            with path.open("rb", buffering=0) as file:
+                while length := file.readinto(memory[end:]):
+                    end += length
+        pieces = [memory[at : at + BLOCK] for at in range(0, size, BLOCK)]
+        buffers = [(RDMABuffer(piece), len(piece)) for piece in pieces]
         pullers = {
             host.name: host.mesh.spawn_procs({"procs": 1}).spawn("puller", Puller) for host in made
         }
