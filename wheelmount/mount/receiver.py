@@ -62,7 +62,9 @@ class Receiver:
         store: where blocks go.
         source: the client's actor.
         route: who is between the client and this host.
-        in_flight: blocks fetched at the same time.
+        in_flight: blocks fetched at the same time because they are next, and because somebody
+            reads them. Others that peers ask for come on top: were those to wait for these, two
+            hosts could wait for each other.
         timeout: seconds a block may take.
         tell: called with every block that is whole, and with one that failed and the reason.
     """
@@ -87,6 +89,8 @@ class Receiver:
         self._timeout = timeout
         self._tell = tell
         self._queue = deque(store.missing())
+        self._demand = asyncio.Semaphore(in_flight)
+        self._demanded: set[asyncio.Task[None]] = set()
         self._flying: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, WheelmountError] = {}
         self._given: dict[int, tuple[bytes, tuple[int, ...]]] = {}
@@ -112,7 +116,13 @@ class Receiver:
         elif block in self._failed:
             self._tell(block, self._failed[block].message)
         else:
-            self._fly(block)
+            task = asyncio.ensure_future(self._meet(block))
+            self._demanded.add(task)
+            task.add_done_callback(self._demanded.discard)
+
+    async def _meet(self, block: int) -> None:
+        async with self._demand:
+            await self.ensure(block)
 
     async def run(self) -> None:
         """Fetch everything.
@@ -121,6 +131,7 @@ class Receiver:
             TransferError: something did not arrive; all the rest did.
         """
         await asyncio.gather(*(self._work() for _ in range(self._in_flight)))
+        self._buffers.clear()
         with contextlib.suppress(Exception):  # for people only
             await asyncio.wait_for(self._report().as_asyncio(), self._timeout)
         if self._failed:
@@ -139,6 +150,8 @@ class Receiver:
         """
         self._ended = True
         self._queue.clear()
+        for task in self._demanded:
+            task.cancel()
         if self._flying:
             await asyncio.wait(self._flying.values(), timeout=self._timeout)
         if self._offer is not None:
