@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tests.testbed.lab import LOGIN, Lab
 from tests.testbed.service import start_workers, workers_spec
+from tests.testbed.slurm import start_slurm
+from tests.testbed.sshd import start_sshd
 from wheelmount.errors import WheelmountError
 
 HOSTS = "TESTBED_HOSTS"
@@ -35,11 +37,17 @@ def main() -> int:
         action="store_true",
         help="have the hosts wait for wheelmount, and tell the command so ($WHEELMOUNT_HOSTS)",
     )
+    parser.add_argument("--sshd", action="store_true", help="have ssh go from host to host")
+    parser.add_argument("--slurm", action="store_true", help="have the hosts be nodes of Slurm")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --")
     arguments = parser.parse_args()
     try:
         with Lab(arguments.hosts, arguments.rate, arguments.share) as lab:
             environment = {**os.environ, HOSTS: " ".join(lab.hosts)}
+            if arguments.sshd:
+                start_sshd(lab)
+            if arguments.slurm:
+                start_slurm(lab)
             if arguments.workers:
                 start_workers(lab)
                 environment["WHEELMOUNT_HOSTS"] = workers_spec(lab)

@@ -20,8 +20,6 @@ LOGIN = "login"
 MOST = 64
 """Hosts of a lab at most."""
 
-PROGRAMS = "ip", "tc", "unshare", "nsenter", "setpriv"
-
 
 class Lab:
     """Hosts ``login``, ``host0``, ``host1``, … on one network of their own. A context manager.
@@ -71,7 +69,9 @@ class Lab:
             UnavailableError: this machine or user cannot.
             HostError: a host does not come up. Nothing is left.
         """
-        _check_machine()
+        if os.geteuid() != 0:
+            raise UnavailableError("a lab of several hosts needs root", hint="run it with sudo")
+        require("ip", "tc", "unshare", "nsenter", "setpriv")
         try:
             self._outer = outer = Space(Plan("outside"))
             outer.await_ready()
@@ -190,10 +190,13 @@ class Lab:
         self.stop()
 
 
-def _check_machine() -> None:
-    if os.geteuid() != 0:
-        raise UnavailableError("a lab of several hosts needs root", hint="run it with sudo")
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+def require(*programs: str) -> None:
+    """See that programs are installed.
+
+    Raises:
+        UnavailableError: naming those that are not.
+    """
+    missing = [program for program in programs if shutil.which(program) is None]
     if missing:
         raise UnavailableError(
             f"not installed: {', '.join(missing)}", hint="run examples/setup.sh --dev as root"

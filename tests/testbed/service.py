@@ -70,8 +70,12 @@ class Service:
         return False
 
 
-def start_workers(lab: Lab) -> list[Service]:
+def start_workers(lab: Lab, **options: Any) -> list[Service]:
     """Have all hosts but ``login`` wait for clients of wheelmount.
+
+    Args:
+        lab: of the hosts.
+        options: of ``Lab.popen``.
 
     Raises:
         HostError: one does not.
@@ -79,7 +83,8 @@ def start_workers(lab: Lab) -> list[Service]:
     worker = [sys.executable, "-m", "wheelmount.hosts.worker"]
     addresses = {host: f"tcp://{lab.address(host)}:{WORKER_PORT}" for host in lab.hosts}
     workers = [
-        Service(lab, host, [*worker, address], WORKER_PORT) for host, address in addresses.items()
+        Service(lab, host, [*worker, address], WORKER_PORT, **options)
+        for host, address in addresses.items()
     ]
     for each in workers:
         each.await_port()

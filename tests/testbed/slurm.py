@@ -6,7 +6,7 @@ import base64
 import secrets
 import time
 
-from tests.testbed.lab import LOGIN, Lab
+from tests.testbed.lab import LOGIN, Lab, require
 from tests.testbed.service import Service
 from wheelmount.errors import HostError
 
@@ -66,9 +66,10 @@ def start_slurm(lab: Lab) -> list[Service]:
         The controller, and what runs on each node.
 
     Raises:
+        UnavailableError: Slurm is not installed.
         HostError: it does not come up.
-        subprocess.CalledProcessError: it cannot be prepared; Slurm may not be installed.
     """
+    require("slurmctld", "slurmd", "munged", "srun", "sbatch")
     key = base64.b64encode(secrets.token_bytes(1024)).decode()
     for host in lab.names:
         prepare = ["sh", "-c", PREPARE, "sh", _configuration(lab)]

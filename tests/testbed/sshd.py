@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.testbed.lab import LOGIN, Lab
+from tests.testbed.lab import LOGIN, Lab, require
 from tests.testbed.service import Service
 
 PORT = 22
@@ -29,9 +29,10 @@ def start_sshd(lab: Lab) -> list[Service]:
     """Have root go from any host to any other by ``ssh NAME``; each knows the others' keys.
 
     Raises:
+        UnavailableError: OpenSSH is not installed.
         HostError: one does not come up.
-        subprocess.CalledProcessError: it cannot be prepared; openssh-server may not be installed.
     """
+    require("sshd", "ssh", "ssh-keygen")
     names = [name for host in lab.names for name in (host, lab.address(host))]
     for host in lab.names:
         lab.run(host, ["sh", "-c", PREPARE], check=True)
