@@ -45,6 +45,7 @@ def mount(
         made.open()
         try:
             made.keep()
+            made.release()  # hosts that go on would keep what this client started for a minute
         except BaseException:
             made.close(force=True)
             raise

@@ -94,6 +94,19 @@ def test_the_command_line_runs_on_workers(lab: Lab, source: Path) -> None:
     _assert_clean(lab)
 
 
+def test_a_mount_can_be_left_standing_and_taken_down_there(lab: Lab, source: Path) -> None:
+    command = [sys.executable, "-m", "wheelmount.cli.main"]
+    done = lab.run(LOGIN, [*command, "mount", str(source), PATH, "--hosts", _spec(lab, 1)])
+    assert (done.returncode, done.stdout) == (0, f"{lab.address('host0')} {PATH}\n"), done.stderr
+    status = lab.run("host0", [*command, "status"]).stdout
+    assert f"{source} at {PATH}" in status
+    assert "complete" in status
+    assert lab.run("host0", ["cat", f"{PATH}/.hidden"]).stdout == "hidden\n"
+    done = lab.run("host0", [*command, "umount", PATH])
+    assert (done.returncode, done.stderr) == (0, "")
+    _assert_clean(lab)
+
+
 def _assert_clean(lab: Lab) -> None:
     """Nothing is left on the hosts but the worker."""
     for host in lab.hosts:
