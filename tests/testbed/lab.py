@@ -116,6 +116,9 @@ class Lab:
             argv: program and arguments.
             options: of ``subprocess.Popen``. Unless said otherwise the command gets no input and
                 runs in the checkout.
+
+        Raises:
+            HostError: the host was killed.
         """
         process = subprocess.Popen(self._command(name, argv, options), **options)
         self._commands.append(process)
@@ -133,6 +136,7 @@ class Lab:
                 and 60 seconds are the most it may take.
 
         Raises:
+            HostError: the host was killed.
             subprocess.TimeoutExpired: it took longer, and was ended.
             subprocess.CalledProcessError: it failed, if ``check`` is given.
         """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,7 +79,13 @@ class Space:
         return self._process.poll() is None
 
     def command(self, argv: Sequence[str], cwd: Path) -> list[str]:
-        """The command that runs another in these namespaces, and ends it when itself is ended."""
+        """The command that runs another in these namespaces, and ends it when itself is ended.
+
+        Raises:
+            HostError: they have ended; their number may be that of some other process by now.
+        """
+        if not self.alive:
+            raise HostError(f"{self.name} is not there any more")
         enter = ["nsenter", "--target", str(self.pid), *KINDS, "--", "env", f"--chdir={cwd}"]
         return [*enter, "setpriv", "--pdeathsig", "KILL", "--", *argv]
 
@@ -89,14 +95,13 @@ class Space:
         Raises:
             HostError: a process in them does not end.
         """
-        with contextlib.suppress(ProcessLookupError):
-            if self.pid and self.alive:
-                os.kill(self.pid, 9)
+        if self.pid and self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-        deadline = time.monotonic() + TIMEOUT
         try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
+            self._process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             raise HostError(f"{self.name} does not end within {TIMEOUT:g} s") from None

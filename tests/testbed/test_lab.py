@@ -18,7 +18,7 @@ from tests.testbed import LOGIN, Lab
 from tests.testbed.init import mount
 from tests.testbed.space import CHECKOUT
 from tests.testbed.traces import Traces, seen_outside
-from wheelmount.errors import InputError, UnavailableError, WheelmountError
+from wheelmount.errors import HostError, InputError, UnavailableError, WheelmountError
 
 pytestmark = pytest.mark.lab
 
@@ -210,7 +210,8 @@ def test_a_killed_host_is_gone_and_others_stay() -> None:
         _await(lambda: "sleep" in _running(lab, "host0"))
         lab.kill("host0")
         assert sleeper.wait(10) == -signal.SIGKILL
-        assert lab.run("host0", ["true"]).returncode != 0
+        with pytest.raises(HostError, match="host0 is not there any more"):
+            lab.run("host0", ["true"])
         assert _output(lab, "host1", "hostname") == "host1"
 
 
