@@ -32,6 +32,9 @@ for _name, _value in SWITCHES.items():
     # Monarch is imported, and modules with actors must import it.
     os.environ.setdefault(_name, _value)
 
+STOP_TIMEOUT = 3.0
+"""Seconds that Monarch has to end in this process."""
+
 Key = TypeVar("Key")
 _lock = threading.Lock()
 _started = False
@@ -95,7 +98,8 @@ def stop() -> None:
         from monarch.actor import shutdown_context
 
         with quiet(), contextlib.suppress(Exception):
-            shutdown_context().get(timeout=10)
+            # Some milliseconds; for ever where a host is lost.
+            shutdown_context().get(timeout=STOP_TIMEOUT)
 
 
 @contextlib.contextmanager
