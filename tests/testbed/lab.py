@@ -59,8 +59,14 @@ class Lab:
         return network.address(self.names.index(name))
 
     def pid(self, name: str) -> int:
-        """First process of a host, as numbered outside: ``/proc/PID/root`` are its files."""
-        return self._spaces[name].pid
+        """First process of a host, as numbered outside: ``/proc/PID/root`` are its files.
+
+        Raises:
+            HostError: the host was killed.
+        """
+        space = self._spaces[name]
+        space.check()
+        return space.pid
 
     def start(self) -> None:
         """Make it.
@@ -158,11 +164,11 @@ class Lab:
 
         Args:
             rate: as ``tc`` knows it, such as ``1gbit``.
-            names: of the hosts; default all.
+            names: of the hosts; default all that are there.
         """
-        for name in names or self.names:
-            network.order("tc", network.make_rate(name, rate), self.outer)
+        for name in names or [name for name, space in self._spaces.items() if space.alive]:
             network.order("tc", network.make_rate(network.CARD, rate), self.pid(name))
+            network.order("tc", network.make_rate(name, rate), self.outer)
 
     def unplug(self, name: str) -> None:
         """Pull a host's cable: nothing reaches it or comes from it, and nobody is told."""

@@ -78,14 +78,22 @@ class Space:
         """Whether they still are there."""
         return self._process.poll() is None
 
+    def check(self) -> None:
+        """See that they are there: else their number may be that of any process by now.
+
+        Raises:
+            HostError: they have ended.
+        """
+        if not self.alive:
+            raise HostError(f"{self.name} is not there any more")
+
     def command(self, argv: Sequence[str], cwd: Path) -> list[str]:
         """The command that runs another in these namespaces, and ends it when itself is ended.
 
         Raises:
-            HostError: they have ended; their number may be that of some other process by now.
+            HostError: they have ended.
         """
-        if not self.alive:
-            raise HostError(f"{self.name} is not there any more")
+        self.check()
         enter = ["nsenter", "--target", str(self.pid), *KINDS, "--", "env", f"--chdir={cwd}"]
         return [*enter, "setpriv", "--pdeathsig", "KILL", "--", *argv]
 

@@ -35,7 +35,7 @@ def shared() -> Iterator[Path]:
 def lab(shared: Path) -> Iterator[Lab]:
     with Lab(2, shared=[shared]) as made:
         traces = Traces()
-        assert len(traces) == 4 * 5, "outside, login and two hosts have five namespaces each"
+        assert len(traces) == 4 * 4, "outside, login and two hosts have namespaces each"
         yield made
     assert traces.left() == []
 
@@ -212,6 +212,9 @@ def test_a_killed_host_is_gone_and_others_stay() -> None:
         assert sleeper.wait(10) == -signal.SIGKILL
         with pytest.raises(HostError, match="host0 is not there any more"):
             lab.run("host0", ["true"])
+        with pytest.raises(HostError, match="host0 is not there any more"):
+            lab.shape(None, "host0")
+        lab.shape(None)
         assert _output(lab, "host1", "hostname") == "host1"
 
 
@@ -233,7 +236,7 @@ def test_ending_it_ends_what_runs_and_is_mounted() -> None:
         sleeper = lab.popen("host0", ["sh", "-c", "setsid sleep 600 & cd /mnt; exec sleep 600"])
         _await(lambda: _running(lab, "host0").count("sleep") == 2)
         traces = Traces(besides=before)
-        assert len(traces) == 3 * 5
+        assert len(traces) == 3 * 4
     assert sleeper.wait(10) == -signal.SIGKILL
     assert traces.left() == []
     lab.stop()
@@ -256,7 +259,7 @@ sys.stdin.read()
         assert maker.stdout is not None
         assert maker.stdout.readline() == b"stands\n"
         traces = Traces(maker.pid)
-        assert len(traces) == 4 * 5
+        assert len(traces) == 4 * 4
         maker.kill()
     assert traces.left() == []
 

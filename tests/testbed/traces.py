@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 from tests.testbed.lab import Lab
 
-KINDS = "mnt", "uts", "ipc", "net", "pid"
+KINDS = "uts", "ipc", "net", "pid"
+"""Namespaces by which the processes of a host are known; one may make its own for mounts."""
 
 GRACE = 10.0
 """Seconds that what was killed has to be gone."""
 
 
 class Traces:
-    """Namespaces and processes of labs and of the process that made them, as they are now.
+    """Processes and namespaces of labs and of the process that made them, as they are now.
 
     Args:
         maker: process that made the labs; default this one.
@@ -27,40 +28,48 @@ class Traces:
 
     def __init__(self, maker: int | None = None, besides: Traces | None = None) -> None:
         family: set[psutil.Process] = set(psutil.Process(maker).children(recursive=True))
-        known: set[str] = _namespaces([os.getpid()])
+        own = _namespaces(os.getpid())
+        held = {name for process in family for name in _namespaces(process.pid)} - own
+        self.processes: set[psutil.Process] = family
+        self.namespaces: set[str] = held
         if besides is not None:
-            family -= besides._processes
-            known |= besides._namespaces
-        self._processes: set[psutil.Process] = family
-        self._namespaces: set[str] = _namespaces(process.pid for process in family) - known
+            self.processes -= besides.processes
+            self.namespaces -= besides.namespaces
 
     def __len__(self) -> int:
-        return len(self._namespaces)
+        return len(self.namespaces)
 
     def left(self) -> list[str]:
         """What is still there of them; waits for it to go, for a bounded time."""
+        # The kernel gives the numbers of namespaces out again: what starts later is not ours.
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
         deadline = time.monotonic() + GRACE
-        while (found := self._look()) and time.monotonic() < deadline:
+        while (found := self._look(now)) and time.monotonic() < deadline:
             time.sleep(0.02)
         return found
 
-    def _look(self) -> list[str]:
-        found = [str(process) for process in self._processes if process.is_running()]
-        held = _namespaces(int(path.name) for path in Path("/proc").glob("[0-9]*"))
-        found += sorted(self._namespaces & held)
-        mounts = Path("/proc/self/mountinfo").read_text()
-        return found + [name for name in self._namespaces if name in mounts]
+    def _look(self, now: float) -> list[str]:
+        found = [str(process) for process in self.processes if process.is_running()]
+        for pid in map(int, (path.name for path in Path("/proc").glob("[0-9]*"))):
+            held = _namespaces(pid)
+            if held and held <= self.namespaces and _started(pid) <= now:
+                found.append(f"process {pid} in {sorted(held)}")
+        return found
 
 
-def _namespaces(pids: Iterable[int]) -> set[str]:
-    found: set[str] = set()
-    for pid in pids:
-        for kind in KINDS:
-            try:
-                found.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
-            except OSError:  # it is gone, or about to be
-                continue
-    return found
+def _namespaces(pid: int) -> set[str]:
+    with contextlib.suppress(OSError):  # it is gone, or about to be
+        return {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in KINDS}
+    return set()
+
+
+def _started(pid: int) -> float:
+    """When a process was started, in seconds since the machine was; never, if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("inf")
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd of all: proc(5)
 
 
 def seen_outside(lab: Lab) -> list[str]:
