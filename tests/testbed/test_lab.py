@@ -33,8 +33,9 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def lab(shared: Path) -> Iterator[Lab]:
+    before = Traces()
     with Lab(2, shared=[shared]) as made:
-        traces = Traces()
+        traces = Traces(besides=before)
         assert len(traces) == 4 * 4, "outside, login and two hosts have namespaces each"
         yield made
     assert traces.left() == []
