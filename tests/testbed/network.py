@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import subprocess
-from collections.abc import Sequence
 
 from wheelmount.errors import UnavailableError
 
@@ -17,6 +16,9 @@ SUBNET = ipaddress.ip_network("10.77.0.0/24")
 
 BURST, LATENCY = "512kb", "50ms"
 """What a shaped link lets through at once, and how long it queues what is above its rate."""
+
+TIMEOUT = 20.0
+"""Seconds that such an order may take; milliseconds are usual."""
 
 
 def address(place: int) -> str:
@@ -56,8 +58,10 @@ def order(program: str, orders: str, pid: int) -> None:
     Raises:
         UnavailableError: one was refused.
     """
-    command: Sequence[str] = ["nsenter", "--target", str(pid), "--net", program, "-batch", "-"]
-    done = subprocess.run(command, input=orders, capture_output=True, text=True, check=False)
+    command = ["nsenter", "--target", str(pid), "--net", program, "-batch", "-"]
+    done = subprocess.run(
+        command, input=orders, capture_output=True, text=True, check=False, timeout=TIMEOUT
+    )
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise UnavailableError(
