@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +25,13 @@ class Host:
     mesh: Any
 
 
-class Hosts(Protocol):
+class Hosts(ABC):
     """Hosts of one kind: started together, stopped together. A context manager."""
 
+    def __init__(self) -> None:
+        self._hosts: list[Host] = []
+
+    @abstractmethod
     def start(self) -> None:
         """Start them, and wait until each answers.
 
@@ -31,16 +39,22 @@ class Hosts(Protocol):
             HostError: one did not come up; none is left running.
         """
 
+    @abstractmethod
     def stop(self) -> None:
         """Stop them and all that runs on them. May be called twice."""
 
-    def __enter__(self) -> Hosts: ...
-
-    def __exit__(self, *_exc: object) -> None: ...
-
-    def __iter__(self) -> Iterator[Host]: ...
-
+    @abstractmethod
     def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
 
 
 def as_hosts(host_mesh: Any) -> list[Host]:

@@ -10,17 +10,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import engine, worker
-from wheelmount.hosts.host import Host
+from wheelmount.hosts.host import Host, Hosts
 
 
-class LocalHosts:
+class LocalHosts(Hosts):
     """``count`` hosts named ``host0``, ``host1``, …
 
     Args:
@@ -43,6 +43,7 @@ class LocalHosts:
         guarded: bool = True,
         within: Mapping[str, int] | None = None,
     ) -> None:
+        super().__init__()
         self._names = list(within) if within else [f"host{n}" for n in range(count)]
         self._within = within or {}
         self._settings = settings or config.load()
@@ -50,7 +51,6 @@ class LocalHosts:
         self._guarded = guarded
         self._guard: int | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._hosts: list[Host] = []
         name = f"hosts-{secrets.token_hex(4)}"
         self.directory = self._settings.private_runtime() / name
         """Where their sockets and logs lie."""
@@ -140,16 +140,6 @@ class LocalHosts:
             os.close(self._guard)
             self._guard = None
         shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> LocalHosts:
-        self.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.stop()
-
-    def __iter__(self) -> Iterator[Host]:
-        return iter(self._hosts)
 
     def __len__(self) -> int:
         return len(self._names)

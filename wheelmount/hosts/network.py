@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.hosts import engine
 from wheelmount.hosts.address import DANGER, SCHEME, Address
-from wheelmount.hosts.host import Host
+from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.local import attach
 
 log = logging.getLogger("wheelmount")
 
 
-class NetworkHosts:
+class NetworkHosts(Hosts):
     """Hosts that run ``python -m wheelmount.hosts.worker``, named as in their addresses.
 
     They belong to whoever started them: ``stop`` lets go of them. All must be able to reach this
@@ -28,9 +28,9 @@ class NetworkHosts:
     """
 
     def __init__(self, addresses: Sequence[Address], settings: Settings | None = None) -> None:
+        super().__init__()
         self._addresses = list(addresses)
         self._settings = settings or config.load()
-        self._hosts: list[Host] = []
 
     def start(self) -> None:
         """Attach to them, and wait until each answers.
@@ -52,16 +52,6 @@ class NetworkHosts:
     def stop(self) -> None:
         """Let go of them."""
         self._hosts = []
-
-    def __enter__(self) -> NetworkHosts:
-        self.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.stop()
-
-    def __iter__(self) -> Iterator[Host]:
-        return iter(self._hosts)
 
     def __len__(self) -> int:
         return len(self._addresses)
