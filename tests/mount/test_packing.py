@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 
 import pytest
 
@@ -40,11 +41,15 @@ def test_damage_is_an_error_and_takes_no_more_memory_than_a_block(damage: str) -
 
 
 def _run(choice: Choice, plain: float, packed: float, blocks: int) -> list[bool]:
-    """What is chosen on a link that takes so many seconds for a block of each kind."""
-    kinds = []
+    """What is chosen on a link that takes so many seconds for a block of each kind, six at once."""
+    kinds, now = [], 0.0
+    asked: deque[tuple[bool, float]] = deque()
     for _ in range(blocks):
-        kind = choice.packed()
-        choice.note(kind, SIZE, packed if kind else plain)
+        while len(asked) < 6:
+            asked.append((choice.packed(), now))
+        kind, began = asked.popleft()
+        now += packed if kind else plain
+        choice.note(kind, SIZE, began, now)
         kinds.append(kind)
     return kinds
 

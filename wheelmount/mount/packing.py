@@ -18,7 +18,7 @@ WORTH = 0.9
 """A block that does not shrink below this part of itself travels as it is."""
 
 FAST = 400e6
-"""Bytes a second of one block at a time beyond which compression is not even tried."""
+"""Bytes a second of a link beyond which compression is not even tried."""
 
 TRIAL = 3
 """Blocks of each kind from which a link is judged at first."""
@@ -67,9 +67,14 @@ def unpack(packed: memoryview, length: int) -> memoryview:
 
 
 class Choice:
-    """Whether to have blocks compressed on one link: whichever has been faster lately."""
+    """Whether to have blocks compressed on one link: whichever has been faster lately.
+
+    Several blocks are on their way at once. What one costs the link is the time from the arrival of
+    the one before it to its own.
+    """
 
     def __init__(self) -> None:
+        self._last: float | None = None
         self._seconds: dict[bool, float] = {}  # for a byte of the block, by kind
         self._asked = {False: 0, True: 0}
         self._since = 0
@@ -95,8 +100,18 @@ class Choice:
             return not best
         return best
 
-    def note(self, kind: bool, length: int, seconds: float) -> None:
-        """A block of ``length`` bytes took so long, from asking to having it."""
-        took = seconds / length
+    def note(self, kind: bool, length: int, began: float, ended: float) -> None:
+        """A block has arrived.
+
+        Args:
+            kind: whether it was asked for compressed.
+            length: its bytes.
+            began: when it was asked for, seconds of a clock that is monotonic.
+            ended: when it was there.
+        """
+        last, self._last = self._last, ended
+        if last is None:  # the first has the connection made, too
+            return
+        took = (ended - max(last, began)) / length
         before = self._seconds.get(kind, took)
         self._seconds[kind] = before + MEMORY * (took - before)

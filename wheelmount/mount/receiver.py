@@ -256,7 +256,7 @@ class Receiver:
             # Only now used again: into the memory of a transfer that failed bytes may still come.
             self._buffers.append(memory)
             sent = staged.size
-            choice.note(packed, staged.length, time.monotonic() - began)
+            choice.note(packed, staged.length, began, time.monotonic())
             self._count(staged.length)
             return True
         finally:
