@@ -160,7 +160,7 @@ def install(
             target = Target.parse(python.version, python.platform)
     house = Wheelhouse(directory or _wheelhouse(settings, requirements, files, target))
     report = house.add(requirements, files=files, target=target, progress=progress)
-    house.check(requirements, files=files, target=target, progress=progress)
+    house.check(requirements, files=files, target=target, progress=progress).raise_if_any()
     wanted = list(requirements)
     if files:  # hosts do not have them, and know what they ask for by name
         pins = (parse_wheel_filename(wheel)[:2] for wheel in report.wheels)

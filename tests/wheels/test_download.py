@@ -22,6 +22,7 @@ from wheelmount.errors import (
     WaitError,
     WheelError,
 )
+from wheelmount.wheels import archive
 from wheelmount.wheels import download as download_module
 from wheelmount.wheels.download import DownloadReport, download, locked
 
@@ -88,7 +89,7 @@ def test_what_is_there_is_not_even_read(
 ) -> None:
     fetch(index, house, wheel)
     read: list[Path] = []
-    hash_file = download_module.hash_file
+    hash_file = archive.hash_file
     monkeypatch.setattr(download_module, "hash_file", lambda f: read.append(f) or hash_file(f))  # type: ignore[func-returns-value]
     fetch(index, house, wheel)
     assert read == []

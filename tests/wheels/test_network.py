@@ -25,13 +25,13 @@ def test_requests_numpy_pandas(target: Target, tmp_path: Path) -> None:
     assert any(
         name.startswith("numpy-") and f"_{target.machine}.whl" in name for name in report.wheels
     )
-    house.check()
-    house.check(["pandas"], target=target)
+    house.check().raise_if_any()
+    house.check(["pandas"], target=target).raise_if_any()
     assert house.add(WANTED, target=target).fetched == ()
     numpy = next(house.directory.glob("numpy-*.whl"))
     numpy.unlink()
     with pytest.raises(WheelError, match=r"numpy\S* \(wanted by pandas "):
-        house.check(["pandas"], target=target)
+        house.check(["pandas"], target=target).raise_if_any()
 
 
 def test_refusals(tmp_path: Path) -> None:

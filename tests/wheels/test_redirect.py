@@ -205,3 +205,19 @@ def test_an_active_virtual_environment_where_people_work_in_one(container: Path)
     assert "own.py" not in namespace(script, container).stdout
     (container / "uv.toml").write_text(uv_toml(str(container / "some packages"), system=False))
     assert "own.py" in namespace(script, container).stdout
+
+
+@pytest.mark.parametrize("tool", INSTALL)
+def test_a_wheel_that_was_built_anew(container: Path, tool: str) -> None:
+    new = make_wheel(container / "new", "own", module=b"VALUE = 'new'\n")
+    old = container / "some packages" / new.name
+    os.utime(new, ns=(old.stat().st_atime_ns, old.stat().st_mtime_ns))
+    remove = {"pip": "pip uninstall -y own", "uv": "uv pip uninstall own"}[tool]
+    # -B: both have one size and may be of one second, by which Python takes them for the same.
+    show = "python3 -B -c 'import own; print(own.VALUE)'"
+    script = f"""
+{INSTALL[tool]} own >&2 && {show} && {remove} >&2 && mount --bind '{new}' '{old}'
+{INSTALL[tool]} own >&2 && {show}
+"""
+    done = namespace(script, container)
+    assert done.stdout.split() == ["1.0", "new"], done.stderr

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from wheelmount.errors import (
 from wheelmount.wheels.lockfile import chosen_wheels, parse_lock
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, TARGET, Fault, Index, make_wheel
+from .support import ARM, TARGET, Fault, Index, make_wheel, spoil
 
 
 @pytest.fixture
@@ -41,8 +42,9 @@ def names(house: Wheelhouse) -> list[str]:
 
 
 def refused(house: Wheelhouse, *requirements: str, files: tuple[Path, ...] = ()) -> WheelmountError:
+    target = TARGET if requirements or files else None
     with pytest.raises(WheelmountError) as caught:
-        house.check(requirements, files=files, target=TARGET if requirements or files else None)
+        house.check(requirements, files=files, target=target).raise_if_any()
     assert caught.value.hint
     assert "\n" not in caught.value.message
     return caught.value
@@ -60,8 +62,8 @@ def test_add(filled: Wheelhouse) -> None:
     assert [wheel.pin for wheel in chosen_wheels(lock, TARGET)] == ["a==1.0", "b==1.0", "c==2.5"]
     others = {file.name for file in filled.directory.iterdir() if file.suffix != ".whl"}
     assert others == {"pylock.toml", "wheelmount.json", ".wheelmount.lock"}
-    filled.check()
-    filled.check(["a", "b<2"], target=TARGET)
+    filled.check().raise_if_any()
+    filled.check(["a", "b<2"], target=TARGET).raise_if_any()
 
 
 def test_add_again(filled: Wheelhouse, uv_index: Index) -> None:
@@ -73,7 +75,7 @@ def test_add_again(filled: Wheelhouse, uv_index: Index) -> None:
     assert [package.name for package in lock.packages] == ["c", "d"]  # of the latest request
     (filled.directory / "b-1.0-py3-none-any.whl").unlink()
     assert "b>=1 (wanted by a 1.0)" in refused(filled).message  # the earlier one is not forgotten
-    filled.check(["d"], target=TARGET)
+    filled.check(["d"], target=TARGET).raise_if_any()
 
 
 def test_the_same_request_again_takes_the_place_of_the_first(filled: Wheelhouse) -> None:
@@ -92,7 +94,7 @@ def test_requests_that_would_conflict(filled: Wheelhouse, uv_index: Index) -> No
         patch.setenv("UV_DEFAULT_INDEX", other.url)  # uv remembers what the first one had
         filled.add(["old"], target=TARGET)
     assert {"c-1.0", "c-2.5"} <= set(names(filled))
-    filled.check()
+    filled.check().raise_if_any()
 
 
 def test_a_failed_add_changes_nothing(filled: Wheelhouse, uv_index: Index) -> None:
@@ -123,7 +125,7 @@ def test_files_of_requirements(
     file = tmp_path / "needs.txt"
     file.write_text("--pre\nd>=1  # why\n")
     filled.add([], files=[file], target=TARGET)
-    filled.check(files=[file], target=TARGET)
+    filled.check(files=[file], target=TARGET).raise_if_any()
     (filled.directory / "d-1.0-py3-none-any.whl").unlink()
     assert "d>=1 (wanted by needs.txt)" in refused(filled, files=(file,)).message
     file.unlink()  # the manifest does not need it
@@ -134,8 +136,8 @@ def test_a_requirement_by_url(filled: Wheelhouse, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "near", "own", requires=["c"])
     filled.add([f"own @ {wheel.as_uri()}"], target=TARGET)
     wheel.unlink()
-    filled.check()
-    filled.check(["own"], target=TARGET)
+    filled.check().raise_if_any()
+    filled.check(["own"], target=TARGET).raise_if_any()
 
 
 def test_relative_paths_in_a_file(house: Wheelhouse, tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_all_that_is_missing_is_named(filled: Wheelhouse) -> None:
 def test_what_resolves_to_other_versions_than_locked(filled: Wheelhouse) -> None:
     (filled.directory / "b-1.0-py3-none-any.whl").unlink()
     make_wheel(filled.directory, "b", "1.1")
-    filled.check(["a"], target=TARGET)
+    filled.check(["a"], target=TARGET).raise_if_any()
     assert "b==1.0 (wanted by pylock.toml)" in refused(filled).message
 
 
@@ -175,18 +177,18 @@ def test_a_conflict(filled: Wheelhouse) -> None:
 
 
 def test_another_target(filled: Wheelhouse, uv_index: Index) -> None:
-    filled.check(target=ARM)  # all of it is pure Python
+    filled.check(target=ARM).raise_if_any()  # all of it is pure Python
     make_wheel(uv_index.directory, "d", tag="cp311-cp311-manylinux_2_17_x86_64")
     filled.add(["d"], target=TARGET)
     with pytest.raises(WheelError, match=r"d \(wanted by you\)") as caught:
-        filled.check(target=ARM)
+        filled.check(target=ARM).raise_if_any()
     assert str(ARM) in caught.value.message
 
 
 @pytest.mark.parametrize("requirements", [(), ("a",)])
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied"])
 def test_damage(filled: Wheelhouse, requirements: tuple[str, ...], damage: str) -> None:
-    filled.check()  # what is remembered of the whole wheel must not count later
+    filled.check().raise_if_any()  # what is remembered of the whole wheel must not count later
     wheel = filled.directory / "b-1.0-py3-none-any.whl"
     data, times = wheel.read_bytes(), wheel.stat()
     where = data.index(b"PK\x01\x02") - 10
@@ -201,16 +203,96 @@ def test_damage(filled: Wheelhouse, requirements: tuple[str, ...], damage: str) 
 
 def test_damage_elsewhere_does_not_matter(filled: Wheelhouse) -> None:
     (filled.directory / "b-1.0-py3-none-any.whl").write_bytes(b"")
-    filled.check(["c"], target=TARGET)
+    filled.check(["c"], target=TARGET).raise_if_any()
 
 
 @pytest.mark.parametrize("name", ["pylock.toml", "wheelmount.json"])
 def test_hashes_of_both_files_count(filled: Wheelhouse, name: str) -> None:
-    wheel = filled.directory / "c-2.5-py3-none-any.whl"
-    wheel.unlink()
     make_wheel(filled.directory, "c", "2.5", padding=3)
     (filled.directory / name).unlink()
-    assert "damaged" in refused(filled, "a").message
+    assert "c-2.5-py3-none-any.whl (another build than" in refused(filled, "a").message
+
+
+def test_every_wheel_is_read(filled: Wheelhouse) -> None:
+    by_hand = make_wheel(filled.directory, "x")
+    findings = filled.check()
+    assert (len(findings.wheels), findings.size) == (4, filled.size())
+    spoil(by_hand, {"x.py": b"VALUE = 'other'\n"})
+    assert "x-1.0-py3-none-any.whl (hash / size of x.py" in refused(filled).message
+    filled.check(["a"], target=TARGET).raise_if_any()
+    (filled.directory / "odd.whl").write_bytes(b"")
+    assert {one.wheel for one in filled.check().unsound} == {by_hand.name, "odd.whl"}
+
+
+def test_all_that_is_wrong_is_found_at_once(filled: Wheelhouse, uv_index: Index) -> None:
+    make_wheel(uv_index.directory, "d", requires=["e"])
+    make_wheel(uv_index.directory, "e")
+    filled.add(["d"], target=ARM)
+    (filled.directory / "b-1.0-py3-none-any.whl").unlink()
+    (filled.directory / "e-1.0-py3-none-any.whl").unlink()
+    (filled.directory / "c-2.5-py3-none-any.whl").write_bytes(b"")
+    found = filled.check().to_dict()
+    assert not found["complete"]
+    assert [one["wheel"] for one in found["unsound"]] == ["c-2.5-py3-none-any.whl"]
+    assert [(gap["python_version"], gap["missing"]) for gap in found["gaps"]] == [
+        ("3.11", [{"requirement": "b>=1", "wanted_by": "a 1.0"}]),
+        ("3.12", [{"requirement": "e", "wanted_by": "d 1.0"}]),
+    ]
+    message = refused(filled).message
+    for word in ("c-2.5", f"{TARGET} of b>=1 (wanted by a 1.0)", f"{ARM} of e (wanted by d 1.0)"):
+        assert word in message
+
+
+def test_unsound_wheels_do_not_get_in(filled: Wheelhouse, uv_index: Index) -> None:
+    wheel = make_wheel(uv_index.directory, "evil")
+    spoil(wheel, {}, ("../../evil.py", b""))
+    with pytest.raises(
+        WheelError, match=r"evil-1\.0-py3-none-any\.whl is not sound: '\.\./"
+    ) as caught:
+        filled.add(["evil"], target=TARGET, trusted=["evil"])
+    assert "--trust" not in (caught.value.hint or "")
+    assert "evil-1.0" not in names(filled)
+    assert not list(filled.directory.glob("*.part"))
+
+
+def test_a_wrong_record_is_taken_from_who_is_trusted(filled: Wheelhouse, uv_index: Index) -> None:
+    spoil(make_wheel(uv_index.directory, "Odd_Name"), {"Odd_Name.py": b"VALUE = 'other'\n"})
+    with pytest.raises(WheelError, match=r"Odd_Name\.py didn't match RECORD") as caught:
+        filled.add(["odd-name"], target=TARGET)
+    assert "--trust odd-name" in (caught.value.hint or "")
+    filled.add(["odd-name"], target=TARGET, trusted=["odd.name"])
+    filled.check().raise_if_any()
+    (filled.directory / "Odd_Name-1.0-py3-none-any.whl").unlink()
+    assert filled.add(["odd-name"], target=TARGET).fetched  # it stays trusted
+
+
+def test_what_was_there_before_it_was_looked_into(filled: Wheelhouse, uv_index: Index) -> None:
+    wheel = spoil(make_wheel(uv_index.directory, "x"), {"more.py": b""})
+    shutil.copy(wheel, filled.directory)
+    with pytest.raises(WheelError, match=r"not sound: more\.py is not mentioned"):
+        filled.add(["x"], target=TARGET)
+    manifest = filled.directory / "wheelmount.json"
+    manifest.write_text(manifest.read_text().replace(',\n   "sound": true', ""))
+    filled.add(["a"], target=TARGET)
+    assert manifest.read_text().count('"sound": true') == 3
+
+
+@pytest.mark.parametrize("how", ["url", "links"])
+def test_a_wheel_that_was_built_anew(house: Wheelhouse, tmp_path: Path, how: str) -> None:
+    wheel = make_wheel(tmp_path / "near", "own")
+    times = wheel.stat()
+    needs = tmp_path / "needs.txt"
+    needs.write_text(
+        f"own @ {wheel.as_uri()}\n" if how == "url" else "--no-index\n--find-links near\nown\n"
+    )
+    house.add([], files=[needs], target=TARGET)
+    make_wheel(wheel.parent, "own", module=b"VALUE = 'new'\n")
+    os.utime(wheel, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    assert house.add([], files=[needs], target=TARGET).fetched == (wheel.name,)
+    assert (house.directory / wheel.name).read_bytes() == wheel.read_bytes()
+    house.check().raise_if_any()
+    make_wheel(house.directory, "own")
+    assert "another build than the one that was locked" in refused(house).message
 
 
 def test_check_uses_no_network_settings_or_cache(
@@ -224,7 +306,7 @@ def test_check_uses_no_network_settings_or_cache(
     monkeypatch.delenv("UV_NO_CONFIG")
     Path("uv.toml").write_text(f'no-index = false\noffline = false\nfind-links = ["{links}"]\n')
     uv_index.requests.clear()
-    filled.check(["a"], target=TARGET)
+    filled.check(["a"], target=TARGET).raise_if_any()
     assert "d (wanted by you)" in refused(filled, "d").message
     (tmp_path / "needs.txt").write_text(f"d @ {uv_index.file_url(wheel)}\n")
     assert "d (wanted by needs.txt)" in refused(filled, files=(tmp_path / "needs.txt",)).message
@@ -251,7 +333,7 @@ def test_a_spoilt_manifest(filled: Wheelhouse, text: str) -> None:
     assert str(file) in error.message
     file.unlink()  # as the hint says
     assert filled.add(["a"], target=TARGET).fetched == ()
-    filled.check()
+    filled.check().raise_if_any()
 
 
 def test_a_directory_that_is_a_file(house: Wheelhouse) -> None:
@@ -280,4 +362,4 @@ def test_two_at_once(uv_index: Index, house: Wheelhouse) -> None:
     assert sorted(request["requirements"] for request in manifest["requests"]) == [
         [n] for n in wanted
     ]
-    house.check()
+    house.check().raise_if_any()

@@ -25,6 +25,13 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
     help="The wheelhouse; made if it is not there.",
 )
 @options.target
+@click.option(
+    "--trust",
+    "trusted",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Take its wheels although their RECORD is wrong; may be given more than once.",
+)
 @click.option("-j", "--jobs", default=8, show_default=True, help="Wheels fetched at a time.")
 @options.as_json
 @options.quiet
@@ -33,6 +40,7 @@ def download(
     files: tuple[Path, ...],
     directory: Path,
     target: Target | None,
+    trusted: tuple[str, ...],
     jobs: int,
     as_json: bool,
     quiet: bool,
@@ -49,6 +57,7 @@ def download(
         target=target or Target.here(),
         progress=ConsoleProgress(quiet=quiet),
         jobs=jobs,
+        trusted=trusted,
     )
     if as_json:
         print(
@@ -72,18 +81,25 @@ def download(
 @options.requirements
 @options.files
 @options.target
+@options.as_json
 @options.quiet
 def check(
     directory: Path,
     requirements: tuple[str, ...],
     files: tuple[Path, ...],
     target: Target | None,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Prove offline that REQUIREMENTS install from DIRECTORY alone, and that its wheels are whole.
 
-    Without REQUIREMENTS: all that was ever downloaded into it.
+    Without REQUIREMENTS: all that was ever downloaded into it, and every wheel that is there.
     """
-    house = Wheelhouse(directory)
-    house.check(requirements, files=files, target=target, progress=ConsoleProgress(quiet=quiet))
-    print(f"complete: {len(house.wheels())} wheels, {house.size() / 1e6:.1f} MB")
+    findings = Wheelhouse(directory).check(
+        requirements, files=files, target=target, progress=ConsoleProgress(quiet=quiet)
+    )
+    if as_json:
+        print(json.dumps(findings.to_dict()))
+    findings.raise_if_any()
+    if not as_json:
+        print(f"complete: {len(findings.wheels)} wheels, {findings.size / 1e6:.1f} MB")

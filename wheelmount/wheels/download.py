@@ -19,6 +19,7 @@ import filelock
 import httpx
 import tenacity
 from packaging.pylock import Pylock
+from packaging.utils import canonicalize_name
 
 from wheelmount.errors import (
     InputError,
@@ -30,13 +31,11 @@ from wheelmount.errors import (
     WheelError,
 )
 from wheelmount.progress import SILENT, Progress, Task
+from wheelmount.wheels.archive import CHUNK, find_faults, hash_file
 from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.lockfile import Wheel, chosen_wheels
 from wheelmount.wheels.manifest import Entry, Manifest
 from wheelmount.wheels.target import Target
-
-CHUNK = 1 << 20
-"""Bytes of a file read and hashed at a time."""
 
 ATTEMPTS = 6
 """Tries of one wheel, each continuing where the last one was cut off."""
@@ -89,13 +88,15 @@ def download(
     target: Target,
     progress: Progress = SILENT,
     jobs: int = 8,
+    trusted: Iterable[str] = (),
 ) -> DownloadReport:
     """Bring the wheels that a lock has for a target into a directory.
 
-    A wheel that is there with the right hash stays. That it still has that hash is taken from its
-    size and mtime in the manifest, so that a second run does not read gigabytes again;
-    ``Wheelhouse.check`` does. While a wheel arrives it is ``NAME.part``, and a later run goes on
-    from there. Any number of processes may download into one directory; they take turns.
+    A wheel gets its name once it has the right hash and was found sound; the manifest remembers
+    that. One that is there stays. That it still has its hash is taken from its size and mtime, so
+    that a second run does not read gigabytes again; ``Wheelhouse.check`` does. While a wheel
+    arrives it is ``NAME.part``, and a later run goes on from there. Any number of processes may
+    download into one directory; they take turns.
 
     Args:
         lock: a validated lock; relative paths in it count from ``directory``.
@@ -103,11 +104,13 @@ def download(
         target: which wheel of each package is wanted.
         progress: told of the one step, ``download``, in bytes.
         jobs: wheels fetched at the same time.
+        trusted: packages whose wheels may have a wrong RECORD, besides those of the manifest.
 
     Raises:
         InputError: ``jobs`` is below 1.
         ResolveError: a package has no wheel for the target.
-        WheelError: a wheel with a bad name, or whose bytes are not those of the lock.
+        WheelError: a wheel with a bad name, whose bytes are not those of the lock, or that is not
+            sound.
         TransferError: a wheel that did not arrive after several tries.
         SourceError: the directory can't be written, or a ``file://`` source is missing.
         StoreError: no space is left.
@@ -120,6 +123,7 @@ def download(
     with locked(directory, progress), progress.task("download", unit="B") as task:
         with _disk_errors(directory):
             manifest = Manifest.read(directory)
+            manifest.trusted.update(map(canonicalize_name, trusted))
             needed = [wheel for wheel in wheels if not _is_there(wheel, directory, manifest)]
         try:
             _fetch_all(needed, directory, manifest, task, jobs)
@@ -167,15 +171,6 @@ def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
         lock.release()
 
 
-def hash_file(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:
     """Whether the wheel is in the directory whole; remembered in the manifest if so."""
     file = directory / wheel.filename
@@ -185,8 +180,20 @@ def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:
         return True
     if hash_file(file) != wheel.sha256:
         return False
+    _refuse_unsound(file, wheel, manifest)
     manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256)
     return True
+
+
+def _refuse_unsound(file: Path, wheel: Wheel, manifest: Manifest) -> None:
+    record = wheel.package not in manifest.trusted
+    if not (faults := find_faults(file, wheel.filename, record=record)):
+        return
+    if record and not find_faults(file, wheel.filename, record=False):
+        hint = f"take another version; if you trust who made it: --trust {wheel.package}"
+    else:
+        hint = "take another version, and tell who made it"
+    raise WheelError(f"{wheel.filename} is not sound: {faults[0]}", hint=hint)
 
 
 def _fetch_all(
@@ -195,7 +202,7 @@ def _fetch_all(
     if not wheels:
         return
     with _client(jobs) as client, ThreadPoolExecutor(jobs, thread_name_prefix="wheel") as pool:
-        fetch = _Fetch(client, directory, _Total(task))
+        fetch = _Fetch(client, directory, manifest, _Total(task))
         futures = {pool.submit(fetch, wheel): wheel for wheel in wheels}
         try:
             for future in as_completed(futures):
@@ -234,9 +241,12 @@ class _Total:
 class _Fetch:
     """Fetches one wheel, with tries; called in the pool's threads."""
 
-    def __init__(self, client: httpx.Client, directory: Path, total: _Total) -> None:
+    def __init__(
+        self, client: httpx.Client, directory: Path, manifest: Manifest, total: _Total
+    ) -> None:
         self._client = client
         self._directory = directory
+        self._manifest = manifest
         self._total = total
         self._stop = threading.Event()
         self._sockets: set[socket.socket] = set()
@@ -292,6 +302,11 @@ class _Fetch:
                 f"{wheel.filename} has the sha256 {digest}, and the lock says {wheel.sha256}",
                 hint="resolve again; if that does not help, do not trust this index or proxy",
             )
+        try:
+            _refuse_unsound(part, wheel, self._manifest)
+        except WheelError:
+            part.unlink()
+            raise
         part.replace(self._directory / wheel.filename)
 
     def _request(self, wheel: Wheel, part: Path, have: int) -> str:

@@ -5,7 +5,9 @@
     {"version": 1,
      "requests": [{"requirements": ["pandas"], "files": [], "python_version": "3.11",
                    "platform": "x86_64-manylinux_2_36", "pins": ["numpy==2.4.6", ...]}],
-     "wheels": {"numpy-2.4.6-….whl": {"sha256": "…", "size": 16642781, "mtime_ns": 17…}}}
+     "wheels": {"numpy-2.4.6-….whl": {"sha256": "…", "size": 16642781, "mtime_ns": 17…,
+                                       "sound": true}},
+     "trusted": []}
 """
 
 from __future__ import annotations
@@ -60,25 +62,34 @@ class Entry:
         sha256: lower-case hexadecimal.
         size: bytes.
         mtime_ns: of the file when its hash was taken, in nanoseconds.
+        sound: whether those bytes were read through and found to be what they say.
     """
 
     sha256: str
     size: int
     mtime_ns: int
+    sound: bool = False
 
     @classmethod
     def of(cls, file: Path, sha256: str) -> Entry:
-        """The entry of a file whose hash is known."""
+        """The entry of a sound file whose hash is known."""
         found = file.stat()
-        return cls(sha256, found.st_size, found.st_mtime_ns)
+        return cls(sha256, found.st_size, found.st_mtime_ns, sound=True)
 
 
 @dataclass(slots=True)
 class Manifest:
-    """The whole file. Whoever changes it holds the directory's lock."""
+    """The whole file. Whoever changes it holds the directory's lock.
+
+    Attributes:
+        requests: all that was asked for, the latest last.
+        wheels: what is known of each wheel, by file name.
+        trusted: normalized names of packages whose wheels may have a wrong RECORD.
+    """
 
     requests: list[Request] = field(default_factory=list)
     wheels: dict[str, Entry] = field(default_factory=dict)
+    trusted: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -95,6 +106,7 @@ class Manifest:
             return cls(
                 [Request(**_tuples(request)) for request in data["requests"]],
                 {str(name): Entry(**entry) for name, entry in data["wheels"].items()},
+                {str(name) for name in data.get("trusted", ())},
             )
         except FileNotFoundError:
             return cls()
@@ -110,6 +122,7 @@ class Manifest:
             "version": _VERSION,
             "requests": [dataclasses.asdict(request) for request in self.requests],
             "wheels": {name: dataclasses.asdict(self.wheels[name]) for name in sorted(self.wheels)},
+            "trusted": sorted(self.trusted),
         }
         file = directory / MANIFEST_NAME
         fresh = file.with_name(f".{MANIFEST_NAME}.{os.getpid()}")

@@ -7,15 +7,13 @@ without backtracking: good for an explanation, no proof.
 
 from __future__ import annotations
 
-import email.parser
-import zipfile
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import (
     InvalidWheelFilename,
     NormalizedName,
@@ -24,6 +22,7 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
+from wheelmount.wheels.archive import requirements_of
 from wheelmount.wheels.target import Target
 
 
@@ -72,7 +71,7 @@ def find_missing(
         if (file.name, wanted_extras) not in seen:
             seen.add((file.name, wanted_extras))
             label = f"{canonicalize_name(requirement.name)} {version}"
-            queue.extend((needed, label, wanted_extras) for needed in _dependencies(file))
+            queue.extend((needed, label, wanted_extras) for needed in requirements_of(file))
     return list(missing)
 
 
@@ -90,15 +89,3 @@ def fitting(
         if tags & its_tags:
             found.setdefault(name, []).append((version, file))
     return found
-
-
-def _dependencies(file: Path) -> list[Requirement]:
-    """``Requires-Dist`` of a wheel; none where its metadata can't be read."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-            text = archive.read(name).decode()
-        headers = email.parser.HeaderParser().parsestr(text)
-        return [Requirement(value) for value in headers.get_all("Requires-Dist", [])]
-    except (OSError, zipfile.BadZipFile, StopIteration, UnicodeError, InvalidRequirement):
-        return []
