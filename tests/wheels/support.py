@@ -34,11 +34,12 @@ def make_wheel(
     tag: str = "py3-none-any",
     padding: int = 0,
     module: bytes | None = None,
+    headers: str = "",
 ) -> Path:
     """Build a wheel (PEP 427) of one module ``NAME.py`` with ``VALUE``, and ``padding`` bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{headers}"
     metadata += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     contents = {
         f"{name}.py": f"VALUE = {version!r}\n".encode() if module is None else module,

@@ -24,6 +24,7 @@ from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.proof import Known, Question, find_unsound, prove
 from wheelmount.wheels.requirements import existing_files, parse_requirements, without_url
 from wheelmount.wheels.resolve import resolve
+from wheelmount.wheels.simple import write_index
 from wheelmount.wheels.target import Target
 
 
@@ -85,6 +86,7 @@ class Wheelhouse:
                 manifest.remember(request)
                 pending.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
+                write_index(self.directory, manifest.wheels)
         finally:
             pending.unlink(missing_ok=True)
         return report
