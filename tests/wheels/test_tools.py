@@ -18,6 +18,7 @@ import uv
 
 from wheelmount.wheels.redirect import environment, pip_conf, uv_toml
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
 pytestmark = pytest.mark.network
@@ -89,7 +90,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         house = Wheelhouse(root / "packages")
         # pdm with the versions its authors tested: with the newest of all it does not even start.
         for wanted in ([*PROJECT, *TOOLS], ["pdm[locked]"], ["urllib3<2.6"]):
-            house.add(wanted, target=Target.here())
+            house.add(Wanted.of(wanted), targets=[Target.here()])
         make_project(root / "locked")
         # A lock of the public index, with an older version than the newest of the wheelhouse.
         run_here("uv", "lock", "-q", "-P", "urllib3<2.6", cwd=root / "locked")

@@ -7,7 +7,7 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -72,6 +72,17 @@ class DownloadReport:
     fetched_size: int
     seconds: float
 
+    @classmethod
+    def together(cls, reports: Sequence[DownloadReport], seconds: float) -> DownloadReport:
+        """Several as one; a wheel that serves several targets is counted by each."""
+        return cls(
+            tuple(dict.fromkeys(name for report in reports for name in report.wheels)),
+            tuple(dict.fromkeys(name for report in reports for name in report.fetched)),
+            sum(report.size for report in reports),
+            sum(report.fetched_size for report in reports),
+            seconds,
+        )
+
 
 class _StopError(Exception):
     """Another wheel failed, or the user wants to end: leave the ``.part`` as it is."""
@@ -118,9 +129,23 @@ def download(
     """
     if jobs < 1:
         raise InputError(f"jobs is {jobs}", hint="give 1 or more")
+    chosen_wheels(lock, target)  # fail before anything is made
+    with locked(directory, progress):
+        return fill(lock, directory, target, progress, jobs, trusted)
+
+
+def fill(
+    lock: Pylock,
+    directory: Path,
+    target: Target,
+    progress: Progress,
+    jobs: int,
+    trusted: Iterable[str],
+) -> DownloadReport:
+    """``download`` for who holds the directory's lock, see there."""
     started = time.monotonic()
     wheels = chosen_wheels(lock, target)
-    with locked(directory, progress), progress.task("download", unit="B") as task:
+    with progress.task("download", unit="B") as task:
         with _disk_errors(directory):
             manifest = Manifest.read(directory)
             manifest.trusted.update(map(canonicalize_name, trusted))
@@ -176,8 +201,8 @@ def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:
     file = directory / wheel.filename
     if not file.is_file():
         return False
-    if manifest.wheels.get(wheel.filename) == Entry.of(file, wheel.sha256):
-        return True
+    if manifest.has(wheel.filename, directory):
+        return manifest.wheels[wheel.filename].sha256 == wheel.sha256
     if hash_file(file) != wheel.sha256:
         return False
     _refuse_unsound(file, wheel, manifest)

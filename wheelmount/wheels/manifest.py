@@ -4,7 +4,8 @@
 
     {"version": 1,
      "requests": [{"requirements": ["pandas"], "files": [], "python_version": "3.11",
-                   "platform": "x86_64-manylinux_2_36", "pins": ["numpy==2.4.6", ...]}],
+                   "platform": "x86_64-manylinux_2_36", "digest": "…",
+                   "pins": ["numpy==2.4.6", ...], "wheels": ["numpy-2.4.6-….whl", ...]}],
      "wheels": {"numpy-2.4.6-….whl": {"sha256": "…", "size": 16642781, "mtime_ns": 17…,
                                        "sound": true}},
      "trusted": []}
@@ -21,6 +22,7 @@ from typing import Any
 
 from wheelmount.errors import WheelError
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 
 MANIFEST_NAME = "wheelmount.json"
 _VERSION = 1
@@ -36,6 +38,12 @@ class Request:
         python_version: of the target.
         platform: of the target.
         pins: ``NAME==VERSION`` of every package locked, whether asked for in a string or a file.
+        constraints: absolute paths of files of constraints, for the reader.
+        extras: of the projects among the files.
+        groups: of the same.
+        digest: of all that the answer depends on, but for the index; empty where that can't be
+            told: files that name others, packages that are built here.
+        wheels: names of the wheels it came to.
     """
 
     requirements: tuple[str, ...]
@@ -43,6 +51,26 @@ class Request:
     python_version: str
     platform: str
     pins: tuple[str, ...]
+    constraints: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    digest: str = ""
+    wheels: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, wanted: Wanted, target: Target) -> Request:
+        """The request for these requirements, without an answer."""
+        return cls(
+            requirements=tuple(map(str, wanted.requirements)),
+            files=tuple(map(str, wanted.files)),
+            python_version=target.python_version,
+            platform=target.platform,
+            pins=(),
+            constraints=tuple(map(str, wanted.constraints)),
+            extras=wanted.extras,
+            groups=wanted.groups,
+            digest=wanted.digest(),
+        )
 
     @property
     def target(self) -> Target:
@@ -51,7 +79,8 @@ class Request:
 
     def same_question(self, other: Request) -> bool:
         """Whether the other asked for the same, whatever the answer was."""
-        return dataclasses.replace(self, pins=()) == dataclasses.replace(other, pins=())
+        blank: dict[str, Any] = {"pins": (), "wheels": (), "digest": ""}
+        return dataclasses.replace(self, **blank) == dataclasses.replace(other, **blank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +157,23 @@ class Manifest:
         fresh = file.with_name(f".{MANIFEST_NAME}.{os.getpid()}")
         fresh.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         fresh.replace(file)
+
+    def answer(self, asked: Request, directory: Path) -> Request | None:
+        """The earlier request that asked for just this, if its wheels are all there still."""
+        for request in self.requests:
+            same = request.same_question(asked) and request.digest == asked.digest != ""
+            if (
+                same
+                and request.wheels
+                and all(self.has(name, directory) for name in request.wheels)
+            ):
+                return request
+        return None
+
+    def has(self, name: str, directory: Path) -> bool:
+        """Whether a wheel is there as it was when it was found sound, by its size and time."""
+        entry, file = self.wheels.get(name), directory / name
+        return entry is not None and file.is_file() and entry == Entry.of(file, entry.sha256)
 
     def remember(self, request: Request) -> None:
         """Add a request; it takes the place of an earlier one that asked for the same."""

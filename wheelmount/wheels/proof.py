@@ -22,6 +22,7 @@ from wheelmount.wheels.lockfile import LOCK_NAME
 from wheelmount.wheels.missing import find_missing, fitting
 from wheelmount.wheels.requirements import without_url
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,7 @@ class Question:
     versions that were locked.
     """
 
-    requirements: tuple[Requirement, ...]
-    files: tuple[Path, ...]
+    wanted: Wanted
     pins: tuple[Requirement, ...]
     target: Target
 
@@ -66,8 +66,7 @@ def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
     # lock either: for its hashes uv would unpack every wheel, ten times as long as hashing.
     options = ["--no-cache", "--no-index", "--offline", "--no-config", "--no-annotate"]
     answer = compile_requirements(
-        [*question.requirements, *question.pins],
-        question.files,
+        question.wanted.adding(question.pins),
         question.target,
         [*options, "--find-links", str(directory.absolute())],
         clean_environment(os.environ),
@@ -112,8 +111,8 @@ def _fault(wheel: Path, known: Known) -> str:
 
 
 def _gap(question: Question, failure: Failure, wheels: list[Path]) -> Gap:
-    roots = [(one, "you") for one in question.requirements]
-    roots += [(one, file.name) for file in question.files for one in _lines(file)]
+    roots = [(one, "you") for one in question.wanted.requirements]
+    roots += [(one, file.name) for file in question.wanted.files for one in _lines(file)]
     missing = find_missing(roots, wheels, question.target)
     pins = find_missing([(p, LOCK_NAME) for p in question.pins], wheels, question.target)
     named = {Requirement(one.requirement).name for one in missing}

@@ -1,31 +1,35 @@
 """The wheelhouse: a flat directory of wheels from which requirements install offline.
 
-Beside the wheels lie ``pylock.toml`` (PEP 751) of the latest request and ``wheelmount.json``, the
-manifest of all requests. Requests are resolved one by one and not together: a cluster's wheelhouse
-serves jobs that would conflict with each other, and one lock can't hold two versions of a package
-or two targets. Wheels of earlier requests stay. What must go into one environment is to be asked
-for at once.
+Beside the wheels lie ``pylock.toml`` (PEP 751) of the latest resolution, ``wheelmount.json``, the
+manifest of all requests, and ``simple/``, the index. Requests are resolved one by one and not
+together: a cluster's wheelhouse serves jobs that would conflict with each other, and one lock can't
+hold two versions of a package or two targets. Wheels of earlier requests stay. What must go into
+one environment is to be asked for at once.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from packaging.pylock import Pylock
 from packaging.requirements import Requirement
 
-from wheelmount.errors import SourceError, WheelError
+from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
-from wheelmount.wheels.download import DownloadReport, download, locked
+from wheelmount.wheels.download import DownloadReport, fill, locked
 from wheelmount.wheels.findings import Findings
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock
 from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.proof import Known, Question, find_unsound, prove
-from wheelmount.wheels.requirements import existing_files, parse_requirements, without_url
-from wheelmount.wheels.resolve import resolve
+from wheelmount.wheels.requirements import parse_requirements, without_url
+from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.simple import write_index
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 
 
 class Wheelhouse:
@@ -40,50 +44,80 @@ class Wheelhouse:
 
     def add(
         self,
-        requirements: Sequence[str],
+        wanted: Wanted,
         *,
-        files: Sequence[Path] = (),
-        target: Target,
+        targets: Sequence[Target],
         progress: Progress = SILENT,
         jobs: int = 8,
         trusted: Sequence[str] = (),
+        upgrade: bool = False,
+        prune: bool = False,
     ) -> DownloadReport:
-        """Resolve requirements and bring their wheels in.
+        """Resolve requirements, target by target, and bring their wheels in.
 
-        The lock and the manifest change only once every wheel is there.
+        What was asked for before and is all there is not resolved again. The manifest, and with it
+        what ``check`` proves, changes only once every wheel of a target is there.
 
         Args:
-            requirements: PEP 508 requirements.
-            files: files of requirements.
-            target: what to resolve for.
-            progress: told of two steps, ``resolve`` and ``download``.
+            wanted: the requirements.
+            targets: what to resolve for, one after the other.
+            progress: told of two steps a target, ``resolve`` and ``download``.
             jobs: wheels fetched at the same time.
             trusted: packages whose wheels may have a wrong RECORD, from now on.
+            upgrade: resolve again in any case: requirements get what is newest now.
+            prune: remove wheels, and beginnings of wheels, that no request needs any more.
+
+        Returns:
+            What it came to, all targets together.
 
         Raises:
             WheelmountError: whatever ``resolve`` and ``download`` raise.
         """
-        with locked(self.directory, progress):
-            pass  # make the directory, or say that it can't be used, before seconds of resolving
+        if jobs < 1:
+            raise InputError(f"jobs is {jobs}", hint="give 1 or more")
+        started = time.monotonic()
+        with locked(self.directory, progress):  # or say that it can't be used before resolving
+            manifest = Manifest.read(self.directory)
+        asked = [Request.of(wanted, target) for target in targets]
+        reports = []
+        for request in asked:
+            answer = None if upgrade else manifest.answer(request, self.directory)
+            if answer is not None:
+                reports.append(self._kept(answer, manifest, progress))
+            else:
+                reports.append(self._fetch(wanted, request, progress, jobs, trusted))
+        if prune:
+            with locked(self.directory, progress):
+                self._prune(progress)
+        return DownloadReport.together(reports, time.monotonic() - started)
+
+    def _kept(self, request: Request, manifest: Manifest, progress: Progress) -> DownloadReport:
+        size = sum(manifest.wheels[name].size for name in request.wheels)
+        progress.log(
+            f"download: {len(request.wheels)} wheels, {size / 1e6:.1f} MB for {request.target} "
+            "are there already"
+        )
+        return DownloadReport(request.wheels, (), size, 0, 0.0)
+
+    def _fetch(
+        self,
+        wanted: Wanted,
+        request: Request,
+        progress: Progress,
+        jobs: int,
+        trusted: Sequence[str],
+    ) -> DownloadReport:
+        target = request.target
         # "pending" lies beside the final name because relative paths in a lock count from there.
         pending = self.directory / f"pylock.{uuid.uuid4().hex}.toml"
         try:
-            lock = resolve(
-                requirements, target=target, files=files, output=pending, progress=progress
-            )
-            report = download(
-                lock, self.directory, target=target, progress=progress, jobs=jobs, trusted=trusted
-            )
-            request = Request(
-                requirements=tuple(requirements),
-                files=tuple(str(file.absolute()) for file in files),
-                python_version=target.python_version,
-                platform=target.platform,
-                pins=tuple(wheel.pin for wheel in chosen_wheels(lock, target)),
-            )
+            lock = resolve(wanted, target=target, output=pending, progress=progress)
+            # Until the request is written down, its wheels are to nobody's knowledge needed.
             with locked(self.directory, progress):
+                report = fill(lock, self.directory, target, progress, jobs, trusted)
                 manifest = Manifest.read(self.directory)
-                manifest.remember(request)
+                pins = tuple(wheel.pin for wheel in chosen_wheels(lock, target))
+                manifest.remember(replace(request, pins=pins, wheels=report.wheels))
                 pending.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
@@ -91,12 +125,28 @@ class Wheelhouse:
             pending.unlink(missing_ok=True)
         return report
 
+    def _prune(self, progress: Progress) -> None:
+        manifest = Manifest.read(self.directory)
+        needed = {name for request in manifest.requests for name in request.wheels}
+        if unsure := [request for request in manifest.requests if not request.wheels]:
+            raise WheelError(
+                f"{self.directory} does not say which wheels {unsure[0].requirements} came to",
+                hint="run wheelmount download with these requirements again, then prune",
+            )
+        gone = [wheel for wheel in self.wheels() if wheel.name not in needed]
+        size = sum(wheel.stat().st_size for wheel in gone)
+        for file in (*gone, *self.directory.glob("*.whl.part")):
+            file.unlink()
+            manifest.wheels.pop(file.name, None)
+        manifest.write(self.directory)
+        write_index(self.directory, manifest.wheels)
+        progress.log(f"prune: {len(gone)} wheels, {size / 1e6:.1f} MB removed")
+
     def check(
         self,
-        requirements: Sequence[str] = (),
+        wanted: Wanted | None = None,
         *,
-        files: Sequence[Path] = (),
-        target: Target | None = None,
+        targets: Sequence[Target] = (),
         progress: Progress = SILENT,
     ) -> Findings:
         """Find out offline whether requirements install from this directory alone.
@@ -107,37 +157,40 @@ class Wheelhouse:
         requirements that is every wheel of the directory.
 
         Args:
-            requirements: PEP 508 requirements; a URL in one is left out, since hosts ask by name.
-            files: files of requirements. With neither, every request of the manifest is checked.
-            target: what they shall install on; default each request's own, or this machine.
+            wanted: the requirements; a URL in one is left out, since hosts ask by name. None: every
+                request of the manifest.
+            targets: what they shall install on; default each request's own, or this machine.
             progress: told of the one step, ``check``.
 
         Returns:
             What was found; ``raise_if_any`` makes an error of it.
 
         Raises:
-            WheelError: the manifest or the lock can't be understood, or there is nothing to prove.
-            SourceError: there is no such directory, or no file of requirements.
-            InputError: a requirement that can't be parsed.
+            WheelError: the manifest or a lock can't be understood, or there is nothing to prove.
+            SourceError: there is no such directory.
+            InputError: a lock that can't be used.
+            ResolveError: a lock that does not fit a target.
         """
         if not self.directory.is_dir():
             raise SourceError(
                 f"{self.directory} is not a directory", hint="run wheelmount download first"
             )
         manifest = Manifest.read(self.directory)
-        if requirements or files:
-            named = tuple(without_url(one) for one in parse_requirements(requirements))
-            paths = tuple(existing_files(files))
-            questions = [Question(named, paths, (), target or Target.here())]
-            wheels: set[Path] = set()
-        else:
-            questions = [_question(request, target) for request in manifest.requests]
-            wheels = set(self.wheels())
+        questions = (
+            [
+                _ask_again(request, target)
+                for request in manifest.requests
+                for target in targets or [request.target]
+            ]
+            if wanted is None
+            else [_ask(wanted, target) for target in targets or [Target.here()]]
+        )
         if not questions:
             raise WheelError(
                 f"{self.directory} does not say what it is to hold",
                 hint="name requirements, or fill it with wheelmount download",
             )
+        wheels = set(self.wheels()) if wanted is None else set()
         gaps = []
         with progress.task("check", unit="requests") as task:
             task.total(len(questions))
@@ -178,11 +231,22 @@ class Wheelhouse:
         return {name: Known(frozenset(found), name in sound) for name, found in hashes.items()}
 
 
-def _question(request: Request, target: Target | None) -> Question:
+def _ask(wanted: Wanted, target: Target) -> Question:
+    if wanted.lock:
+        return Question(Wanted(), _pins(read_lock(wanted.lock, wanted), target), target)
+    named = tuple(without_url(one) for one in wanted.requirements)
+    return Question(replace(wanted, requirements=named), (), target)
+
+
+def _ask_again(request: Request, target: Target) -> Question:
     pins = tuple(Requirement(pin) for pin in request.pins)
-    requirements = tuple(without_url(one) for one in parse_requirements(request.requirements))
-    if target is None or target == request.target:
-        return Question(requirements, (), pins, request.target)
+    named = tuple(without_url(one) for one in parse_requirements(request.requirements))
+    if target == request.target:
+        return Question(Wanted(named), pins, target)
     # Another target may have other versions, so only what was asked for counts; of a file of
     # requirements, which may be gone by now, only the pins are left to ask for.
-    return Question(requirements, (), pins if request.files else (), target)
+    return Question(Wanted(named), pins if request.files else (), target)
+
+
+def _pins(lock: Pylock, target: Target) -> tuple[Requirement, ...]:
+    return tuple(Requirement(wheel.pin) for wheel in chosen_wheels(lock, target))
