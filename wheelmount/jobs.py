@@ -159,9 +159,9 @@ def install(
     report = house.add(wanted, targets=[target], progress=progress)
     house.check(wanted, targets=[target], progress=progress).raise_if_any()
     named = [str(requirement) for requirement in wanted.requirements]
-    if wanted.files:  # hosts do not have them, and know what they ask for by name
+    if not wanted.by_name:  # hosts do not have the files, and ask by name
         pins = (parse_wheel_filename(wheel)[:2] for wheel in report.wheels)
-        named += [f"{name}=={version}" for name, version in pins]
+        named = [f"{name}=={version}" for name, version in pins]
     if isinstance(into, Image):
         argv = [tool, "install"] if tool == "pip" else [tool, "pip", "install"]
         return execute(spec, into, [*argv, "--", *named], house.directory, settings, progress)

@@ -345,7 +345,7 @@ def test_a_proxy_is_honoured(
     assert index.requests[0][0] == f"http://elsewhere.invalid/files/{wheel.name}"
 
 
-@pytest.mark.parametrize("how", ["url", "names", "netrc"])
+@pytest.mark.parametrize("how", ["url", "names", "netrc", "own url"])
 def test_credentials(
     index: Index,
     house: Path,
@@ -363,10 +363,14 @@ def test_credentials(
         monkeypatch.setenv("UV_INDEX", f"https://other.invalid/simple my-own={index.url}")
         monkeypatch.setenv("UV_INDEX_MY_OWN_USERNAME", "me")
         monkeypatch.setenv("UV_INDEX_MY_OWN_PASSWORD", "p@ss")
-    else:
+    elif how == "netrc":
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password p@ss\n")
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    fetch(index, house, wheel)
+    if how == "own url":
+        url = index.file_url(wheel).replace("://", "://me:p%40ss@")
+        download(lock_of(package_of(wheel, url)), house, target=TARGET)
+    else:
+        fetch(index, house, wheel)
 
 
 def test_credentials_stay_with_their_origin(

@@ -141,6 +141,25 @@ def test_a_requirement_by_url(filled: Wheelhouse, tmp_path: Path) -> None:
     filled.check(Wanted.of(["own"]), targets=[TARGET]).raise_if_any()
 
 
+def test_no_file_has_a_password(house: Wheelhouse, uv_index: Index, tmp_path: Path) -> None:
+    wheel = make_wheel(uv_index.directory, "own", requires=["needed"])
+    make_wheel(uv_index.directory, "needed")
+    uv_index.password = "secret"  # noqa: S105
+    url = uv_index.file_url(wheel).replace("://", "://me:secret@")
+    (tmp_path / "needs.txt").write_text(
+        f"--index-url {uv_index.url.replace('://', '://me:secret@')}\nown @ {url}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("UV_DEFAULT_INDEX")
+        patch.setenv("UV_INDEX", uv_index.url.replace("://", "://me:secret@"))
+        house.add(Wanted.of(files=[tmp_path / "needs.txt"]), targets=[TARGET])
+        house.add(Wanted.of([f"own @ {url}"]), targets=[TARGET])
+    assert len(house.wheels()) == 2
+    files = [path for path in house.directory.rglob("*") if path.is_file()]
+    assert [path for path in files if b"secret" in path.read_bytes()] == []
+    house.check().raise_if_any()
+
+
 def test_relative_paths_in_a_file(house: Wheelhouse, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "near", "own")
     (tmp_path / "needs.txt").write_text(f"./near/{wheel.name}\n")

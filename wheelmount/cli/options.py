@@ -67,6 +67,13 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option("--extra", "extras", multiple=True, help="Extra of -r pyproject.toml.")
     @click.option("--group", "groups", multiple=True, help="Dependency group of the same.")
+    @click.option(
+        "--build",
+        "builds",
+        multiple=True,
+        metavar="REQUIREMENT",
+        help="Build this package here from its source distribution; may be repeated.",
+    )
     @wraps(command)
     def wrapped(
         *arguments: Any,
@@ -75,9 +82,10 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         constraints: tuple[Path, ...],
         extras: tuple[str, ...],
         groups: tuple[str, ...],
+        builds: tuple[str, ...],
         **values: Any,
     ) -> Any:
-        given = requirements, files, constraints, extras, groups
+        given = requirements, files, constraints, extras, groups, builds
         values["wanted"] = Wanted.of(*given) if any(given) else None
         return command(*arguments, **values)
 

@@ -1,4 +1,4 @@
-"""``uv pip compile`` and ``uv export`` as functions: bounded, their failures sorted into kinds."""
+"""``uv pip compile``, ``export`` and ``build`` as functions: bounded, their failures sorted."""
 
 from __future__ import annotations
 
@@ -76,7 +76,12 @@ _KINDS = (
 
 
 def compile_requirements(
-    wanted: Wanted, target: Target, options: Sequence[str], environ: Mapping[str, str] = os.environ
+    wanted: Wanted,
+    target: Target,
+    options: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    wheels_only: bool = True,
 ) -> str | Failure:
     """Resolve for a target and give what uv prints, or why there is no solution.
 
@@ -84,7 +89,9 @@ def compile_requirements(
         wanted: what to resolve; no lock.
         target: what to resolve for.
         options: further options of ``uv pip compile``, such as the format and where it goes.
-        environ: the whole environment of uv.
+        environ: the whole environment of uv. Files it makes are the caller's alone to read: they
+            may have credentials.
+        wheels_only: whether source distributions do not count.
 
     Raises:
         UnavailableError: uv is not installed.
@@ -95,7 +102,7 @@ def compile_requirements(
         # Always an interpreter that exists, or uv looks for one of the target's version: seconds.
         *("--python", sys.executable),
         *("--python-version", target.python_version, "--python-platform", target.platform),
-        *("--only-binary", ":all:"),
+        *(("--only-binary", ":all:") if wheels_only else ()),
         *options,
         *wanted.options(),
     ]
@@ -122,6 +129,26 @@ def export_lock(file: Path, wanted: Wanted) -> str | Failure:
     return _run(command, os.environ)
 
 
+def build_wheel(source: Path, output: Path, python: str) -> str:
+    """Build a project or source distribution in isolation.
+
+    Args:
+        source: its directory or archive.
+        output: directory for the wheel; made.
+        python: the interpreter to build with.
+
+    Returns:
+        Why it does not build, in one line; empty where it does.
+
+    Raises:
+        UnavailableError: uv is not installed.
+        WaitError: no end within ``TIMEOUT``.
+    """
+    command = ["build", "--quiet", "--wheel", "--out-dir", str(output), "--python", python]
+    answer = _run([*command, "--", str(source)], os.environ)
+    return answer.reason if isinstance(answer, Failure) else ""
+
+
 def _run(arguments: Sequence[str], environ: Mapping[str, str], given: str = "") -> str | Failure:
     try:
         done = subprocess.run(
@@ -133,10 +160,11 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], given: str = "") 
             timeout=TIMEOUT,
             check=False,
             env={**environ, "NO_COLOR": "1"},
+            umask=0o077,
         )
     except subprocess.TimeoutExpired:
         raise WaitError(
-            f"uv did not resolve the requirements within {TIMEOUT:.0f} s",
+            f"uv did not end within {TIMEOUT:.0f} s",
             hint="narrow the versions, or check that the package index answers",
         ) from None
     return done.stdout if done.returncode == 0 else explain(done.stderr)

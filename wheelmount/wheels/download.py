@@ -168,6 +168,16 @@ def fill(
     return report
 
 
+def fetch(files: list[Wheel], directory: Path) -> None:
+    """Bring files, checked by their hashes, into a directory that is nobody else's.
+
+    Raises:
+        WheelmountError: as ``download``.
+    """
+    with SILENT.task("download") as task:
+        _fetch_all(files, directory, Manifest(), task, len(files))
+
+
 @contextmanager
 def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
     """Hold the right to change a wheelhouse, which is made if it is not there.
@@ -211,6 +221,8 @@ def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:
 
 
 def _refuse_unsound(file: Path, wheel: Wheel, manifest: Manifest) -> None:
+    if not wheel.filename.endswith(".whl"):
+        return  # a source distribution: what is built of it is looked into
     record = wheel.package not in manifest.trusted
     if not (faults := find_faults(file, wheel.filename, record=record)):
         return

@@ -8,7 +8,8 @@
                    "pins": ["numpy==2.4.6", ...], "wheels": ["numpy-2.4.6-….whl", ...]}],
      "wheels": {"numpy-2.4.6-….whl": {"sha256": "…", "size": 16642781, "mtime_ns": 17…,
                                        "sound": true}},
-     "trusted": []}
+     "trusted": [],
+     "built": {"own-1.0-py3-none-any.whl": "git+https://…@8c12f7…"}}
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from wheelmount.errors import WheelError
+from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -41,6 +43,7 @@ class Request:
         constraints: absolute paths of files of constraints, for the reader.
         extras: of the projects among the files.
         groups: of the same.
+        builds: packages of the index that were to be built here.
         digest: of all that the answer depends on, but for the index; empty where that can't be
             told: files that name others, packages that are built here.
         wheels: names of the wheels it came to.
@@ -54,6 +57,7 @@ class Request:
     constraints: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    builds: tuple[str, ...] = ()
     digest: str = ""
     wheels: tuple[str, ...] = ()
 
@@ -61,7 +65,7 @@ class Request:
     def of(cls, wanted: Wanted, target: Target) -> Request:
         """The request for these requirements, without an answer."""
         return cls(
-            requirements=tuple(map(str, wanted.requirements)),
+            requirements=tuple(without_credentials(str(one)) for one in wanted.requirements),
             files=tuple(map(str, wanted.files)),
             python_version=target.python_version,
             platform=target.platform,
@@ -69,6 +73,7 @@ class Request:
             constraints=tuple(map(str, wanted.constraints)),
             extras=wanted.extras,
             groups=wanted.groups,
+            builds=tuple(map(str, wanted.builds)),
             digest=wanted.digest(),
         )
 
@@ -114,11 +119,13 @@ class Manifest:
         requests: all that was asked for, the latest last.
         wheels: what is known of each wheel, by file name.
         trusted: normalized names of packages whose wheels may have a wrong RECORD.
+        built: where the wheels that were built on this machine are from, by file name.
     """
 
     requests: list[Request] = field(default_factory=list)
     wheels: dict[str, Entry] = field(default_factory=dict)
     trusted: set[str] = field(default_factory=set)
+    built: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -136,6 +143,7 @@ class Manifest:
                 [Request(**_tuples(request)) for request in data["requests"]],
                 {str(name): Entry(**entry) for name, entry in data["wheels"].items()},
                 {str(name) for name in data.get("trusted", ())},
+                {str(name): str(origin) for name, origin in data.get("built", {}).items()},
             )
         except FileNotFoundError:
             return cls()
@@ -152,6 +160,7 @@ class Manifest:
             "requests": [dataclasses.asdict(request) for request in self.requests],
             "wheels": {name: dataclasses.asdict(self.wheels[name]) for name in sorted(self.wheels)},
             "trusted": sorted(self.trusted),
+            "built": dict(sorted(self.built.items())),
         }
         file = directory / MANIFEST_NAME
         fresh = file.with_name(f".{MANIFEST_NAME}.{os.getpid()}")

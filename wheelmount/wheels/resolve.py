@@ -18,6 +18,7 @@ from wheelmount.errors import (
 )
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.compiler import Failure, Kind, compile_requirements, export_lock
+from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.lockfile import parse_lock
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
@@ -25,6 +26,9 @@ from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
 
 def resolve(wanted: Wanted, *, target: Target, output: Path, progress: Progress = SILENT) -> Pylock:
     """Resolve requirements for a target, and write the lock file; a lock is taken as it is.
+
+    The lock that is returned has the credentials of URLs that were given with some; the file has
+    none.
 
     Index, credentials, proxies and certificates are uv's, from the caller's environment and
     ``uv.toml``. An earlier lock at ``output`` has no say in the versions: asked again, a
@@ -59,8 +63,13 @@ def resolve(wanted: Wanted, *, target: Target, output: Path, progress: Progress 
                 options = ["--format", "pylock.toml", "--output-file", str(fresh.absolute())]
                 outcome = compile_requirements(wanted, target, options)
                 if isinstance(outcome, Failure):
-                    raise _error(outcome, target)
-            lock = parse_lock(fresh.read_text(encoding="utf-8"), str(output))
+                    raise error_of(outcome, target)
+            text = fresh.read_text(encoding="utf-8")
+            lock = parse_lock(text, str(output))
+            fresh.unlink()  # uv's is for our eyes only, see compile_requirements
+            # Built wheels lie beside it, wherever the directory goes.
+            text = text.replace(f'path = "{output.parent.absolute()}/', 'path = "')
+            fresh.write_text(without_credentials(text), encoding="utf-8")
             task.note(f"{len(lock.packages)} packages for {target}")
         fresh.replace(output)
     except OSError as error:
@@ -100,7 +109,8 @@ def _lock_text(file: Path, wanted: Wanted) -> str:
     return text
 
 
-def _error(failure: Failure, target: Target) -> WheelmountError:
+def error_of(failure: Failure, target: Target) -> WheelmountError:
+    """What uv's failure means to the user."""
     subject = failure.subject
     if failure.kind is Kind.UNKNOWN_PACKAGE:
         return ResolveError(
@@ -110,8 +120,7 @@ def _error(failure: Failure, target: Target) -> WheelmountError:
     if failure.kind is Kind.NO_SOURCE_BUILD:
         return ResolveError(
             f"no wheel of {subject} for {target}: only a source distribution exists",
-            hint=f"take another version, or build a wheel of it (uv build --wheel) and give it as "
-            f"'{subject} @ file:///PATH.whl'",
+            hint=f"take another version, or have it built here: --build {subject}",
         )
     if failure.kind is Kind.NO_FITTING_WHEEL:
         return ResolveError(

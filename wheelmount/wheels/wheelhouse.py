@@ -17,9 +17,12 @@ from pathlib import Path
 
 from packaging.pylock import Pylock
 from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
 
 from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels.build import build_missing
+from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.download import DownloadReport, fill, locked
 from wheelmount.wheels.findings import Findings
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock
@@ -61,7 +64,8 @@ class Wheelhouse:
         Args:
             wanted: the requirements.
             targets: what to resolve for, one after the other.
-            progress: told of two steps a target, ``resolve`` and ``download``.
+            progress: told of the steps of each target: ``build`` where something is in source,
+                ``resolve`` and ``download``.
             jobs: wheels fetched at the same time.
             trusted: packages whose wheels may have a wrong RECORD, from now on.
             upgrade: resolve again in any case: requirements get what is newest now.
@@ -71,7 +75,7 @@ class Wheelhouse:
             What it came to, all targets together.
 
         Raises:
-            WheelmountError: whatever ``resolve`` and ``download`` raise.
+            WheelmountError: whatever ``build_missing``, ``resolve`` and ``download`` raise.
         """
         if jobs < 1:
             raise InputError(f"jobs is {jobs}", hint="give 1 or more")
@@ -111,13 +115,18 @@ class Wheelhouse:
         # "pending" lies beside the final name because relative paths in a lock count from there.
         pending = self.directory / f"pylock.{uuid.uuid4().hex}.toml"
         try:
-            lock = resolve(wanted, target=target, output=pending, progress=progress)
+            built = build_missing(wanted, target, self.directory, progress)
+            lock = resolve(built.wanted, target=target, output=pending, progress=progress)
             # Until the request is written down, its wheels are to nobody's knowledge needed.
             with locked(self.directory, progress):
                 report = fill(lock, self.directory, target, progress, jobs, trusted)
                 manifest = Manifest.read(self.directory)
                 pins = tuple(wheel.pin for wheel in chosen_wheels(lock, target))
-                manifest.remember(replace(request, pins=pins, wheels=report.wheels))
+                asked = tuple(without_credentials(str(one)) for one in built.asked)
+                manifest.remember(
+                    replace(request, requirements=asked, pins=pins, wheels=report.wheels)
+                )
+                manifest.built.update(built.origins)
                 pending.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
@@ -138,6 +147,7 @@ class Wheelhouse:
         for file in (*gone, *self.directory.glob("*.whl.part")):
             file.unlink()
             manifest.wheels.pop(file.name, None)
+            manifest.built.pop(file.name, None)
         manifest.write(self.directory)
         write_index(self.directory, manifest.wheels)
         progress.log(f"prune: {len(gone)} wheels, {size / 1e6:.1f} MB removed")
@@ -183,7 +193,7 @@ class Wheelhouse:
                 for target in targets or [request.target]
             ]
             if wanted is None
-            else [_ask(wanted, target) for target in targets or [Target.here()]]
+            else [_ask(wanted, target, manifest) for target in targets or [Target.here()]]
         )
         if not questions:
             raise WheelError(
@@ -231,16 +241,27 @@ class Wheelhouse:
         return {name: Known(frozenset(found), name in sound) for name, found in hashes.items()}
 
 
-def _ask(wanted: Wanted, target: Target) -> Question:
+def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
     if wanted.lock:
         return Question(Wanted(), _pins(read_lock(wanted.lock, wanted), target), target)
-    named = tuple(without_url(one) for one in wanted.requirements)
-    return Question(replace(wanted, requirements=named), (), target)
+    built = {origin: parse_wheel_filename(name)[0] for name, origin in manifest.built.items()}
+    for project in wanted.projects:
+        if project.as_uri() not in built:
+            raise WheelError(
+                f"no wheel was built of {project}", hint=f"run wheelmount download {project}"
+            )
+    named = (
+        *(without_url(one) for one in wanted.requirements),
+        *(Requirement(built[project.as_uri()]) for project in wanted.projects),
+        *wanted.builds,
+    )
+    return Question(replace(wanted, requirements=named, projects=(), builds=()), (), target)
 
 
 def _ask_again(request: Request, target: Target) -> Question:
     pins = tuple(Requirement(pin) for pin in request.pins)
-    named = tuple(without_url(one) for one in parse_requirements(request.requirements))
+    texts = (*request.requirements, *request.builds)
+    named = tuple(without_url(one) for one in parse_requirements(texts))
     if target == request.target:
         return Question(Wanted(named), pins, target)
     # Another target may have other versions, so only what was asked for counts; of a file of
