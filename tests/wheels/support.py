@@ -24,6 +24,14 @@ from wheelmount.wheels.target import Target
 TARGET = Target("3.11", "x86_64-manylinux_2_28")
 ARM = Target("3.12", "aarch64-manylinux_2_36")
 
+LOOPBACK = """
+import fcntl, socket, struct
+SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
+with socket.socket() as lo:
+    fcntl.ioctl(lo, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP | IFF_RUNNING))
+"""
+"""A program that brings up the loopback of a new network namespace."""
+
 
 def make_wheel(
     directory: Path,

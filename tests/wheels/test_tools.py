@@ -21,6 +21,8 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
+from .support import LOOPBACK
+
 pytestmark = pytest.mark.network
 
 PROJECT = ["requests", "six", "hatchling", "editables", "pip"]
@@ -62,11 +64,9 @@ commands = python -c "import six, mine; mine.main()"
 """
 
 # A loopback, up, and nothing else; everything that is written lies in $HOME.
-INSIDE = """
-import fcntl, os, socket, struct, sys
-SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
-with socket.socket() as lo:
-    fcntl.ioctl(lo, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP | IFF_RUNNING))
+INSIDE = f"""
+import os, sys
+{LOOPBACK}
 os.execvp("bash", ["bash", "-ec", sys.argv[1]])
 """
 
