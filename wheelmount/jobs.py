@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,7 @@ from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.mount.task import Task
 from wheelmount.progress import Progress
 from wheelmount.wheels import redirect
+from wheelmount.wheels.missing import absent
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
@@ -216,7 +218,12 @@ def execute(
 
     if packages is not None:
         where = _packages(settings)
-        return _on_mounts(spec, packages, where, command, settings, progress, "run")
+        results = _on_mounts(spec, packages, where, command, settings, progress, "run")
+        failed = [r for r in results.values() if isinstance(r, Result) and r.code]
+        lacking = {name for r in failed for name in absent(r.stderr.decode(errors="replace"))}
+        if lacking:
+            progress.log(f"hint: wheelmount download {shlex.join(sorted(lacking))} -d {packages}")
+        return results
     with spec.make(settings, namespaces=False) as hosts:
         try:
             with (

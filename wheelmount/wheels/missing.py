@@ -7,13 +7,15 @@ without backtracking: good for an explanation, no proof.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import (
     InvalidWheelFilename,
     NormalizedName,
@@ -24,6 +26,13 @@ from packaging.version import Version
 
 from wheelmount.wheels.archive import requirements_of
 from wheelmount.wheels.target import Target
+
+# What pip and uv say of a requirement that a directory does not meet.
+_ABSENT = (
+    re.compile(r"No matching distribution found for ([^\n]+)"),
+    re.compile(r"Because (\S+) was not found in the provided package locations"),
+    re.compile(r"is available and you require ([^\s,]+)"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +98,13 @@ def fitting(
         if tags & its_tags:
             found.setdefault(name, []).append((version, file))
     return found
+
+
+def absent(said: str) -> list[str]:
+    """The requirements that pip or uv, by what it printed, did not find in its directory."""
+    found = []
+    for pattern in _ABSENT:
+        for text in pattern.findall(said):
+            with suppress(InvalidRequirement):
+                found.append(str(Requirement(text)))
+    return list(dict.fromkeys(found))
