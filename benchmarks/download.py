@@ -1,10 +1,10 @@
 """How fast wheels come in: ``python -m benchmarks.download``, from the checkout.
 
-One set of packages into an empty directory, with ``wheelmount download`` and with ``pip download``,
-both without any cache and from the same index, in turn in every round; and ``wheelmount download``
-once more where all is there. What pip fetched has to be what wheelmount fetched. Beside the time
-on the wall the processor time of all their processes: on a slow index the one says more, on a busy
-machine the other.
+One set of packages, every version given, into an empty directory: with ``wheelmount download`` and
+with ``pip download``, both without any cache and from the same index, in turn in every round; and
+``wheelmount download`` once more where all is there. What pip fetched has to be what wheelmount
+fetched. Beside the time on the wall the processor time of all their processes: on a slow index the
+one says more, on a busy machine the other.
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ def main() -> None:
     given = parser.parse_args()
     samples: dict[str, list[Cost]] = {"wheelmount": [], "pip": [], "wheelmount again": []}
     with tempfile.TemporaryDirectory(prefix="wm-") as place:
+        pins = _pins(Path(place, "first"), given.packages, given.index)
         for number in range(given.rounds):
             ours, theirs = Path(place, f"ours{number}"), Path(place, f"theirs{number}")
             with tempfile.TemporaryDirectory(dir=place) as cache:
                 environ = _environment(given.index, Path(cache))
-                again = [*_wheelmount(ours), *given.packages]
+                again = [*_wheelmount(ours), *pins]
                 samples["wheelmount"].append(_run(again, environ))
-                samples["pip"].append(_run([*_pip(given.pip, theirs), *given.packages], environ))
+                samples["pip"].append(_run([*_pip(given.pip, theirs), *pins], environ))
                 samples["wheelmount again"].append(_run(again, environ))
             _compare(ours, theirs)
         wheels = list(ours.glob("*.whl"))
@@ -89,6 +90,13 @@ def _wheelmount(directory: Path) -> list[str]:
 def _pip(python: str, directory: Path) -> list[str]:
     options = ["--quiet", "--no-cache-dir", "--only-binary", ":all:", "--dest", str(directory)]
     return [python, "-m", "pip", "download", *options]
+
+
+def _pins(directory: Path, packages: Sequence[str], index: str) -> list[str]:
+    """The versions of all that the packages need: pip and uv do not always choose the same."""
+    _run([*_wheelmount(directory), *packages], _environment(index, directory / "cache"))
+    names = [wheel.name.split("-") for wheel in directory.glob("*.whl")]
+    return [f"{name}=={version}" for name, version, *_ in names]
 
 
 def _environment(index: str, cache: Path) -> dict[str, str]:

@@ -64,11 +64,11 @@ def resolve(wanted: Wanted, *, target: Target, output: Path, progress: Progress 
                 outcome = compile_requirements(wanted, target, options)
                 if isinstance(outcome, Failure):
                     raise error_of(outcome, target)
+            # What was built here lies beside the lock, wherever the directory goes.
             text = fresh.read_text(encoding="utf-8")
+            text = text.replace(f'path = "{output.parent.absolute()}/', 'path = "')
             lock = parse_lock(text, str(output))
             fresh.unlink()  # uv's is for our eyes only, see compile_requirements
-            # Built wheels lie beside it, wherever the directory goes.
-            text = text.replace(f'path = "{output.parent.absolute()}/', 'path = "')
             fresh.write_text(without_credentials(text), encoding="utf-8")
             task.note(f"{len(lock.packages)} packages for {target}")
         fresh.replace(output)
