@@ -276,14 +276,27 @@ def test_unsound_wheels_do_not_get_in(filled: Wheelhouse, uv_index: Index) -> No
 
 
 def test_a_wrong_record_is_taken_from_who_is_trusted(filled: Wheelhouse, uv_index: Index) -> None:
-    spoil(make_wheel(uv_index.directory, "Odd_Name"), {"Odd_Name.py": b"VALUE = 'other'\n"})
-    with pytest.raises(WheelError, match=r"Odd_Name\.py didn't match RECORD") as caught:
+    spoil(make_wheel(uv_index.directory, "Odd_Name"), {"more.py": b""})
+    with pytest.raises(WheelError, match=r"more\.py is not mentioned in RECORD") as caught:
         filled.add(Wanted.of(["odd-name"]), targets=[TARGET])
     assert "--trust odd-name" in (caught.value.hint or "")
     filled.add(Wanted.of(["odd-name"]), targets=[TARGET], trusted=["odd.name"])
     filled.check().raise_if_any()
     (filled.directory / "Odd_Name-1.0-py3-none-any.whl").unlink()
     assert filled.add(Wanted.of(["odd-name"]), targets=[TARGET]).fetched  # it stays trusted
+
+
+def test_contents_that_were_published_wrong(filled: Wheelhouse, uv_index: Index) -> None:
+    wheel = spoil(make_wheel(uv_index.directory, "odd"), {"odd.py": b"VALUE = 'other'\n"})
+    filled.add(Wanted.of(["odd"]), targets=[TARGET])
+    filled.check(Wanted.of(["odd"]), targets=[TARGET], contents=False).raise_if_any()
+    error = refused(filled, "odd")
+    assert f"{wheel.name} (hash / size of odd.py didn't match RECORD)" in error.message
+    assert "--trust" in (error.hint or "")
+    filled.add(Wanted.of(["odd"]), targets=[TARGET], trusted=["odd"])
+    filled.check().raise_if_any()
+    (filled.directory / wheel.name).write_bytes(b"")
+    assert wheel.name in refused(filled, "odd").message
 
 
 def test_what_was_there_before_it_was_looked_into(filled: Wheelhouse, uv_index: Index) -> None:

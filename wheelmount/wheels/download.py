@@ -103,11 +103,11 @@ def download(
 ) -> DownloadReport:
     """Bring the wheels that a lock has for a target into a directory.
 
-    A wheel gets its name once it has the right hash and was found sound; the manifest remembers
-    that. One that is there stays. That it still has its hash is taken from its size and mtime, so
-    that a second run does not read gigabytes again; ``Wheelhouse.check`` does. While a wheel
-    arrives it is ``NAME.part``, and a later run goes on from there. Any number of processes may
-    download into one directory; they take turns.
+    A wheel gets its name once it has the right hash and a sound form; the manifest remembers that.
+    One that is there stays. That it still has its hash is taken from its size and mtime, so that a
+    second run does not read gigabytes again; ``Wheelhouse.check`` does. While a wheel arrives it is
+    ``NAME.part``, and a later run goes on from there. Any number of processes may download into one
+    directory; they take turns.
 
     Args:
         lock: a validated lock; relative paths in it count from ``directory``.
@@ -223,10 +223,11 @@ def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:
 def _refuse_unsound(file: Path, wheel: Wheel, manifest: Manifest) -> None:
     if not wheel.filename.endswith(".whl"):
         return  # a source distribution: what is built of it is looked into
+    # Not the contents: they are what was published, as the hash has proven.
     record = wheel.package not in manifest.trusted
-    if not (faults := find_faults(file, wheel.filename, record=record)):
+    if not (faults := find_faults(file, wheel.filename, record=record, contents=False)):
         return
-    if record and not find_faults(file, wheel.filename, record=False):
+    if record and not find_faults(file, wheel.filename, record=False, contents=False):
         hint = f"take another version; if you trust who made it: --trust {wheel.package}"
     else:
         hint = "take another version, and tell who made it"

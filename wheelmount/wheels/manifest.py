@@ -96,7 +96,8 @@ class Entry:
         sha256: lower-case hexadecimal.
         size: bytes.
         mtime_ns: of the file when its hash was taken, in nanoseconds.
-        sound: whether those bytes were read through and found to be what they say.
+        sound: whether the form of those bytes was looked into and is right: all that makes a
+            wheel sound but its contents.
     """
 
     sha256: str
@@ -106,7 +107,7 @@ class Entry:
 
     @classmethod
     def of(cls, file: Path, sha256: str) -> Entry:
-        """The entry of a sound file whose hash is known."""
+        """The entry of a file of sound form whose hash is known."""
         found = file.stat()
         return cls(sha256, found.st_size, found.st_mtime_ns, sound=True)
 
@@ -180,7 +181,7 @@ class Manifest:
         return None
 
     def has(self, name: str, directory: Path) -> bool:
-        """Whether a wheel is there as it was when it was found sound, by its size and time."""
+        """Whether a wheel is there as it was when it was looked into, by its size and time."""
         entry, file = self.wheels.get(name), directory / name
         return entry is not None and file.is_file() and entry == Entry.of(file, entry.sha256)
 

@@ -44,11 +44,13 @@ class Known:
 
     Attributes:
         hashes: SHA-256 it may have; all of them must agree.
-        sound: whether bytes with this hash were found sound before.
+        sound: whether the form of bytes with one of these hashes was looked into before.
+        trusted: whether its RECORD may be wrong.
     """
 
     hashes: frozenset[str] = frozenset()
     sound: bool = False
+    trusted: bool = False
 
 
 def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
@@ -85,27 +87,30 @@ def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
     return chosen, None
 
 
-def find_unsound(wheels: Iterable[Path], known: Mapping[str, Known]) -> list[Unsound]:
-    """Read wheels in full, all processors at it; those that are damaged or other ones than known.
+def find_unsound(
+    wheels: Iterable[Path], known: Mapping[str, Known], *, contents: bool
+) -> list[Unsound]:
+    """Read wheels, all processors at it; those that are damaged or other ones than known.
 
     Args:
         wheels: the files.
         known: what is remembered, by file name.
+        contents: whether they are unpacked, too.
     """
 
     def examine(wheel: Path) -> Unsound | None:
-        fault = _fault(wheel, known.get(wheel.name, Known()))
+        fault = _fault(wheel, known.get(wheel.name, Known()), contents=contents)
         return Unsound(wheel.name, fault) if fault else None
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return [found for found in pool.map(examine, wheels) if found]
 
 
-def _fault(wheel: Path, known: Known) -> str:
+def _fault(wheel: Path, known: Known, *, contents: bool) -> str:
     same = not known.hashes or known.hashes == {hash_file(wheel)}
-    if same and known.sound:
+    if same and known.sound and not contents:
         return ""
-    if faults := find_faults(wheel):
+    if faults := find_faults(wheel, record=not known.trusted, contents=contents or not same):
         return faults[0]
     return "" if same else "another build than the one that was locked"
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from packaging.pylock import Pylock
 from packaging.requirements import Requirement
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
@@ -82,10 +82,11 @@ class Wheelhouse:
         started = time.monotonic()
         with locked(self.directory, progress):  # or say that it can't be used before resolving
             manifest = Manifest.read(self.directory)
+        doubted = not manifest.trusted.issuperset(map(canonicalize_name, trusted))
         asked = [Request.of(wanted, target) for target in targets]
         reports = []
         for request in asked:
-            answer = None if upgrade else manifest.answer(request, self.directory)
+            answer = None if upgrade or doubted else manifest.answer(request, self.directory)
             if answer is not None:
                 reports.append(self._kept(answer, manifest, progress))
             else:
@@ -157,19 +158,21 @@ class Wheelhouse:
         wanted: Wanted | None = None,
         *,
         targets: Sequence[Target] = (),
+        contents: bool = True,
         progress: Progress = SILENT,
     ) -> Findings:
         """Find out offline whether requirements install from this directory alone.
 
-        Every wheel they come to is read in full: its hash is compared with those of ``pylock.toml``
-        and the manifest (a wheel that neither knows was put there by hand and has none), and its
-        contents with what it says of itself, unless a download did so with the same bytes. Without
-        requirements that is every wheel of the directory.
+        Every wheel they come to is read: its hash is compared with those of ``pylock.toml`` and the
+        manifest (a wheel that neither knows was put there by hand and has none), and what is in it
+        with what it says of itself. Without requirements that is every wheel of the directory.
 
         Args:
             wanted: the requirements; a URL in one is left out, since hosts ask by name. None: every
                 request of the manifest.
             targets: what they shall install on; default each request's own, or this machine.
+            contents: whether wheels are unpacked for that. A download knows without that their
+                bytes are what was published; this finds out whether that was right.
             progress: told of the one step, ``check``.
 
         Returns:
@@ -209,7 +212,7 @@ class Wheelhouse:
                 wheels.update(chosen)
                 gaps += [gap] if gap else []
                 task.advance(1)
-            unsound = find_unsound(sorted(wheels), self._known(manifest))
+            unsound = find_unsound(sorted(wheels), self._known(manifest, wheels), contents=contents)
         return Findings(
             directory=self.directory,
             requests=len(questions),
@@ -227,7 +230,7 @@ class Wheelhouse:
         """Bytes of all wheels."""
         return sum(wheel.stat().st_size for wheel in self.wheels())
 
-    def _known(self, manifest: Manifest) -> dict[str, Known]:
+    def _known(self, manifest: Manifest, wheels: Iterable[Path]) -> dict[str, Known]:
         """What is remembered of each wheel."""
         hashes = {name: {entry.sha256} for name, entry in manifest.wheels.items()}
         file = self.directory / LOCK_NAME
@@ -237,8 +240,14 @@ class Wheelhouse:
                 for wheel in package.wheels or ():
                     if "sha256" in wheel.hashes:
                         hashes.setdefault(wheel.filename, set()).add(wheel.hashes["sha256"])
-        sound = {name for name, entry in manifest.wheels.items() if entry.sound}
-        return {name: Known(frozenset(found), name in sound) for name, found in hashes.items()}
+        return {
+            wheel.name: Known(
+                frozenset(hashes.get(wheel.name, ())),
+                sound=wheel.name in manifest.wheels and manifest.wheels[wheel.name].sound,
+                trusted=canonicalize_name(wheel.name.partition("-")[0]) in manifest.trusted,
+            )
+            for wheel in wheels
+        }
 
 
 def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
