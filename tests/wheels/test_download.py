@@ -24,6 +24,7 @@ from wheelmount.errors import (
 )
 from wheelmount.wheels import archive
 from wheelmount.wheels import download as download_module
+from wheelmount.wheels import fetch as fetch_module
 from wheelmount.wheels.download import DownloadReport, download, locked
 
 from .support import TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256
@@ -33,7 +34,7 @@ SIZE = 50_000
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download_module, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(fetch_module, "LONGEST_PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_gives_up(index: Index, house: Path, wheel: Path, monkeypatch: pytest.Mo
     with pytest.raises(TransferError, match="503") as caught:
         fetch(index, house, wheel)
     assert "127.0.0.1" in caught.value.message
-    assert len(index.asked(wheel)) == download_module.ATTEMPTS
+    assert len(index.asked(wheel)) == fetch_module.ATTEMPTS
     assert left(house) == [f"{wheel.name}.part"]  # kept, for the next run to go on from
     index.faults.clear()
     assert fetch(index, house, wheel).fetched == (wheel.name,)
@@ -201,7 +202,7 @@ def test_nobody_listens(index: Index, house: Path, wheel: Path) -> None:
 def test_a_server_that_goes_quiet(
     index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download_module, "STALL", 0.2)
+    monkeypatch.setattr(fetch_module, "STALL", 0.2)
     index.faults[wheel.name] = [Fault(cut=1000, hang=True)]
     fetch(index, house, wheel)
     assert index.asked(wheel) == [None, "bytes=1000-"]

@@ -24,7 +24,8 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.archive import find_faults
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
 from wheelmount.wheels.credentials import without_credentials
-from wheelmount.wheels.download import fetch, locked
+from wheelmount.wheels.download import locked
+from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.lockfile import chosen_source, parse_lock
 from wheelmount.wheels.resolve import error_of
 from wheelmount.wheels.target import Target
@@ -125,7 +126,8 @@ def _download(
         raise error_of(answer, target)
     (package,) = parse_lock(answer).packages
     source = chosen_source(package)
-    fetch([source], folder)
+    with SILENT.task("download") as task:
+        fetch([source], folder, task, 1)
     return folder / source.filename, without_credentials(source.source)
 
 

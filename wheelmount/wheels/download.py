@@ -1,57 +1,29 @@
-"""Wheels of a lock into a flat directory: in parallel, hashed on the way, resumed where cut off."""
+"""Wheels of a lock into a flat directory, one download after the other; what is there stays."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import socket
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import filelock
-import httpx
-import tenacity
 from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 
-from wheelmount.errors import (
-    InputError,
-    SourceError,
-    StoreError,
-    TransferError,
-    UnavailableError,
-    WaitError,
-    WheelError,
-)
-from wheelmount.progress import SILENT, Progress, Task
-from wheelmount.wheels.archive import CHUNK, find_faults, hash_file
-from wheelmount.wheels.credentials import IndexAuth
+from wheelmount.errors import InputError, WaitError
+from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels.archive import hash_file
+from wheelmount.wheels.fetch import disk_errors, fetch, refuse_unsound
 from wheelmount.wheels.lockfile import Wheel, chosen_wheels
 from wheelmount.wheels.manifest import Entry, Manifest
 from wheelmount.wheels.target import Target
-
-ATTEMPTS = 6
-"""Tries of one wheel, each continuing where the last one was cut off."""
-
-LONGEST_PAUSE = 8.0
-"""Seconds, at most, between two tries."""
-
-STALL = 20.0
-"""Seconds without a byte after which a connection counts as lost."""
 
 LOCK_TIMEOUT = 3600.0
 """Seconds to wait for another download into the same directory."""
 
 LOCK_NAME = ".wheelmount.lock"
-
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +54,6 @@ class DownloadReport:
             sum(report.fetched_size for report in reports),
             seconds,
         )
-
-
-class _StopError(Exception):
-    """Another wheel failed, or the user wants to end: leave the ``.part`` as it is."""
-
-
-class _AgainError(Exception):
-    """A continued download that a new try from the first byte may mend."""
 
 
 def download(
@@ -146,14 +110,19 @@ def fill(
     started = time.monotonic()
     wheels = chosen_wheels(lock, target)
     with progress.task("download", unit="B") as task:
-        with _disk_errors(directory):
+        with disk_errors(directory):
             manifest = Manifest.read(directory)
             manifest.trusted.update(map(canonicalize_name, trusted))
             needed = [wheel for wheel in wheels if not _is_there(wheel, directory, manifest)]
+
+        def remember(wheel: Wheel) -> None:
+            file = directory / wheel.filename
+            manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256)
+
         try:
-            _fetch_all(needed, directory, manifest, task, jobs)
+            fetch(needed, directory, task, jobs, trusted=manifest.trusted, arrived=remember)
         finally:
-            with _disk_errors(directory):
+            with disk_errors(directory):
                 manifest.write(directory)
         report = DownloadReport(
             wheels=tuple(wheel.filename for wheel in wheels),
@@ -168,16 +137,6 @@ def fill(
     return report
 
 
-def fetch(files: list[Wheel], directory: Path) -> None:
-    """Bring files, checked by their hashes, into a directory that is nobody else's.
-
-    Raises:
-        WheelmountError: as ``download``.
-    """
-    with SILENT.task("download") as task:
-        _fetch_all(files, directory, Manifest(), task, len(files))
-
-
 @contextmanager
 def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
     """Hold the right to change a wheelhouse, which is made if it is not there.
@@ -186,7 +145,7 @@ def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
         SourceError: the directory can't be made or written.
         WaitError: somebody else held it for ``LOCK_TIMEOUT``.
     """
-    with _disk_errors(directory):
+    with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(directory / LOCK_NAME)
         try:
@@ -215,224 +174,6 @@ def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:
         return manifest.wheels[wheel.filename].sha256 == wheel.sha256
     if hash_file(file) != wheel.sha256:
         return False
-    _refuse_unsound(file, wheel, manifest)
+    refuse_unsound(file, wheel, manifest.trusted)
     manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256)
     return True
-
-
-def _refuse_unsound(file: Path, wheel: Wheel, manifest: Manifest) -> None:
-    if not wheel.filename.endswith(".whl"):
-        return  # a source distribution: what is built of it is looked into
-    # Not the contents: they are what was published, as the hash has proven.
-    record = wheel.package not in manifest.trusted
-    if not (faults := find_faults(file, wheel.filename, record=record, contents=False)):
-        return
-    if record and not find_faults(file, wheel.filename, record=False, contents=False):
-        hint = f"take another version; if you trust who made it: --trust {wheel.package}"
-    else:
-        hint = "take another version, and tell who made it"
-    raise WheelError(f"{wheel.filename} is not sound: {faults[0]}", hint=hint)
-
-
-def _fetch_all(
-    wheels: list[Wheel], directory: Path, manifest: Manifest, task: Task, jobs: int
-) -> None:
-    if not wheels:
-        return
-    with _client(jobs) as client, ThreadPoolExecutor(jobs, thread_name_prefix="wheel") as pool:
-        fetch = _Fetch(client, directory, manifest, _Total(task))
-        futures = {pool.submit(fetch, wheel): wheel for wheel in wheels}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                wheel = futures[future]
-                file = directory / wheel.filename
-                manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256)
-        except BaseException:  # ^C too: end the other threads, which leave their .part
-            fetch.end()
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-class _Total:
-    """Adds up sizes that become known one by one, from several threads."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._lock = threading.Lock()
-        self._sizes: dict[str, int] = {}
-        self._done: dict[str, int] = {}
-
-    def at(self, wheel: Wheel, size: int | None, done: int) -> None:
-        """Say how big a wheel is, and how much of it is there."""
-        with self._lock:
-            if size is not None and self._sizes.get(wheel.filename) != size:
-                self._sizes[wheel.filename] = size
-                self._task.total(sum(self._sizes.values()))
-            # What a try that began again had done counts once: a bar never runs backwards.
-            more = done - self._done.get(wheel.filename, 0)
-            if more > 0:
-                self._done[wheel.filename] = done
-                self._task.advance(more)
-
-
-class _Fetch:
-    """Fetches one wheel, with tries; called in the pool's threads."""
-
-    def __init__(
-        self, client: httpx.Client, directory: Path, manifest: Manifest, total: _Total
-    ) -> None:
-        self._client = client
-        self._directory = directory
-        self._manifest = manifest
-        self._total = total
-        self._stop = threading.Event()
-        self._sockets: set[socket.socket] = set()
-
-    def __call__(self, wheel: Wheel) -> None:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_transient),
-            stop=tenacity.stop_after_attempt(ATTEMPTS),
-            wait=tenacity.wait_random_exponential(multiplier=0.5, max=LONGEST_PAUSE),
-            sleep=tenacity.sleep_using_event(self._stop),
-            reraise=True,
-        )
-        with _disk_errors(self._directory):
-            try:
-                retrying(self._once, wheel)
-            except httpx.HTTPStatusError as error:
-                reason = f"{error.response.status_code} {error.response.reason_phrase}"
-            except (httpx.HTTPError, httpx.InvalidURL, _AgainError) as error:
-                reason = str(error) or type(error).__name__
-            else:
-                return
-        raise TransferError(
-            f"{wheel.filename} did not arrive from {urlsplit(wheel.source).hostname}: {reason}",
-            hint="run it again: what has arrived is kept",
-        )
-
-    def end(self) -> None:
-        """Make every call end soon, those too that wait for a server that has gone quiet."""
-        self._stop.set()
-        for connection in tuple(self._sockets):
-            with suppress(OSError):
-                # Of the plain socket: that of TLS would first take itself apart under its reader.
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-    def _once(self, wheel: Wheel) -> None:
-        if self._stop.is_set():
-            raise _StopError
-        part = self._directory / f"{wheel.filename}.part"
-        local = _local_path(wheel.source, self._directory)
-        if local is not None:
-            resumed = 0
-            with local.open("rb") as stream:
-                chunks = iter(lambda: stream.read(CHUNK), b"")
-                digest = self._write(wheel, chunks, part, 0, local.stat().st_size)
-        else:
-            resumed = part.stat().st_size if part.is_file() else 0
-            digest = self._request(wheel, part, resumed)
-        if digest != wheel.sha256:
-            part.unlink()
-            if resumed:  # it may have been the beginning of other bytes: once more, all of it
-                raise _AgainError("the server sends other bytes than before")
-            raise WheelError(
-                f"{wheel.filename} has the sha256 {digest}, and the lock says {wheel.sha256}",
-                hint="resolve again; if that does not help, do not trust this index or proxy",
-            )
-        try:
-            _refuse_unsound(part, wheel, self._manifest)
-        except WheelError:
-            part.unlink()
-            raise
-        part.replace(self._directory / wheel.filename)
-
-    def _request(self, wheel: Wheel, part: Path, have: int) -> str:
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        with self._client.stream("GET", wheel.source, headers=headers) as response:
-            # RFC 9110: 416 where the server has no byte after ours, 206 where it goes on from
-            # there, 200 where it can't and sends the whole.
-            if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-                # Either all of it is here, cut off just before it got its name, or it is garbage.
-                return hash_file(part)
-            response.raise_for_status()
-            if response.status_code != httpx.codes.PARTIAL_CONTENT:
-                have = 0
-            elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-                part.unlink()
-                raise _AgainError("the server sends other ranges than asked for")
-            length = response.headers.get("Content-Length", "")
-            size = have + int(length) if length.isdecimal() else None
-            connection = response.extensions["network_stream"].get_extra_info("socket")
-            self._sockets.add(connection)
-            try:
-                return self._write(wheel, response.iter_raw(), part, have, size)
-            finally:
-                self._sockets.discard(connection)
-
-    def _write(
-        self, wheel: Wheel, chunks: Iterable[bytes], part: Path, have: int, size: int | None
-    ) -> str:
-        """Add chunks to the first ``have`` bytes of ``part``; the SHA-256 of the whole."""
-        digest = hashlib.sha256()
-        with part.open("r+b" if have else "wb") as stream:
-            while stream.tell() < have:
-                digest.update(stream.read(min(CHUNK, have - stream.tell())))
-            self._total.at(wheel, size, have)
-            for chunk in chunks:
-                if self._stop.is_set():
-                    raise _StopError
-                digest.update(chunk)
-                stream.write(chunk)
-                have += len(chunk)
-                self._total.at(wheel, size, have)
-        return digest.hexdigest()
-
-
-def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code in _TRANSIENT
-    if isinstance(error, httpx.UnsupportedProtocol):
-        return False
-    return isinstance(error, httpx.TransportError | _AgainError)
-
-
-def _local_path(source: str, directory: Path) -> Path | None:
-    """The file that a source names; None where it is a URL of a server."""
-    scheme = source.partition("://")[0] if "://" in source else ""
-    if scheme == "file":
-        return Path(url2pathname(urlsplit(source).path))
-    return None if scheme else directory / source
-
-
-def _client(jobs: int) -> httpx.Client:
-    try:
-        return httpx.Client(
-            # One connection for each job, so that no request waits for one and times out.
-            limits=httpx.Limits(max_connections=jobs),
-            timeout=httpx.Timeout(STALL),
-            follow_redirects=True,
-            auth=IndexAuth(),
-            # A wheel is compressed already, and bytes compressed on the way can't be resumed.
-            headers={"Accept-Encoding": "identity"},
-        )
-    except (ImportError, ValueError, OSError) as error:
-        raise UnavailableError(
-            f"no connection can be made with this environment: {error}",
-            hint="check HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR",
-        ) from None
-
-
-@contextmanager
-def _disk_errors(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreError(
-                f"no space left for {directory}", hint="make room, or use another directory"
-            ) from None
-        raise SourceError(
-            f"{error.filename or directory}: {error.strerror or error}",
-            hint="check that it exists and that you may use it",
-        ) from None
