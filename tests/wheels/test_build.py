@@ -213,6 +213,10 @@ def test_what_does_not_build(project: Path, house: Wheelhouse) -> None:
     assert "a project does not build" in error.message
     assert "uv build" in (error.hint or "")
     assert type(refused(house, "./nowhere")) is SourceError
+    (project / "pyproject.toml").unlink()
+    error = refused(house, str(project))
+    assert type(error) is SourceError
+    assert "is not a project" in error.message
 
 
 def test_another_name_than_asked_for(repository: Path, house: Wheelhouse) -> None:

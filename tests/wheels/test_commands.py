@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.conftest import Cli
@@ -36,6 +37,19 @@ def test_download_and_check(cli: Cli, uv_index: Index, workplace: Path) -> None:
     assert done.stderr.count("\n") == 2
     done = cli("download", "c", "--prune", "-q", "-d", "wheels", *BOTH)
     assert (workplace / "work" / "wheels" / "a-1.0-py3-none-any.whl").exists()
+
+
+def test_many_at_once(cli: Cli, uv_index: Index, workplace: Path) -> None:
+    wanted = ["b", "c", "d", "e"]
+    make_wheel(uv_index.directory, "a", padding=100_000)
+    for name in wanted:
+        make_wheel(uv_index.directory, name, requires=["a"])
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(cli, "download", n, "-d", "wheels", "--prune") for n in wanted]
+        assert [call.result().returncode for call in calls] == [0, 0, 0, 0]
+    assert len(list((workplace / "work" / "wheels").glob("*.whl"))) == 5
+    assert cli("check", "wheels").stdout == "complete: 5 wheels, 0.1 MB\n"
+    assert not list((workplace / "work" / "wheels").glob("pylock.*.toml"))
 
 
 def test_a_bad_wheel_and_who_takes_it(cli: Cli, uv_index: Index, workplace: Path) -> None:

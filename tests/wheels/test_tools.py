@@ -158,7 +158,7 @@ def test_plain_commands_where_the_two_files_are(place: Place, tmp_path: Path, to
     assert any(word in said for word in WORKED)
 
 
-@pytest.mark.parametrize("tool", ["build", "pipx", "uv sync"])
+@pytest.mark.parametrize("tool", PLAIN)
 def test_with_an_index_and_no_files(place: Place, tmp_path: Path, tool: str) -> None:
     index = f"{place.packages.as_uri()}/simple/"
     said = offline(PLAIN[tool], place, tmp_path, PIP_INDEX_URL=index, UV_DEFAULT_INDEX=index)

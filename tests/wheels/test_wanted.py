@@ -159,3 +159,37 @@ def test_a_group_that_is_not_there(project: Path, house: Wheelhouse) -> None:
     with pytest.raises(WheelmountError) as caught:
         house.add(Wanted.of(files=[project], groups=["nosuch"]), targets=[TARGET])
     assert "nosuch" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("a>=1\nb  # -r is no option here\n", True),
+        ("a==1.0 \\\n    --hash=sha256:00\n", True),
+        ("--index-url http://127.0.0.1/simple\na\n", True),
+        ("-r other.txt\n", False),
+        ("  -c other.txt\n", False),
+        ("--find-links links\na\n", False),
+        ("-e .\n", False),
+        ("./a-1.0-py3-none-any.whl\n", False),
+        ("a @ file:///a.whl\n", False),
+        ("a @ git+https://127.0.0.1/a\n", False),
+    ],
+)
+def test_when_nothing_can_have_changed(tmp_path: Path, text: str, known: bool) -> None:
+    file = tmp_path / "needs.txt"
+    file.write_text(text)
+    digest = Wanted.of(["x"], [file]).digest()
+    assert bool(digest) == known
+    assert digest == Wanted.of(["x"], [file]).digest()
+    assert not known or digest != Wanted.of(["y"], [file]).digest()
+    file.write_text(f"{text}more\n")
+    assert not known or digest != Wanted.of(["x"], [file]).digest()
+
+
+def test_what_is_on_this_machine_may_change(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "a")
+    assert Wanted.of([str(wheel)]).digest() == ""
+    assert Wanted.of([str(tmp_path)]).digest() == ""
+    assert Wanted.of(["a @ git+https://127.0.0.1/a"]).digest() == ""
+    assert Wanted.of(["a @ https://127.0.0.1/a.whl"], builds=["b"]).digest() != ""

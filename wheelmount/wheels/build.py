@@ -35,6 +35,9 @@ CLONE_TIMEOUT = 600.0
 """Seconds git may take for one repository."""
 
 
+_PROJECT_FILES = ("pyproject.toml", "setup.py")
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """What came of building.
@@ -173,6 +176,11 @@ def _git(*arguments: str) -> str:
 def _build(source: Path, target: Target, output: Path) -> Path:
     if not source.exists():
         raise SourceError(f"{source} does not exist", hint="check the path")
+    if source.is_dir() and not any((source / name).exists() for name in _PROJECT_FILES):
+        raise SourceError(
+            f"{source} is not a project",
+            hint="it has no pyproject.toml or setup.py; give wheels by their own paths",
+        )
     failure = build_wheel(source, output, sys.executable)
     found = list(output.glob("*.whl"))
     if failure or len(found) != 1:

@@ -19,8 +19,12 @@ from wheelmount.wheels.requirements import existing_files, local_path, parse_req
 PROJECT_NAME = "pyproject.toml"
 UV_LOCK_NAME = "uv.lock"
 
-# Lines of a file of requirements that name other files, or wheels and projects on this machine.
-_OTHERS = re.compile(rb"^\s*(?:-|\.|/)|file:|git\+", re.MULTILINE)
+# What in a file names other files, or wheels and projects on this machine.
+_OTHERS = re.compile(
+    rb"^\s*(?:-[rcef]\b|--(?:requirement|constraint|editable|find-links)\b|\.|/)"
+    rb"|file:|git\+|\bpath\s*=|\bdynamic\s*=",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)
