@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -24,8 +25,9 @@ from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.mount.task import Task
 from wheelmount.progress import Progress
 from wheelmount.wheels import redirect
-from wheelmount.wheels.requirements import parse_requirements
+from wheelmount.wheels.missing import absent
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
 Results = Mapping[str, Result | WheelmountError]
@@ -130,8 +132,7 @@ class Image:
 
 def install(
     spec: HostSpec,
-    requirements: Sequence[str],
-    files: Sequence[Path],
+    wanted: Wanted,
     into: Venv | Image,
     tool: Literal["uv", "pip"],
     settings: Settings,
@@ -144,8 +145,7 @@ def install(
 
     Args:
         spec: the hosts.
-        requirements: what to install.
-        files: files of requirements.
+        wanted: what to install.
         into: where to.
         tool: what installs.
         settings: in force.
@@ -153,29 +153,29 @@ def install(
         directory: the wheelhouse; default one of its own in the cache for these requirements.
         target: default the image's Python, or this one.
     """
-    parse_requirements(requirements)
     if target is None:
         target = Target.here()
         if isinstance(into, Image):
             python = probe.python(into.path)
             target = Target.parse(python.version, python.platform)
-    house = Wheelhouse(directory or _wheelhouse(settings, requirements, files, target))
-    report = house.add(requirements, files=files, target=target, progress=progress)
-    house.check(requirements, files=files, target=target, progress=progress)
-    wanted = list(requirements)
-    if files:  # hosts do not have them, and know what they ask for by name
+    house = Wheelhouse(directory or _wheelhouse(settings, wanted, target))
+    report = house.add(wanted, targets=[target], progress=progress)
+    # What is in the wheels was published so; reading it all would take longer than to install it.
+    house.check(wanted, targets=[target], contents=False, progress=progress).raise_if_any()
+    named = [str(requirement) for requirement in wanted.requirements]
+    if not wanted.by_name:  # hosts do not have the files, and ask by name
         pins = (parse_wheel_filename(wheel)[:2] for wheel in report.wheels)
-        wanted += [f"{name}=={version}" for name, version in pins]
+        named = [f"{name}=={version}" for name, version in pins]
     if isinstance(into, Image):
         argv = [tool, "install"] if tool == "pip" else [tool, "pip", "install"]
-        return execute(spec, into, [*argv, "--", *wanted], house.directory, settings, progress)
+        return execute(spec, into, [*argv, "--", *named], house.directory, settings, progress)
     venv = into.path
     if spec.shared and "{host}" not in venv:
         venv += "-{host}"
 
     def command(host: str, path: str) -> Command:
         where = venv.replace("{host}", host)
-        return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *wanted))
+        return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *named))
 
     packages = _packages(settings)
     return _on_mounts(spec, house.directory, packages, command, settings, progress, "install")
@@ -220,7 +220,12 @@ def execute(
 
     if packages is not None:
         where = _packages(settings)
-        return _on_mounts(spec, packages, where, command, settings, progress, "run")
+        results = _on_mounts(spec, packages, where, command, settings, progress, "run")
+        failed = [r for r in results.values() if isinstance(r, Result) and r.code]
+        lacking = {name for r in failed for name in absent(r.stderr.decode(errors="replace"))}
+        if lacking:
+            progress.log(f"hint: wheelmount download {shlex.join(sorted(lacking))} -d {packages}")
+        return results
     with spec.make(settings, namespaces=False) as hosts:
         try:
             with (
@@ -260,12 +265,9 @@ def _on_mounts(
             engine.stop()
 
 
-def _wheelhouse(
-    settings: Settings, requirements: Sequence[str], files: Sequence[Path], target: Target
-) -> Path:
+def _wheelhouse(settings: Settings, wanted: Wanted, target: Target) -> Path:
     """The wheelhouse in the cache for one request: what is installed is then what was asked for."""
-    asked = [str(target), *requirements, *(str(file.absolute()) for file in files)]
-    name = blake3("\0".join(asked).encode()).hexdigest()[:16]
+    name = blake3(f"{target}\0{wanted}".encode()).hexdigest()[:16]
     return Path(settings.cache_dir) / "wheelhouses" / name
 
 

@@ -32,5 +32,5 @@ def test_steps_that_run_at_the_same_time_share_the_terminal() -> None:
             pass
         os.close(leader)
     assert done.returncode == 0, shown.decode()
-    for words in (b"send: 1.0 of 2.0 MB in", b"run: 2 hosts in", b"later: a note in"):
+    for words in (b"send: 1.0 of 2.0 MB, ", b"run: 2 hosts in", b"later: a note in"):
         assert words in shown

@@ -41,7 +41,7 @@ def test_packages_install_offline_in_a_container_on_each_host(
         assert [record["code"] for record in json.loads(done.stdout)] == [0, 0]
         missing = cli(*host, *overlay, "--packages", house, "--", *tool, "install", "flask")
         assert missing.returncode == 1
-        assert "flask" in missing.stderr
+        assert f"hint: wheelmount download flask -d {house}" in missing.stderr
 
     done = cli(*host, "--json", "--", "cat", "/proc/net/dev")
     for record in json.loads(done.stdout):

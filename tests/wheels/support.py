@@ -7,9 +7,10 @@ import hashlib
 import html
 import threading
 import time
+import warnings
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +24,14 @@ from wheelmount.wheels.target import Target
 TARGET = Target("3.11", "x86_64-manylinux_2_28")
 ARM = Target("3.12", "aarch64-manylinux_2_36")
 
+LOOPBACK = """
+import fcntl, socket, struct
+SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
+with socket.socket() as lo:
+    fcntl.ioctl(lo, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP | IFF_RUNNING))
+"""
+"""A program that brings up the loopback of a new network namespace."""
+
 
 def make_wheel(
     directory: Path,
@@ -32,21 +41,23 @@ def make_wheel(
     requires: Iterable[str] = (),
     tag: str = "py3-none-any",
     padding: int = 0,
+    module: bytes | None = None,
+    headers: str = "",
 ) -> Path:
     """Build a wheel (PEP 427) of one module ``NAME.py`` with ``VALUE``, and ``padding`` bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{headers}"
     metadata += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     contents = {
-        f"{name}.py": f"VALUE = {version!r}\n".encode(),
+        f"{name}.py": f"VALUE = {version!r}\n".encode() if module is None else module,
         f"{info}/METADATA": metadata.encode(),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
         f"Tag: {tag}\n".encode(),
     }
     if padding:
         contents[f"{name}_data.bin"] = bytes(i * i % 251 for i in range(padding))
-    rows = [f"{path},{_digest(data)},{len(data)}" for path, data in contents.items()]
+    rows = [record_row(path, data) for path, data in contents.items()]
     contents[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
     wheel = directory / f"{name}-{version}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -55,9 +66,22 @@ def make_wheel(
     return wheel
 
 
-def _digest(data: bytes) -> str:
-    digest = hashlib.sha256(data).digest()
-    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+def spoil(wheel: Path, changes: Mapping[str, bytes | None], *more: tuple[str, bytes]) -> Path:
+    """Make a wheel anew with some entries changed or (None) left out, and more at its end."""
+    with zipfile.ZipFile(wheel) as archive:
+        contents = {path: archive.read(path) for path in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of two entries with one name
+        for path, data in [*({**contents, **changes}).items(), *more]:
+            if data is not None:
+                archive.writestr(path, data)
+    return wheel
+
+
+def record_row(path: str, data: bytes) -> str:
+    """A file's line in RECORD."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"{path},sha256={digest},{len(data)}"
 
 
 def sha256(file: Path) -> str:

@@ -11,7 +11,7 @@ import uv
 from wheelmount.errors import InputError, UnavailableError, WaitError
 from wheelmount.wheels import compiler
 from wheelmount.wheels.compiler import Kind, compile_requirements, explain
-from wheelmount.wheels.requirements import parse_requirements
+from wheelmount.wheels.wanted import Wanted
 
 from .support import TARGET
 
@@ -105,13 +105,13 @@ def test_a_reason_is_short() -> None:
 
 def test_nothing_required() -> None:
     with pytest.raises(InputError):
-        compile_requirements([], [], TARGET, [])
+        Wanted.of([])
 
 
 def test_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "TIMEOUT", 0.0)
     with pytest.raises(WaitError) as caught:
-        compile_requirements(parse_requirements(["a"]), [], TARGET, [])
+        compile_requirements(Wanted.of(["a"]), TARGET, [])
     assert caught.value.hint
 
 
@@ -121,7 +121,7 @@ def test_no_uv(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(uv, "find_uv_bin", absent)
     with pytest.raises(UnavailableError, match="uv is not installed"):
-        compile_requirements(parse_requirements(["a"]), [], TARGET, [])
+        compile_requirements(Wanted.of(["a"]), TARGET, [])
 
 
 def test_never_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_never_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    compile_requirements(parse_requirements(["a==1; os_name == '$(x)'"]), [], TARGET, [])
+    compile_requirements(Wanted.of(["a==1; os_name == '$(x)'"]), TARGET, [])
     command, given, shell = seen
     assert isinstance(command, list)
     assert shell is False

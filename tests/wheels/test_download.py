@@ -22,7 +22,9 @@ from wheelmount.errors import (
     WaitError,
     WheelError,
 )
+from wheelmount.wheels import archive
 from wheelmount.wheels import download as download_module
+from wheelmount.wheels import fetch as fetch_module
 from wheelmount.wheels.download import DownloadReport, download, locked
 
 from .support import TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256
@@ -32,7 +34,7 @@ SIZE = 50_000
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download_module, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(fetch_module, "LONGEST_PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_what_is_there_is_not_even_read(
 ) -> None:
     fetch(index, house, wheel)
     read: list[Path] = []
-    hash_file = download_module.hash_file
+    hash_file = archive.hash_file
     monkeypatch.setattr(download_module, "hash_file", lambda f: read.append(f) or hash_file(f))  # type: ignore[func-returns-value]
     fetch(index, house, wheel)
     assert read == []
@@ -175,7 +177,7 @@ def test_gives_up(index: Index, house: Path, wheel: Path, monkeypatch: pytest.Mo
     with pytest.raises(TransferError, match="503") as caught:
         fetch(index, house, wheel)
     assert "127.0.0.1" in caught.value.message
-    assert len(index.asked(wheel)) == download_module.ATTEMPTS
+    assert len(index.asked(wheel)) == fetch_module.ATTEMPTS
     assert left(house) == [f"{wheel.name}.part"]  # kept, for the next run to go on from
     index.faults.clear()
     assert fetch(index, house, wheel).fetched == (wheel.name,)
@@ -200,7 +202,7 @@ def test_nobody_listens(index: Index, house: Path, wheel: Path) -> None:
 def test_a_server_that_goes_quiet(
     index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download_module, "STALL", 0.2)
+    monkeypatch.setattr(fetch_module, "STALL", 0.2)
     index.faults[wheel.name] = [Fault(cut=1000, hang=True)]
     fetch(index, house, wheel)
     assert index.asked(wheel) == [None, "bytes=1000-"]
@@ -344,7 +346,7 @@ def test_a_proxy_is_honoured(
     assert index.requests[0][0] == f"http://elsewhere.invalid/files/{wheel.name}"
 
 
-@pytest.mark.parametrize("how", ["url", "names", "netrc"])
+@pytest.mark.parametrize("how", ["url", "names", "netrc", "own url"])
 def test_credentials(
     index: Index,
     house: Path,
@@ -362,10 +364,14 @@ def test_credentials(
         monkeypatch.setenv("UV_INDEX", f"https://other.invalid/simple my-own={index.url}")
         monkeypatch.setenv("UV_INDEX_MY_OWN_USERNAME", "me")
         monkeypatch.setenv("UV_INDEX_MY_OWN_PASSWORD", "p@ss")
-    else:
+    elif how == "netrc":
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password p@ss\n")
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    fetch(index, house, wheel)
+    if how == "own url":
+        url = index.file_url(wheel).replace("://", "://me:p%40ss@")
+        download(lock_of(package_of(wheel, url)), house, target=TARGET)
+    else:
+        fetch(index, house, wheel)
 
 
 def test_credentials_stay_with_their_origin(

@@ -60,7 +60,7 @@ def test_only_a_source_distribution(sources: dict[str, Any]) -> None:
     table = {"name": "a", "version": "1.0", **sources}
     with pytest.raises(ResolveError, match="only a source distribution exists") as caught:
         chosen_wheels(lock_of(table), ARM)
-    assert "uv build" in (caught.value.hint or "")
+    assert "--build a" in (caught.value.hint or "")
 
 
 def test_a_wheel_by_url_or_path() -> None:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+import uv
 from packaging.requirements import Requirement
 
-from wheelmount.wheels.missing import find_missing
+from wheelmount.wheels.install import clean_environment
+from wheelmount.wheels.missing import absent, find_missing
 
 from .support import ARM, TARGET, make_wheel
 
@@ -43,3 +48,30 @@ def test_unreadable_wheels_have_no_dependencies(tmp_path: Path) -> None:
     (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"no zip file")
     (tmp_path / "odd.whl").write_bytes(b"no wheel's name")
     assert missing(tmp_path, "a", "odd") == ["odd (wanted by you)"]
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+@pytest.mark.parametrize(
+    ("requirement", "absent_one"),
+    [("nosuch", "nosuch"), ("own>2", "own>2"), ("own[x]>=3", "own[x]>=3"), ("top", "under")],
+)
+def test_what_the_tools_did_not_find(
+    tmp_path: Path, tool: str, requirement: str, absent_one: str
+) -> None:
+    make_wheel(tmp_path, "own", headers="Provides-Extra: x\n")
+    make_wheel(tmp_path, "top", requires=["under>=2"])
+    install = {"pip": [sys.executable, "-m", "pip"], "uv": [uv.find_uv_bin(), "pip"]}[tool]
+    done = subprocess.run(
+        [*install, "install", "--no-index", "--find-links", tmp_path, "--target", "x", requirement],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    (found,) = absent(done.stderr)
+    assert found.startswith(absent_one)
+
+
+def test_other_failures() -> None:
+    assert absent("error: no space left\nNo matching distribution found for ???\n") == []

@@ -8,6 +8,7 @@ import pytest
 
 from wheelmount.errors import ResolveError, WheelError
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
 pytestmark = pytest.mark.network
@@ -20,26 +21,26 @@ WANTED = ["requests", "numpy", "pandas"]
 )
 def test_requests_numpy_pandas(target: Target, tmp_path: Path) -> None:
     house = Wheelhouse(tmp_path / "house")
-    report = house.add(WANTED, target=target)
+    report = house.add(Wanted.of(WANTED), targets=[target])
     assert len(report.fetched) == len(report.wheels) >= 8
     assert any(
         name.startswith("numpy-") and f"_{target.machine}.whl" in name for name in report.wheels
     )
-    house.check()
-    house.check(["pandas"], target=target)
-    assert house.add(WANTED, target=target).fetched == ()
+    house.check().raise_if_any()
+    house.check(Wanted.of(["pandas"]), targets=[target]).raise_if_any()
+    assert house.add(Wanted.of(WANTED), targets=[target]).fetched == ()
     numpy = next(house.directory.glob("numpy-*.whl"))
     numpy.unlink()
     with pytest.raises(WheelError, match=r"numpy\S* \(wanted by pandas "):
-        house.check(["pandas"], target=target)
+        house.check(Wanted.of(["pandas"]), targets=[target]).raise_if_any()
 
 
 def test_refusals(tmp_path: Path) -> None:
     target = Target("3.12", "aarch64-manylinux_2_36")
     house = Wheelhouse(tmp_path / "house")
     with pytest.raises(ResolveError, match=r"no wheel of pyfuse3 for Python 3\.12 on aarch64"):
-        house.add(["pyfuse3==3.4.0"], target=target)
+        house.add(Wanted.of(["pyfuse3==3.4.0"]), targets=[target])
     with pytest.raises(ResolveError, match="no package named wheelmount-no-such-package in the"):
-        house.add(["wheelmount-no-such-package"], target=target)
+        house.add(Wanted.of(["wheelmount-no-such-package"]), targets=[target])
     with pytest.raises(ResolveError, match=r"no solution .* numpy>=1\.26"):
-        house.add(["pandas==2.2.3", "numpy<1.21"], target=target)
+        house.add(Wanted.of(["pandas==2.2.3", "numpy<1.21"]), targets=[target])

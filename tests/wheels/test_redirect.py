@@ -1,7 +1,8 @@
 """Plain ``pip install`` and ``uv pip install`` under the two files, as in a container.
 
 The containers here are namespaces: the system's own Python, its ``/usr`` and ``/etc`` under
-overlays, and no network.
+overlays, and no network but a loopback, to which names are to be resolved: who asks for anything
+is seen there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import uv
 from wheelmount.errors import InputError
 from wheelmount.wheels.redirect import environment, pip_conf, uv_toml
 
-from .support import make_wheel
+from .support import LOOPBACK, make_wheel
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,6 +44,10 @@ mkdir -p /etc/uv
 cp "$FILES/pip.conf" /etc/pip.conf
 cp "$FILES/uv.toml" /etc/uv/uv.toml
 cp "$UV" /usr/local/bin/uv
+rm -f /etc/resolv.conf
+echo nameserver 127.0.0.1 > /etc/resolv.conf
+/usr/bin/python3 -c "$LOOPBACK"
+packets() { echo "packets $(sed -n 's/^ *lo: *[0-9]* *\\([0-9]*\\).*/\\1/p' /proc/net/dev)"; }
 cd home
 export HOME=/mnt/home PATH=/usr/local/bin:/usr/bin:/bin
 set +e
@@ -53,7 +58,12 @@ eval "$1"
 def namespace(script: str, files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["unshare", "--map-root-user", "--net", "--mount", "sh", "-c", INSIDE, "sh", script],
-        env={"PATH": os.environ["PATH"], "FILES": str(files), "UV": uv.find_uv_bin()},
+        env={
+            "PATH": os.environ["PATH"],
+            "FILES": str(files),
+            "UV": uv.find_uv_bin(),
+            "LOOPBACK": LOOPBACK,
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -142,15 +152,16 @@ def test_a_url_fails_at_once(container: Path, tool: str) -> None:
     assert done.returncode != 0
 
 
-INDEX = "http://10.1.1.1/simple"
+INDEX = "http://127.0.0.1:9/simple"
+OTHER = "http://packages.example.org/simple"
 OF_THE_USER = {
     "pip": f"""
-export PIP_INDEX_URL={INDEX} PIP_EXTRA_INDEX_URL={INDEX}
+export PIP_INDEX_URL={INDEX} PIP_EXTRA_INDEX_URL={OTHER}
 mkdir -p .config/pip && cd .config/pip
-printf '[global]\\nindex-url={INDEX}\\nextra-index-url={INDEX}\\nretries=5\\n' > pip.conf
+printf '[global]\\nindex-url={INDEX}\\nextra-index-url={OTHER}\\nretries=5\\n' > pip.conf
 """,
     "uv": f"""
-export UV_INDEX={INDEX} UV_DEFAULT_INDEX={INDEX} UV_INDEX_URL={INDEX} UV_EXTRA_INDEX_URL={INDEX}
+export UV_INDEX={OTHER} UV_DEFAULT_INDEX={INDEX} UV_INDEX_URL={INDEX} UV_EXTRA_INDEX_URL={OTHER}
 mkdir -p .config/uv
 printf '[[index]]\\nurl="{INDEX}"\\ndefault=true\\n' | tee .config/uv/uv.toml > uv.toml
 """,
@@ -161,10 +172,11 @@ printf '[[index]]\\nurl="{INDEX}"\\ndefault=true\\n' | tee .config/uv/uv.toml > 
 def test_indexes_of_the_user_have_no_say(container: Path, tool: str) -> None:
     started = time.monotonic()
     script = f"{OF_THE_USER[tool]}\n{INSTALL[tool]} own && {SHOW}; {INSTALL[tool]} no-such-thing"
-    done = namespace(script, container)
+    done = namespace(f"{script}; packets", container)
     assert "1.0 /usr/" in done.stdout
     assert "no-such-thing" in done.stderr
-    assert "10.1.1.1" not in done.stdout + done.stderr
+    assert "http" not in done.stdout + done.stderr
+    assert done.stdout.endswith("packets 0\n")
     assert time.monotonic() - started < 8
 
 
@@ -179,14 +191,15 @@ AGAINST = {
 def test_the_environment_outranks_files_that_say_otherwise(container: Path, tool: str) -> None:
     exports = "".join(f"export {name}={value}\n" for name, value in environment().items())
     script = f"{AGAINST[tool]}\n{INSTALL[tool]} own && {SHOW}; {INSTALL[tool]} no-such-thing"
-    done = namespace(exports + script, container)
+    done = namespace(f"{exports}{script}; packets", container)
     assert "1.0 /usr/" in done.stdout
+    assert done.stdout.endswith("packets 0\n")
     assert "No matching" in done.stderr or "not found in the provided pack" in done.stderr
     assert "http" not in done.stdout + done.stderr
-    # Without it they are obeyed: the two variables are there for a reason.
-    alone = f"{AGAINST[tool]}\nexport UV_HTTP_RETRIES=0\n{INSTALL[tool]} no-such-thing 2>&1"
-    said = namespace(alone, container).stdout
-    assert "pypi.org" in said or "find-links" in said or "/no" in said
+    # Without it they are obeyed, and that is seen: the two variables are there for a reason.
+    alone = f"{AGAINST[tool]}\nexport UV_HTTP_RETRIES=0\n{INSTALL[tool]} no-such-thing; packets"
+    done = namespace(alone, container)
+    assert int(done.stdout.split()[-1]) > 0, done.stderr
 
 
 def test_projects_and_virtual_environments_of_uv(container: Path) -> None:
@@ -205,3 +218,19 @@ def test_an_active_virtual_environment_where_people_work_in_one(container: Path)
     assert "own.py" not in namespace(script, container).stdout
     (container / "uv.toml").write_text(uv_toml(str(container / "some packages"), system=False))
     assert "own.py" in namespace(script, container).stdout
+
+
+@pytest.mark.parametrize("tool", INSTALL)
+def test_a_wheel_that_was_built_anew(container: Path, tool: str) -> None:
+    new = make_wheel(container / "new", "own", module=b"VALUE = 'new'\n")
+    old = container / "some packages" / new.name
+    os.utime(new, ns=(old.stat().st_atime_ns, old.stat().st_mtime_ns))
+    remove = {"pip": "pip uninstall -y own", "uv": "uv pip uninstall own"}[tool]
+    # -B: both have one size and may be of one second, by which Python takes them for the same.
+    show = "python3 -B -c 'import own; print(own.VALUE)'"
+    script = f"""
+{INSTALL[tool]} own >&2 && {show} && {remove} >&2 && mount --bind '{new}' '{old}'
+{INSTALL[tool]} own >&2 && {show}
+"""
+    done = namespace(script, container)
+    assert done.stdout.split() == ["1.0", "new"], done.stderr

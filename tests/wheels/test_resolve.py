@@ -15,6 +15,7 @@ from wheelmount.errors import (
 from wheelmount.wheels.lockfile import chosen_wheels, parse_lock
 from wheelmount.wheels.resolve import resolve
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 
 from .support import ARM, TARGET, Index, make_wheel
 
@@ -23,7 +24,7 @@ def names(
     index: Index, *requirements: str, target: Target = TARGET, files: tuple[Path, ...] = ()
 ) -> list[str]:
     output = index.directory.parent / "pylock.toml"
-    lock = resolve(requirements, target=target, output=output, files=files)
+    lock = resolve(Wanted.of(requirements, files), target=target, output=output)
     assert parse_lock(output.read_text()).packages == lock.packages
     return [wheel.filename for wheel in chosen_wheels(lock, target)]
 
@@ -32,7 +33,7 @@ def refused(
     *requirements: str, target: Target = TARGET, files: tuple[Path, ...] = ()
 ) -> WheelmountError:
     with pytest.raises(WheelmountError) as caught:
-        resolve(requirements, target=target, files=files, output=Path("pylock.toml"))
+        resolve(Wanted.of(requirements, files), target=target, output=Path("pylock.toml"))
     assert caught.value.hint
     assert "\n" not in caught.value.message + caught.value.hint
     assert list(Path().glob("pylock*")) == []
@@ -164,5 +165,5 @@ def test_bad_input(uv_index: Index, tmp_path: Path) -> None:
 def test_no_directory(uv_index: Index, tmp_path: Path) -> None:
     make_wheel(uv_index.directory, "a")
     with pytest.raises(WheelmountError) as caught:
-        resolve(["a"], target=TARGET, output=tmp_path / "no" / "pylock.toml")
+        resolve(Wanted.of(["a"]), target=TARGET, output=tmp_path / "no" / "pylock.toml")
     assert type(caught.value) is SourceError

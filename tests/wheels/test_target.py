@@ -31,6 +31,7 @@ def test_uv_knows_every_platform() -> None:
     known = set(text.replace(",", " ").replace("]", " ").split())
     for machine in set(MACHINES.values()):
         assert {f"{machine}-manylinux_2_{minor}" for minor in GLIBC_MINORS} <= known
+        assert f"{machine}-unknown-linux-musl" in known
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,8 @@ def test_uv_knows_every_platform() -> None:
         ("manylinux_2_30_x86_64", "x86_64-manylinux_2_28"),
         ("manylinux_2_99_x86_64", "x86_64-manylinux_2_40"),
         ("x86_64-manylinux_2_36", "x86_64-manylinux_2_36"),
+        ("musllinux_1_2_x86_64", "x86_64-unknown-linux-musl"),
+        ("aarch64-unknown-linux-musl", "aarch64-unknown-linux-musl"),
     ],
 )
 def test_names_of_platforms(typed: str, platform: str) -> None:
@@ -62,7 +65,7 @@ def test_defaults_are_this_machine() -> None:
 @pytest.mark.parametrize(
     "name",
     ["windows", "", "macos", "x86_64-pc-windows-msvc", "manylinux_2_5_x86_64",
-     "musllinux_1_2_x86_64", "aarch64-unknown-linux-musl", "--help", "manylinux_3_1_x86_64"],
+     "musllinux_1_1_x86_64", "musllinux_2_0_aarch64", "--help", "manylinux_3_1_x86_64"],
 )  # fmt: skip
 def test_bad_platform(name: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -86,6 +89,25 @@ def test_tags_include_every_older_glibc_and_name_of_it() -> None:
     arm = {tag.platform for tag in ARM.tags()}
     assert "manylinux2014_aarch64" in arm
     assert not any("manylinux1_" in platform or "x86_64" in platform for platform in arm)
+
+
+def test_tags_of_musl() -> None:
+    musl = Target.parse("3.12", "musllinux_1_2_aarch64")
+    platforms = {tag.platform for tag in musl.tags()}
+    assert {"musllinux_1_2_aarch64", "musllinux_1_0_aarch64", "any"} <= platforms
+    assert not any("manylinux" in platform for platform in platforms)
+    assert str(musl) == "Python 3.12 on aarch64 with musl 1.2"
+    assert musl.machine == "aarch64"
+
+
+def test_several() -> None:
+    targets = Target.parse_all(["3.11", "3.12"], ["x86_64", "manylinux_2_28_x86_64", "aarch64"])
+    assert [str(target) for target in targets] == [
+        f"Python 3.{minor} on {machine} with glibc 2.28"
+        for minor in (11, 12)
+        for machine in ("x86_64", "aarch64")
+    ]
+    assert Target.parse_all() == [Target.here()]
 
 
 def test_own_build_is_preferred_to_abi3_to_pure() -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,11 @@ from wheelmount.errors import (
     WheelmountError,
 )
 from wheelmount.wheels.lockfile import chosen_wheels, parse_lock
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, TARGET, Fault, Index, make_wheel
+from .support import ARM, TARGET, Fault, Index, make_wheel, spoil
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def filled(uv_index: Index, house: Wheelhouse) -> Wheelhouse:
     make_wheel(uv_index.directory, "a", requires=["b>=1", "c"])
     make_wheel(uv_index.directory, "b", padding=1000)
     make_wheel(uv_index.directory, "c", "2.5")
-    house.add(["a"], target=TARGET)
+    house.add(Wanted.of(["a"]), targets=[TARGET])
     return house
 
 
@@ -42,7 +46,10 @@ def names(house: Wheelhouse) -> list[str]:
 
 def refused(house: Wheelhouse, *requirements: str, files: tuple[Path, ...] = ()) -> WheelmountError:
     with pytest.raises(WheelmountError) as caught:
-        house.check(requirements, files=files, target=TARGET if requirements or files else None)
+        if requirements or files:
+            house.check(Wanted.of(requirements, files), targets=[TARGET]).raise_if_any()
+        else:
+            house.check().raise_if_any()
     assert caught.value.hint
     assert "\n" not in caught.value.message
     return caught.value
@@ -59,28 +66,28 @@ def test_add(filled: Wheelhouse) -> None:
     lock = parse_lock((filled.directory / "pylock.toml").read_text())
     assert [wheel.pin for wheel in chosen_wheels(lock, TARGET)] == ["a==1.0", "b==1.0", "c==2.5"]
     others = {file.name for file in filled.directory.iterdir() if file.suffix != ".whl"}
-    assert others == {"pylock.toml", "wheelmount.json", ".wheelmount.lock"}
-    filled.check()
-    filled.check(["a", "b<2"], target=TARGET)
+    assert others == {"pylock.toml", "wheelmount.json", ".wheelmount.lock", "simple"}
+    filled.check().raise_if_any()
+    filled.check(Wanted.of(["a", "b<2"]), targets=[TARGET]).raise_if_any()
 
 
 def test_add_again(filled: Wheelhouse, uv_index: Index) -> None:
     make_wheel(uv_index.directory, "d", requires=["c"])
-    report = filled.add(["d"], target=TARGET)
+    report = filled.add(Wanted.of(["d"]), targets=[TARGET])
     assert report.fetched == ("d-1.0-py3-none-any.whl",)
     assert names(filled) == ["a-1.0", "b-1.0", "c-2.5", "d-1.0"]
     lock = parse_lock((filled.directory / "pylock.toml").read_text())
     assert [package.name for package in lock.packages] == ["c", "d"]  # of the latest request
     (filled.directory / "b-1.0-py3-none-any.whl").unlink()
     assert "b>=1 (wanted by a 1.0)" in refused(filled).message  # the earlier one is not forgotten
-    filled.check(["d"], target=TARGET)
+    filled.check(Wanted.of(["d"]), targets=[TARGET]).raise_if_any()
 
 
 def test_the_same_request_again_takes_the_place_of_the_first(filled: Wheelhouse) -> None:
-    filled.add(["a"], target=TARGET)
+    filled.add(Wanted.of(["a"]), targets=[TARGET])
     manifest = json.loads((filled.directory / "wheelmount.json").read_text())
     assert len(manifest["requests"]) == 1
-    filled.add(["a"], target=ARM)
+    filled.add(Wanted.of(["a"]), targets=[ARM])
     manifest = json.loads((filled.directory / "wheelmount.json").read_text())
     assert len(manifest["requests"]) == 2
 
@@ -90,30 +97,26 @@ def test_requests_that_would_conflict(filled: Wheelhouse, uv_index: Index) -> No
     make_wheel(uv_index.directory, "old", requires=["c<2"])
     with Index(uv_index.directory) as other, pytest.MonkeyPatch.context() as patch:
         patch.setenv("UV_DEFAULT_INDEX", other.url)  # uv remembers what the first one had
-        filled.add(["old"], target=TARGET)
+        filled.add(Wanted.of(["old"]), targets=[TARGET])
     assert {"c-1.0", "c-2.5"} <= set(names(filled))
-    filled.check()
+    filled.check().raise_if_any()
 
 
 def test_a_failed_add_changes_nothing(filled: Wheelhouse, uv_index: Index) -> None:
-    before = {
-        file.name: file.read_bytes()
-        for file in filled.directory.iterdir()
-        if file.name != "wheelmount.json"
-    }
+    before = {file.name for file in filled.directory.iterdir()}
     with pytest.raises(ResolveError):
-        filled.add(["nosuch"], target=TARGET)
+        filled.add(Wanted.of(["nosuch"]), targets=[TARGET])
     new = make_wheel(uv_index.directory, "d")
-    filled.add(["d"], target=TARGET)
+    filled.add(Wanted.of(["d"]), targets=[TARGET])
     (filled.directory / new.name).unlink()
     lock = (filled.directory / "pylock.toml").read_bytes()
     uv_index.faults[new.name] = [Fault(status=404, agent="python-httpx")]
     with pytest.raises(TransferError):
-        filled.add(["d", "a"], target=TARGET)
-    after = {file.name: file.read_bytes() for file in filled.directory.iterdir()}
-    assert after["pylock.toml"] == lock
-    assert before.keys() | {"wheelmount.json"} == after.keys()
-    assert len(json.loads(after["wheelmount.json"])["requests"]) == 2
+        filled.add(Wanted.of(["d", "a"]), targets=[TARGET])
+    assert (filled.directory / "pylock.toml").read_bytes() == lock
+    assert {file.name for file in filled.directory.iterdir()} == before
+    manifest = json.loads((filled.directory / "wheelmount.json").read_text())
+    assert len(manifest["requests"]) == 2
 
 
 def test_files_of_requirements(
@@ -122,8 +125,8 @@ def test_files_of_requirements(
     make_wheel(uv_index.directory, "d", requires=["c"])
     file = tmp_path / "needs.txt"
     file.write_text("--pre\nd>=1  # why\n")
-    filled.add([], files=[file], target=TARGET)
-    filled.check(files=[file], target=TARGET)
+    filled.add(Wanted.of([], [file]), targets=[TARGET])
+    filled.check(Wanted.of(files=[file]), targets=[TARGET]).raise_if_any()
     (filled.directory / "d-1.0-py3-none-any.whl").unlink()
     assert "d>=1 (wanted by needs.txt)" in refused(filled, files=(file,)).message
     file.unlink()  # the manifest does not need it
@@ -132,16 +135,35 @@ def test_files_of_requirements(
 
 def test_a_requirement_by_url(filled: Wheelhouse, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "near", "own", requires=["c"])
-    filled.add([f"own @ {wheel.as_uri()}"], target=TARGET)
+    filled.add(Wanted.of([f"own @ {wheel.as_uri()}"]), targets=[TARGET])
     wheel.unlink()
-    filled.check()
-    filled.check(["own"], target=TARGET)
+    filled.check().raise_if_any()
+    filled.check(Wanted.of(["own"]), targets=[TARGET]).raise_if_any()
+
+
+def test_no_file_has_a_password(house: Wheelhouse, uv_index: Index, tmp_path: Path) -> None:
+    wheel = make_wheel(uv_index.directory, "own", requires=["needed"])
+    make_wheel(uv_index.directory, "needed")
+    uv_index.password = "secret"  # noqa: S105
+    url = uv_index.file_url(wheel).replace("://", "://me:secret@")
+    (tmp_path / "needs.txt").write_text(
+        f"--index-url {uv_index.url.replace('://', '://me:secret@')}\nown @ {url}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("UV_DEFAULT_INDEX")
+        patch.setenv("UV_INDEX", uv_index.url.replace("://", "://me:secret@"))
+        house.add(Wanted.of(files=[tmp_path / "needs.txt"]), targets=[TARGET])
+        house.add(Wanted.of([f"own @ {url}"]), targets=[TARGET])
+    assert len(house.wheels()) == 2
+    files = [path for path in house.directory.rglob("*") if path.is_file()]
+    assert [path for path in files if b"secret" in path.read_bytes()] == []
+    house.check().raise_if_any()
 
 
 def test_relative_paths_in_a_file(house: Wheelhouse, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "near", "own")
     (tmp_path / "needs.txt").write_text(f"./near/{wheel.name}\n")
-    house.add([], files=[Path("needs.txt")], target=TARGET)
+    house.add(Wanted.of([], [Path("needs.txt")]), targets=[TARGET])
     assert names(house) == ["own-1.0"]
 
 
@@ -161,7 +183,7 @@ def test_all_that_is_missing_is_named(filled: Wheelhouse) -> None:
 def test_what_resolves_to_other_versions_than_locked(filled: Wheelhouse) -> None:
     (filled.directory / "b-1.0-py3-none-any.whl").unlink()
     make_wheel(filled.directory, "b", "1.1")
-    filled.check(["a"], target=TARGET)
+    filled.check(Wanted.of(["a"]), targets=[TARGET]).raise_if_any()
     assert "b==1.0 (wanted by pylock.toml)" in refused(filled).message
 
 
@@ -175,18 +197,18 @@ def test_a_conflict(filled: Wheelhouse) -> None:
 
 
 def test_another_target(filled: Wheelhouse, uv_index: Index) -> None:
-    filled.check(target=ARM)  # all of it is pure Python
+    filled.check(targets=[ARM]).raise_if_any()  # all of it is pure Python
     make_wheel(uv_index.directory, "d", tag="cp311-cp311-manylinux_2_17_x86_64")
-    filled.add(["d"], target=TARGET)
+    filled.add(Wanted.of(["d"]), targets=[TARGET])
     with pytest.raises(WheelError, match=r"d \(wanted by you\)") as caught:
-        filled.check(target=ARM)
+        filled.check(targets=[ARM]).raise_if_any()
     assert str(ARM) in caught.value.message
 
 
 @pytest.mark.parametrize("requirements", [(), ("a",)])
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied"])
 def test_damage(filled: Wheelhouse, requirements: tuple[str, ...], damage: str) -> None:
-    filled.check()  # what is remembered of the whole wheel must not count later
+    filled.check().raise_if_any()  # what is remembered of the whole wheel must not count later
     wheel = filled.directory / "b-1.0-py3-none-any.whl"
     data, times = wheel.read_bytes(), wheel.stat()
     where = data.index(b"PK\x01\x02") - 10
@@ -201,16 +223,109 @@ def test_damage(filled: Wheelhouse, requirements: tuple[str, ...], damage: str) 
 
 def test_damage_elsewhere_does_not_matter(filled: Wheelhouse) -> None:
     (filled.directory / "b-1.0-py3-none-any.whl").write_bytes(b"")
-    filled.check(["c"], target=TARGET)
+    filled.check(Wanted.of(["c"]), targets=[TARGET]).raise_if_any()
 
 
 @pytest.mark.parametrize("name", ["pylock.toml", "wheelmount.json"])
 def test_hashes_of_both_files_count(filled: Wheelhouse, name: str) -> None:
-    wheel = filled.directory / "c-2.5-py3-none-any.whl"
-    wheel.unlink()
     make_wheel(filled.directory, "c", "2.5", padding=3)
     (filled.directory / name).unlink()
-    assert "damaged" in refused(filled, "a").message
+    assert "c-2.5-py3-none-any.whl (another build than" in refused(filled, "a").message
+
+
+def test_every_wheel_is_read(filled: Wheelhouse) -> None:
+    by_hand = make_wheel(filled.directory, "x")
+    findings = filled.check()
+    assert (len(findings.wheels), findings.size) == (4, filled.size())
+    spoil(by_hand, {"x.py": b"VALUE = 'other'\n"})
+    assert "x-1.0-py3-none-any.whl (hash / size of x.py" in refused(filled).message
+    filled.check(Wanted.of(["a"]), targets=[TARGET]).raise_if_any()
+    (filled.directory / "odd.whl").write_bytes(b"")
+    assert {one.wheel for one in filled.check().unsound} == {by_hand.name, "odd.whl"}
+
+
+def test_all_that_is_wrong_is_found_at_once(filled: Wheelhouse, uv_index: Index) -> None:
+    make_wheel(uv_index.directory, "d", requires=["e"])
+    make_wheel(uv_index.directory, "e")
+    filled.add(Wanted.of(["d"]), targets=[ARM])
+    (filled.directory / "b-1.0-py3-none-any.whl").unlink()
+    (filled.directory / "e-1.0-py3-none-any.whl").unlink()
+    (filled.directory / "c-2.5-py3-none-any.whl").write_bytes(b"")
+    found = filled.check().to_dict()
+    assert not found["complete"]
+    assert [one["wheel"] for one in found["unsound"]] == ["c-2.5-py3-none-any.whl"]
+    assert [(gap["python_version"], gap["missing"]) for gap in found["gaps"]] == [
+        ("3.11", [{"requirement": "b>=1", "wanted_by": "a 1.0"}]),
+        ("3.12", [{"requirement": "e", "wanted_by": "d 1.0"}]),
+    ]
+    message = refused(filled).message
+    for word in ("c-2.5", f"{TARGET} of b>=1 (wanted by a 1.0)", f"{ARM} of e (wanted by d 1.0)"):
+        assert word in message
+
+
+def test_unsound_wheels_do_not_get_in(filled: Wheelhouse, uv_index: Index) -> None:
+    wheel = make_wheel(uv_index.directory, "evil")
+    spoil(wheel, {}, ("../../evil.py", b""))
+    with pytest.raises(
+        WheelError, match=r"evil-1\.0-py3-none-any\.whl is not sound: '\.\./"
+    ) as caught:
+        filled.add(Wanted.of(["evil"]), targets=[TARGET], trusted=["evil"])
+    assert "--trust" not in (caught.value.hint or "")
+    assert "evil-1.0" not in names(filled)
+    assert not list(filled.directory.glob("*.part"))
+
+
+def test_a_wrong_record_is_taken_from_who_is_trusted(filled: Wheelhouse, uv_index: Index) -> None:
+    spoil(make_wheel(uv_index.directory, "Odd_Name"), {"more.py": b""})
+    with pytest.raises(WheelError, match=r"more\.py is not mentioned in RECORD") as caught:
+        filled.add(Wanted.of(["odd-name"]), targets=[TARGET])
+    assert "--trust odd-name" in (caught.value.hint or "")
+    filled.add(Wanted.of(["odd-name"]), targets=[TARGET], trusted=["odd.name"])
+    filled.check().raise_if_any()
+    (filled.directory / "Odd_Name-1.0-py3-none-any.whl").unlink()
+    assert filled.add(Wanted.of(["odd-name"]), targets=[TARGET]).fetched  # it stays trusted
+
+
+def test_contents_that_were_published_wrong(filled: Wheelhouse, uv_index: Index) -> None:
+    wheel = spoil(make_wheel(uv_index.directory, "odd"), {"odd.py": b"VALUE = 'other'\n"})
+    filled.add(Wanted.of(["odd"]), targets=[TARGET])
+    filled.check(Wanted.of(["odd"]), targets=[TARGET], contents=False).raise_if_any()
+    error = refused(filled, "odd")
+    assert f"{wheel.name} (hash / size of odd.py didn't match RECORD)" in error.message
+    assert "--trust" in (error.hint or "")
+    filled.add(Wanted.of(["odd"]), targets=[TARGET], trusted=["odd"])
+    filled.check().raise_if_any()
+    (filled.directory / wheel.name).write_bytes(b"")
+    assert wheel.name in refused(filled, "odd").message
+
+
+def test_what_was_there_before_it_was_looked_into(filled: Wheelhouse, uv_index: Index) -> None:
+    wheel = spoil(make_wheel(uv_index.directory, "x"), {"more.py": b""})
+    shutil.copy(wheel, filled.directory)
+    with pytest.raises(WheelError, match=r"not sound: more\.py is not mentioned"):
+        filled.add(Wanted.of(["x"]), targets=[TARGET])
+    manifest = filled.directory / "wheelmount.json"
+    manifest.write_text(manifest.read_text().replace(',\n   "sound": true', ""))
+    filled.add(Wanted.of(["a"]), targets=[TARGET])
+    assert manifest.read_text().count('"sound": true') == 3
+
+
+@pytest.mark.parametrize("how", ["url", "links"])
+def test_a_wheel_that_was_built_anew(house: Wheelhouse, tmp_path: Path, how: str) -> None:
+    wheel = make_wheel(tmp_path / "near", "own")
+    times = wheel.stat()
+    needs = tmp_path / "needs.txt"
+    needs.write_text(
+        f"own @ {wheel.as_uri()}\n" if how == "url" else "--no-index\n--find-links near\nown\n"
+    )
+    house.add(Wanted.of([], [needs]), targets=[TARGET])
+    make_wheel(wheel.parent, "own", module=b"VALUE = 'new'\n")
+    os.utime(wheel, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    assert house.add(Wanted.of([], [needs]), targets=[TARGET]).fetched == (wheel.name,)
+    assert (house.directory / wheel.name).read_bytes() == wheel.read_bytes()
+    house.check().raise_if_any()
+    make_wheel(house.directory, "own")
+    assert "another build than the one that was locked" in refused(house).message
 
 
 def test_check_uses_no_network_settings_or_cache(
@@ -224,7 +339,7 @@ def test_check_uses_no_network_settings_or_cache(
     monkeypatch.delenv("UV_NO_CONFIG")
     Path("uv.toml").write_text(f'no-index = false\noffline = false\nfind-links = ["{links}"]\n')
     uv_index.requests.clear()
-    filled.check(["a"], target=TARGET)
+    filled.check(Wanted.of(["a"]), targets=[TARGET]).raise_if_any()
     assert "d (wanted by you)" in refused(filled, "d").message
     (tmp_path / "needs.txt").write_text(f"d @ {uv_index.file_url(wheel)}\n")
     assert "d (wanted by needs.txt)" in refused(filled, files=(tmp_path / "needs.txt",)).message
@@ -250,14 +365,101 @@ def test_a_spoilt_manifest(filled: Wheelhouse, text: str) -> None:
     assert type(error) is WheelError
     assert str(file) in error.message
     file.unlink()  # as the hint says
-    assert filled.add(["a"], target=TARGET).fetched == ()
-    filled.check()
+    assert filled.add(Wanted.of(["a"]), targets=[TARGET]).fetched == ()
+    filled.check().raise_if_any()
+
+
+def test_several_targets(house: Wheelhouse, uv_index: Index) -> None:
+    for tag in ("cp311-cp311-manylinux_2_17_x86_64", "cp312-cp312-musllinux_1_1_aarch64"):
+        make_wheel(uv_index.directory, "a", tag=tag, requires=["b"])
+    make_wheel(uv_index.directory, "b")
+    targets = [TARGET, Target.parse("3.12", "musllinux_1_2_aarch64")]
+    report = house.add(Wanted.of(["a"]), targets=targets)
+    assert len(report.wheels) == len(report.fetched) == len(house.wheels()) == 3
+    house.check().raise_if_any()
+    house.check(Wanted.of(["a"]), targets=targets).raise_if_any()
+    gaps = house.check(Wanted.of(["a"]), targets=[*targets, ARM]).gaps
+    assert [(gap.target, str(gap.missing[0])) for gap in gaps] == [(ARM, "a (wanted by you)")]
+
+
+def state(house: Wheelhouse) -> dict[str, int]:
+    files = house.directory.rglob("*")
+    return {str(file): file.lstat().st_mtime_ns for file in files if ".lock" not in file.name}
+
+
+def test_what_is_there_is_not_asked_for_again(filled: Wheelhouse, uv_index: Index) -> None:
+    before = state(filled)
+    make_wheel(uv_index.directory, "c", "3.0")
+    uv_index.requests.clear()
+    report = filled.add(Wanted.of(["a"]), targets=[TARGET])
+    assert (len(report.wheels), report.fetched, report.size) == (3, (), filled.size())
+    assert uv_index.requests == []
+    assert state(filled) == before
+    with Index(uv_index.directory) as other, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UV_DEFAULT_INDEX", other.url)
+        filled.add(Wanted.of(["a"]), targets=[TARGET], upgrade=True)
+    assert names(filled) == ["a-1.0", "b-1.0", "c-2.5", "c-3.0"]
+
+
+def test_what_changed_is_asked_for_again(
+    filled: Wheelhouse, uv_index: Index, tmp_path: Path
+) -> None:
+    limits = tmp_path / "limits.txt"
+    limits.write_text("a<2\n")
+    wanted = Wanted.of(["a"], constraints=[limits])
+    filled.add(wanted, targets=[TARGET])
+    uv_index.requests.clear()
+    filled.add(wanted, targets=[TARGET])
+    assert uv_index.requests == []
+    make_wheel(uv_index.directory, "d")
+    changes: dict[str, Callable[[], object]] = {
+        "another file": lambda: limits.write_text("a<3\n-c more.txt\n"),
+        "which names others": lambda: (tmp_path / "more.txt").write_text("d\n"),
+        "touched": lambda: os.utime(filled.wheels()[0]),
+        "gone": lambda: filled.wheels()[0].unlink(),
+    }
+    (tmp_path / "more.txt").write_text("")
+    lock = filled.directory / "pylock.toml"
+    for what, change in changes.items():
+        change()
+        lock.unlink()
+        filled.add(wanted, targets=[TARGET])
+        assert lock.exists(), what
+
+
+def test_prune(filled: Wheelhouse, uv_index: Index) -> None:
+    make_wheel(uv_index.directory, "c", "3.0")
+    with Index(uv_index.directory) as other, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UV_DEFAULT_INDEX", other.url)
+        filled.add(Wanted.of(["a"]), targets=[TARGET], upgrade=True)
+        filled.add(Wanted.of(["c<3"]), targets=[TARGET])
+        make_wheel(filled.directory, "by_hand")
+        (filled.directory / "x-1-py3-none-any.whl.part").touch()
+        filled.add(Wanted.of(["a"]), targets=[TARGET], prune=True)
+        assert names(filled) == ["a-1.0", "b-1.0", "c-2.5", "c-3.0"]
+        filled.add(Wanted.of(["c<3"]), targets=[ARM])
+    filled.check().raise_if_any()
+    assert not list(filled.directory.glob("*.part"))
+    assert {path.name for path in (filled.directory / "simple").iterdir() if path.is_dir()} == set(
+        "abc"
+    )
+
+
+def test_prune_knows_what_it_does(filled: Wheelhouse) -> None:
+    manifest = filled.directory / "wheelmount.json"
+    data = json.loads(manifest.read_text())
+    del data["requests"][0]["wheels"]  # as it was written once
+    manifest.write_text(json.dumps(data))
+    with pytest.raises(WheelError, match="does not say which wheels"):
+        filled.add(Wanted.of(["b"]), targets=[TARGET], prune=True)
+    assert names(filled) == ["a-1.0", "b-1.0", "c-2.5"]
+    filled.add(Wanted.of(["a"]), targets=[TARGET], prune=True)
 
 
 def test_a_directory_that_is_a_file(house: Wheelhouse) -> None:
     house.directory.write_text("")
     with pytest.raises(SourceError):
-        house.add(["a"], target=TARGET)
+        house.add(Wanted.of(["a"]), targets=[TARGET])
 
 
 def test_two_at_once(uv_index: Index, house: Wheelhouse) -> None:
@@ -267,7 +469,9 @@ def test_two_at_once(uv_index: Index, house: Wheelhouse) -> None:
         make_wheel(uv_index.directory, name, requires=["c"])
     threads = [
         threading.Thread(
-            target=Wheelhouse(house.directory).add, args=([name],), kwargs={"target": TARGET}
+            target=Wheelhouse(house.directory).add,
+            args=(Wanted.of([name]),),
+            kwargs={"targets": [TARGET]},
         )
         for name in wanted
     ]
@@ -280,4 +484,4 @@ def test_two_at_once(uv_index: Index, house: Wheelhouse) -> None:
     assert sorted(request["requirements"] for request in manifest["requests"]) == [
         [n] for n in wanted
     ]
-    house.check()
+    house.check().raise_if_any()

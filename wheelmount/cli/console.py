@@ -38,7 +38,7 @@ class _Step:
         self._name, self._unit, self._bar, self._console = name, unit, bar, console
         self._done = 0
         self._amount: int | None = None
-        self._spoken = time.monotonic()
+        self._started = self._spoken = time.monotonic()
         self._lock = threading.Lock()
         self._id = bar.add_task(name, total=None, amounts="") if bar else None
 
@@ -68,7 +68,8 @@ class _Step:
         """How much is done, in words."""
         if self._unit == "B":
             of = "" if self._amount is None else f" of {self._amount / 1e6:.1f}"
-            return f"{self._done / 1e6:.1f}{of} MB"
+            rate = self._done / 1e6 / max(time.monotonic() - self._started, 0.001)
+            return f"{self._done / 1e6:.1f}{of} MB, {rate:.1f} MB/s"
         of = "" if self._amount is None else f" of {self._amount}"
         return f"{self._done}{of} {self._unit}".rstrip()
 

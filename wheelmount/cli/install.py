@@ -14,6 +14,7 @@ from wheelmount.cli.run import finish
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 
 image_option = click.option(
     "--image", type=click.Path(path_type=Path), help="In an offline container of this SIF."
@@ -27,8 +28,7 @@ overlay_option = click.option(
 
 
 @click.command()
-@options.requirements
-@options.files
+@options.wanted
 @options.hosts
 @click.option("--venv", help="Virtual environment on the hosts; made if there is none.  [.venv]")
 @image_option
@@ -44,8 +44,7 @@ overlay_option = click.option(
 @options.as_json
 @options.quiet
 def install(
-    requirements: tuple[str, ...],
-    files: tuple[Path, ...],
+    wanted: Wanted | None,
     spec: HostSpec,
     venv: str | None,
     image: Path | None,
@@ -61,7 +60,7 @@ def install(
     They go into a virtual environment (several hosts on one machine: one each, with the name of the
     host in its path), or with --image into an overlay of offline containers.
     """
-    if not requirements and not files:
+    if wanted is None:
         raise InputError("nothing to install", hint="name a package, or -r a file of them")
     if venv is not None and image is not None:
         raise InputError("--venv and --image exclude each other", hint="give one of them")
@@ -73,8 +72,7 @@ def install(
     progress = ConsoleProgress(quiet=quiet)
     results = jobs.install(
         spec,
-        requirements,
-        files,
+        wanted,
         into,
         cast(Literal["uv", "pip"], tool),
         config.load(),

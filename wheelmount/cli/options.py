@@ -10,9 +10,11 @@ from typing import Any
 import click
 
 from wheelmount import config
+from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec, parse
 from wheelmount.mount.adapter import NAMES
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 
 
 class _Hosts(click.ParamType[HostSpec]):
@@ -42,30 +44,95 @@ adapter = click.option(
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and errors.")
-requirements = click.argument("requirements", nargs=-1)
-files = click.option(
-    "-r",
-    "--requirement",
-    "files",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="File of requirements; may be given more than once.",
-)
 
 
-def target(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for the Python that wheels are for, given on as ``target``: None if not given."""
+def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What is asked for, given on as ``wanted``: None if nothing was."""
 
-    @click.option("--python-version", metavar="X.Y", help="Python that the wheels are for.")
+    @click.argument("requirements", nargs=-1)
     @click.option(
-        "--platform", help="Platform that the wheels are for, such as manylinux_2_28_aarch64."
+        "-r",
+        "--requirement",
+        "files",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        help="File of requirements, pyproject.toml, uv.lock or pylock.toml; may be repeated.",
+    )
+    @click.option(
+        "-c",
+        "--constraint",
+        "constraints",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        help="File of constraints; may be repeated.",
+    )
+    @click.option("--extra", "extras", multiple=True, help="Extra of -r pyproject.toml.")
+    @click.option("--group", "groups", multiple=True, help="Dependency group of the same.")
+    @click.option(
+        "--build",
+        "builds",
+        multiple=True,
+        metavar="REQUIREMENT",
+        help="Build this package here from its source distribution; may be repeated.",
     )
     @wraps(command)
     def wrapped(
-        *arguments: Any, python_version: str | None, platform: str | None, **values: Any
+        *arguments: Any,
+        requirements: tuple[str, ...],
+        files: tuple[Path, ...],
+        constraints: tuple[Path, ...],
+        extras: tuple[str, ...],
+        groups: tuple[str, ...],
+        builds: tuple[str, ...],
+        **values: Any,
     ) -> Any:
-        given = python_version is not None or platform is not None
-        values["target"] = Target.parse(python_version, platform) if given else None
+        given = requirements, files, constraints, extras, groups, builds
+        values["wanted"] = Wanted.of(*given) if any(given) else None
+        return command(*arguments, **values)
+
+    return wrapped
+
+
+_python_version = click.option(
+    "--python-version",
+    "python_versions",
+    multiple=True,
+    metavar="X.Y",
+    help="Python that the wheels are for.",
+)
+_platform = click.option(
+    "--platform",
+    "platforms",
+    multiple=True,
+    help="Platform that the wheels are for, such as manylinux_2_28_aarch64.",
+)
+
+
+def targets(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for what the wheels are for, given on as ``targets``: empty if not given."""
+
+    @_python_version
+    @_platform
+    @wraps(command)
+    def wrapped(
+        *arguments: Any, python_versions: tuple[str, ...], platforms: tuple[str, ...], **values: Any
+    ) -> Any:
+        given = python_versions or platforms
+        values["targets"] = Target.parse_all(python_versions, platforms) if given else []
+        return command(*arguments, **values)
+
+    return wrapped
+
+
+def target(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for one, given on as ``target``: None if not given."""
+
+    @targets
+    @wraps(command)
+    def wrapped(*arguments: Any, targets: list[Target], **values: Any) -> Any:
+        if len(targets) > 1:
+            raise InputError("more than one target", hint="give one of each option")
+        values["target"] = targets[0] if targets else None
         return command(*arguments, **values)
 
     return wrapped

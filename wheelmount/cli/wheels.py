@@ -11,12 +11,12 @@ from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import InputError
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
 
 @click.command()
-@options.requirements
-@options.files
+@options.wanted
 @click.option(
     "-d",
     "--directory",
@@ -24,31 +24,45 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
     required=True,
     help="The wheelhouse; made if it is not there.",
 )
-@options.target
+@options.targets
+@click.option(
+    "--trust",
+    "trusted",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Take its wheels although their RECORD is wrong; may be given more than once.",
+)
+@click.option("-U", "--upgrade", is_flag=True, help="Resolve again: the newest of everything.")
+@click.option("--prune", is_flag=True, help="Remove wheels that no request needs any more.")
 @click.option("-j", "--jobs", default=8, show_default=True, help="Wheels fetched at a time.")
 @options.as_json
 @options.quiet
 def download(
-    requirements: tuple[str, ...],
-    files: tuple[Path, ...],
+    wanted: Wanted | None,
     directory: Path,
-    target: Target | None,
+    targets: list[Target],
+    trusted: tuple[str, ...],
+    upgrade: bool,
+    prune: bool,
     jobs: int,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Download wheels of REQUIREMENTS, and of all they need, into a flat directory.
 
-    A `pylock.toml` with the hashes of all is put beside them.
+    A `pylock.toml` with the hashes of all is put beside them, and an index in `simple/`. With
+    several --python-version or --platform, for each of them. What is there is not asked for again.
     """
-    if not requirements and not files:
+    if wanted is None:
         raise InputError("nothing to download", hint="name a package, or -r a file of them")
     report = Wheelhouse(directory).add(
-        requirements,
-        files=files,
-        target=target or Target.here(),
+        wanted,
+        targets=targets or [Target.here()],
         progress=ConsoleProgress(quiet=quiet),
         jobs=jobs,
+        trusted=trusted,
+        upgrade=upgrade,
+        prune=prune,
     )
     if as_json:
         print(
@@ -69,21 +83,26 @@ def download(
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@options.requirements
-@options.files
-@options.target
+@options.wanted
+@options.targets
+@options.as_json
 @options.quiet
 def check(
     directory: Path,
-    requirements: tuple[str, ...],
-    files: tuple[Path, ...],
-    target: Target | None,
+    wanted: Wanted | None,
+    targets: list[Target],
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Prove offline that REQUIREMENTS install from DIRECTORY alone, and that its wheels are whole.
 
-    Without REQUIREMENTS: all that was ever downloaded into it.
+    Without REQUIREMENTS: all that was ever downloaded into it, and every wheel that is there.
     """
-    house = Wheelhouse(directory)
-    house.check(requirements, files=files, target=target, progress=ConsoleProgress(quiet=quiet))
-    print(f"complete: {len(house.wheels())} wheels, {house.size() / 1e6:.1f} MB")
+    findings = Wheelhouse(directory).check(
+        wanted, targets=targets, progress=ConsoleProgress(quiet=quiet)
+    )
+    if as_json:
+        print(json.dumps(findings.to_dict()))
+    findings.raise_if_any()
+    if not as_json:
+        print(f"complete: {len(findings.wheels)} wheels, {findings.size / 1e6:.1f} MB")

@@ -1,4 +1,4 @@
-"""``uv pip compile`` as a function: run, bounded, with its failures sorted into kinds."""
+"""``uv pip compile``, ``export`` and ``build`` as functions: bounded, their failures sorted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uv
-from packaging.requirements import Requirement
 
-from wheelmount.errors import InputError, UnavailableError, WaitError
+from wheelmount.errors import UnavailableError, WaitError
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 
 TIMEOUT = 600.0
 """Seconds one resolution may take; a hard one takes tens, a slow index minutes."""
@@ -76,54 +76,95 @@ _KINDS = (
 
 
 def compile_requirements(
-    requirements: Sequence[Requirement],
-    files: Sequence[Path],
+    wanted: Wanted,
     target: Target,
     options: Sequence[str],
     environ: Mapping[str, str] = os.environ,
+    *,
+    wheels_only: bool = True,
 ) -> str | Failure:
     """Resolve for a target and give what uv prints, or why there is no solution.
 
     Args:
-        requirements: parsed ones, so that none can be read as an option.
-        files: absolute paths of files of requirements.
+        wanted: what to resolve; no lock.
         target: what to resolve for.
         options: further options of ``uv pip compile``, such as the format and where it goes.
-        environ: the whole environment of uv.
+        environ: the whole environment of uv. Files it makes are the caller's alone to read: they
+            may have credentials.
+        wheels_only: whether source distributions do not count.
 
     Raises:
         UnavailableError: uv is not installed.
         WaitError: no answer within ``TIMEOUT``.
-        InputError: nothing is required.
     """
-    if not requirements and not files:
-        raise InputError("nothing is required", hint="name a package, or a file with -r")
     command = [
-        _uv(),
         *("pip", "compile", "--quiet", "--no-header"),
         # Always an interpreter that exists, or uv looks for one of the target's version: seconds.
         *("--python", sys.executable),
         *("--python-version", target.python_version, "--python-platform", target.platform),
-        *("--only-binary", ":all:"),
+        *(("--only-binary", ":all:") if wheels_only else ()),
         *options,
-        *(str(file) for file in files),
+        *wanted.options(),
     ]
-    if requirements:
+    if wanted.requirements:
         command.append("-")
+    # Parsed requirements, on standard input: none can be read as an option.
+    return _run(command, environ, "".join(f"{one}\n" for one in wanted.requirements))
+
+
+def export_lock(file: Path, wanted: Wanted) -> str | Failure:
+    """A ``uv.lock`` as ``pylock.toml``, less the project it is of; or why it can't be had.
+
+    Raises:
+        UnavailableError: uv is not installed.
+        WaitError: no answer within ``TIMEOUT``.
+    """
+    command = [
+        *("export", "--quiet", "--no-header", "--frozen", "--no-emit-project"),
+        *("--format", "pylock.toml", "--project", str(file.parent)),
+        *("--python", sys.executable),
+        *(f"--extra={name}" for name in wanted.extras),
+        *(f"--group={name}" for name in wanted.groups),
+    ]
+    return _run(command, os.environ)
+
+
+def build_wheel(source: Path, output: Path, python: str) -> str:
+    """Build a project or source distribution in isolation.
+
+    Args:
+        source: its directory or archive.
+        output: directory for the wheel; made.
+        python: the interpreter to build with.
+
+    Returns:
+        Why it does not build, in one line; empty where it does.
+
+    Raises:
+        UnavailableError: uv is not installed.
+        WaitError: no end within ``TIMEOUT``.
+    """
+    command = ["build", "--quiet", "--wheel", "--out-dir", str(output), "--python", python]
+    answer = _run([*command, "--", str(source)], os.environ)
+    return answer.reason if isinstance(answer, Failure) else ""
+
+
+def _run(arguments: Sequence[str], environ: Mapping[str, str], given: str = "") -> str | Failure:
     try:
         done = subprocess.run(
-            command,
-            input="".join(f"{requirement}\n" for requirement in requirements),
+            [_uv(), *arguments],
+            input=given,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
             timeout=TIMEOUT,
             check=False,
             env={**environ, "NO_COLOR": "1"},
+            umask=0o077,
         )
     except subprocess.TimeoutExpired:
         raise WaitError(
-            f"uv did not resolve the requirements within {TIMEOUT:.0f} s",
+            f"uv did not end within {TIMEOUT:.0f} s",
             hint="narrow the versions, or check that the package index answers",
         ) from None
     return done.stdout if done.returncode == 0 else explain(done.stderr)

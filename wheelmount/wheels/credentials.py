@@ -16,8 +16,11 @@ from wheelmount.errors import ConfigError
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 
 
+_USER = re.compile(r"(https?://)[^/@\s\"']*@", re.IGNORECASE)
+
+
 class IndexAuth(httpx.Auth):
-    """Basic authentication by origin: indexes named in the environment, then netrc.
+    """Basic authentication: of the URL itself, else by origin as the environment or netrc say.
 
     Indexes named only in ``uv.toml`` are not read: give theirs in netrc.
 
@@ -39,6 +42,8 @@ class IndexAuth(httpx.Auth):
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         """Add the header where credentials for the request's origin are known."""
         found = self._by_origin.get(_origin(str(request.url)))
+        if request.url.username or request.url.password:
+            found = request.url.username, request.url.password
         if found is None and self._netrc is not None:
             entry = self._netrc.authenticators(request.url.host)
             found = (entry[0], entry[2] or "") if entry else None
@@ -46,6 +51,11 @@ class IndexAuth(httpx.Auth):
             yield from httpx.BasicAuth(*found).auth_flow(request)
         else:
             yield request
+
+
+def without_credentials(text: str) -> str:
+    """A text, with user and password taken out of each HTTP URL in it."""
+    return _USER.sub(r"\1", text)
 
 
 def _index_credentials(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -91,7 +91,7 @@ def _wheel(package: Package, source: object, target: Target) -> Wheel:
     if not isinstance(source, PackageWheel | PackageArchive) or not filename.endswith(".whl"):
         raise ResolveError(
             f"no wheel of {package.name} for {target}: only a source distribution exists",
-            hint=f"build one (uv build --wheel) and give it as '{package.name} @ file:///PATH.whl'",
+            hint=f"have one built here: --build {package.name}",
         )
     version = _check_name(filename, package)
     sha256 = source.hashes.get("sha256", "").lower()
@@ -100,6 +100,23 @@ def _wheel(package: Package, source: object, target: Target) -> Wheel:
             f"the lock has no sha256 of {filename}", hint="resolve again, or use another index"
         )
     return Wheel(filename, package.name, version, source.url or source.path or "", sha256)
+
+
+def chosen_source(package: Package) -> Wheel:
+    """The source distribution of a package that was locked without wheels, as if it were one.
+
+    Raises:
+        WheelError: there is none with a hash and a name that can be trusted.
+    """
+    source = package.sdist or package.archive
+    location = (source.url or source.path or "") if source else ""
+    filename = unquote(urlsplit(location).path.rpartition("/")[2])
+    sha256 = source.hashes.get("sha256", "").lower() if source else ""
+    if not source or len(sha256) != 64 or any(c in filename for c in "/\\\0\n"):
+        raise WheelError(
+            f"no source distribution of {package.name} with a sha256", hint="use another index"
+        )
+    return Wheel(filename, package.name, str(package.version or ""), location, sha256)
 
 
 def _check_name(filename: str, package: Package) -> str:

@@ -4,8 +4,12 @@
 
     {"version": 1,
      "requests": [{"requirements": ["pandas"], "files": [], "python_version": "3.11",
-                   "platform": "x86_64-manylinux_2_36", "pins": ["numpy==2.4.6", ...]}],
-     "wheels": {"numpy-2.4.6-….whl": {"sha256": "…", "size": 16642781, "mtime_ns": 17…}}}
+                   "platform": "x86_64-manylinux_2_36", "digest": "…",
+                   "pins": ["numpy==2.4.6", ...], "wheels": ["numpy-2.4.6-….whl", ...]}],
+     "wheels": {"numpy-2.4.6-….whl": {"sha256": "…", "size": 16642781, "mtime_ns": 17…,
+                                       "sound": true}},
+     "trusted": [],
+     "built": {"own-1.0-py3-none-any.whl": "git+https://…@8c12f7…"}}
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from wheelmount.errors import WheelError
+from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
 
 MANIFEST_NAME = "wheelmount.json"
 _VERSION = 1
@@ -34,6 +40,13 @@ class Request:
         python_version: of the target.
         platform: of the target.
         pins: ``NAME==VERSION`` of every package locked, whether asked for in a string or a file.
+        constraints: absolute paths of files of constraints, for the reader.
+        extras: of the projects among the files.
+        groups: of the same.
+        builds: packages of the index that were to be built here.
+        digest: of all that the answer depends on, but for the index; empty where that can't be
+            told: files that name others, packages that are built here.
+        wheels: names of the wheels it came to.
     """
 
     requirements: tuple[str, ...]
@@ -41,6 +54,28 @@ class Request:
     python_version: str
     platform: str
     pins: tuple[str, ...]
+    constraints: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    builds: tuple[str, ...] = ()
+    digest: str = ""
+    wheels: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, wanted: Wanted, target: Target) -> Request:
+        """The request for these requirements, without an answer."""
+        return cls(
+            requirements=tuple(without_credentials(str(one)) for one in wanted.requirements),
+            files=tuple(map(str, wanted.files)),
+            python_version=target.python_version,
+            platform=target.platform,
+            pins=(),
+            constraints=tuple(map(str, wanted.constraints)),
+            extras=wanted.extras,
+            groups=wanted.groups,
+            builds=tuple(map(str, wanted.builds)),
+            digest=wanted.digest(),
+        )
 
     @property
     def target(self) -> Target:
@@ -49,7 +84,8 @@ class Request:
 
     def same_question(self, other: Request) -> bool:
         """Whether the other asked for the same, whatever the answer was."""
-        return dataclasses.replace(self, pins=()) == dataclasses.replace(other, pins=())
+        blank: dict[str, Any] = {"pins": (), "wheels": (), "digest": ""}
+        return dataclasses.replace(self, **blank) == dataclasses.replace(other, **blank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +96,37 @@ class Entry:
         sha256: lower-case hexadecimal.
         size: bytes.
         mtime_ns: of the file when its hash was taken, in nanoseconds.
+        sound: whether the form of those bytes was looked into and is right: all that makes a
+            wheel sound but its contents.
     """
 
     sha256: str
     size: int
     mtime_ns: int
+    sound: bool = False
 
     @classmethod
     def of(cls, file: Path, sha256: str) -> Entry:
-        """The entry of a file whose hash is known."""
+        """The entry of a file of sound form whose hash is known."""
         found = file.stat()
-        return cls(sha256, found.st_size, found.st_mtime_ns)
+        return cls(sha256, found.st_size, found.st_mtime_ns, sound=True)
 
 
 @dataclass(slots=True)
 class Manifest:
-    """The whole file. Whoever changes it holds the directory's lock."""
+    """The whole file. Whoever changes it holds the directory's lock.
+
+    Attributes:
+        requests: all that was asked for, the latest last.
+        wheels: what is known of each wheel, by file name.
+        trusted: normalized names of packages whose wheels may have a wrong RECORD.
+        built: where the wheels that were built on this machine are from, by file name.
+    """
 
     requests: list[Request] = field(default_factory=list)
     wheels: dict[str, Entry] = field(default_factory=dict)
+    trusted: set[str] = field(default_factory=set)
+    built: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -95,6 +143,8 @@ class Manifest:
             return cls(
                 [Request(**_tuples(request)) for request in data["requests"]],
                 {str(name): Entry(**entry) for name, entry in data["wheels"].items()},
+                {str(name) for name in data.get("trusted", ())},
+                {str(name): str(origin) for name, origin in data.get("built", {}).items()},
             )
         except FileNotFoundError:
             return cls()
@@ -110,11 +160,30 @@ class Manifest:
             "version": _VERSION,
             "requests": [dataclasses.asdict(request) for request in self.requests],
             "wheels": {name: dataclasses.asdict(self.wheels[name]) for name in sorted(self.wheels)},
+            "trusted": sorted(self.trusted),
+            "built": dict(sorted(self.built.items())),
         }
         file = directory / MANIFEST_NAME
         fresh = file.with_name(f".{MANIFEST_NAME}.{os.getpid()}")
         fresh.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         fresh.replace(file)
+
+    def answer(self, asked: Request, directory: Path) -> Request | None:
+        """The earlier request that asked for just this, if its wheels are all there still."""
+        for request in self.requests:
+            same = request.same_question(asked) and request.digest == asked.digest != ""
+            if (
+                same
+                and request.wheels
+                and all(self.has(name, directory) for name in request.wheels)
+            ):
+                return request
+        return None
+
+    def has(self, name: str, directory: Path) -> bool:
+        """Whether a wheel is there as it was when it was looked into, by its size and time."""
+        entry, file = self.wheels.get(name), directory / name
+        return entry is not None and file.is_file() and entry == Entry.of(file, entry.sha256)
 
     def remember(self, request: Request) -> None:
         """Add a request; it takes the place of an earlier one that asked for the same."""

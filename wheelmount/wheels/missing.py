@@ -7,10 +7,10 @@ without backtracking: good for an explanation, no proof.
 
 from __future__ import annotations
 
-import email.parser
-import zipfile
+import re
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,7 +24,15 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
+from wheelmount.wheels.archive import requirements_of
 from wheelmount.wheels.target import Target
+
+# What pip and uv say of a requirement that a directory does not meet.
+_ABSENT = (
+    re.compile(r"No matching distribution found for ([^\n]+)"),
+    re.compile(r"Because (\S+) was not found in the provided package locations"),
+    re.compile(r"is available and you require ([^\s,]+)"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,7 @@ def find_missing(
         if (file.name, wanted_extras) not in seen:
             seen.add((file.name, wanted_extras))
             label = f"{canonicalize_name(requirement.name)} {version}"
-            queue.extend((needed, label, wanted_extras) for needed in _dependencies(file))
+            queue.extend((needed, label, wanted_extras) for needed in requirements_of(file))
     return list(missing)
 
 
@@ -92,13 +100,11 @@ def fitting(
     return found
 
 
-def _dependencies(file: Path) -> list[Requirement]:
-    """``Requires-Dist`` of a wheel; none where its metadata can't be read."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-            text = archive.read(name).decode()
-        headers = email.parser.HeaderParser().parsestr(text)
-        return [Requirement(value) for value in headers.get_all("Requires-Dist", [])]
-    except (OSError, zipfile.BadZipFile, StopIteration, UnicodeError, InvalidRequirement):
-        return []
+def absent(said: str) -> list[str]:
+    """The requirements that pip or uv, by what it printed, did not find in its directory."""
+    found = []
+    for pattern in _ABSENT:
+        for text in pattern.findall(said):
+            with suppress(InvalidRequirement):
+                found.append(str(Requirement(text)))
+    return list(dict.fromkeys(found))

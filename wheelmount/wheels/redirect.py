@@ -67,7 +67,10 @@ def uv_toml(packages: str = PACKAGES, *, system: bool = True) -> str:
         "no-index = true\n"
         f"find-links = [{links}]\n"
         'python-downloads = "never"\n'
-        # uv's cache never lies on the mount, nor in an overlay that is installed to.
+        # uv's cache knows a wheel by its name alone: one that was built anew would come out of it
+        # as it was. It would also take the room of every package in an overlay a second time.
+        "no-cache = true\n"
+        # What it keeps for the moment may lie on another file system.
         'link-mode = "copy"\n'
     )
     if system:

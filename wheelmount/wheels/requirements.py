@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from wheelmount.errors import InputError, SourceError
 
@@ -36,6 +37,33 @@ def parse_requirements(texts: Iterable[str]) -> list[Requirement]:
                 "or a file of requirements with -r",
             ) from None
     return parsed
+
+
+def local_path(text: str) -> Path | None:
+    """The absolute path that a text is, if it is one and no requirement.
+
+    Raises:
+        SourceError: nothing is there.
+    """
+    if not text.startswith((".", "/")):
+        return None
+    path = Path(text).absolute()
+    if not path.exists():
+        raise SourceError(f"{text} does not exist", hint="give a wheel, a project or its sdist")
+    return path
+
+
+def wheel_at(path: Path) -> Requirement:
+    """The requirement that is met by this wheel only.
+
+    Raises:
+        InputError: its name is not that of a wheel.
+    """
+    try:
+        name = parse_wheel_filename(path.name)[0]
+    except InvalidWheelFilename as error:
+        raise InputError(str(error), hint="give the wheel its name back") from None
+    return Requirement(f"{name} @ {path.as_uri()}")
 
 
 def without_url(requirement: Requirement) -> Requirement:

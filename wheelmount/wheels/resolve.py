@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.pylock import Pylock
@@ -18,43 +17,38 @@ from wheelmount.errors import (
     WheelmountError,
 )
 from wheelmount.progress import SILENT, Progress
-from wheelmount.wheels.compiler import Failure, Kind, compile_requirements
+from wheelmount.wheels.compiler import Failure, Kind, compile_requirements, export_lock
+from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.lockfile import parse_lock
-from wheelmount.wheels.requirements import existing_files, parse_requirements
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
 
 
-def resolve(
-    requirements: Sequence[str],
-    *,
-    target: Target,
-    files: Sequence[Path] = (),
-    output: Path,
-    progress: Progress = SILENT,
-) -> Pylock:
-    """Resolve requirements for a target, and write the lock file.
+def resolve(wanted: Wanted, *, target: Target, output: Path, progress: Progress = SILENT) -> Pylock:
+    """Resolve requirements for a target, and write the lock file; a lock is taken as it is.
+
+    The lock that is returned has the credentials of URLs that were given with some; the file has
+    none.
 
     Index, credentials, proxies and certificates are uv's, from the caller's environment and
     ``uv.toml``. An earlier lock at ``output`` has no say in the versions: asked again, a
     requirement gets what is newest.
 
     Args:
-        requirements: PEP 508 requirements.
+        wanted: what to resolve.
         target: what to resolve for; only wheels that install there count.
-        files: files of requirements (``requirements.txt``, ``pyproject.toml``, …).
         output: where the lock is written, whole or not at all; relative paths in it count from
             its directory.
         progress: told of the one step, ``resolve``.
 
     Raises:
-        InputError: a requirement that can't be parsed, or none at all.
-        SourceError: a file of requirements or the directory of ``output`` is missing.
+        InputError: a file that can't be parsed, or a lock whose files lie beside it.
+        SourceError: a file that files of requirements name or the directory of ``output`` is
+            missing.
         ResolveError: no solution: an unknown package, no wheel for the target, a conflict.
         UnavailableError: the index can't be reached or refuses, or uv is not installed.
         WaitError: uv took too long.
     """
-    wanted = parse_requirements(requirements)
-    paths = existing_files(files)
     # A new file, because uv keeps to the versions of an output that exists; beside the final one,
     # because paths in it are relative to it. uv takes only names of the form pylock.NAME.toml.
     fresh = output.with_name(f"pylock.{uuid.uuid4().hex}.toml")
@@ -63,11 +57,19 @@ def resolve(
         fresh.touch()
         fresh.unlink()
         with progress.task("resolve") as task:
-            options = ["--format", "pylock.toml", "--output-file", str(fresh.absolute())]
-            outcome = compile_requirements(wanted, paths, target, options)
-            if isinstance(outcome, Failure):
-                raise _error(outcome, target)
-            lock = parse_lock(fresh.read_text(encoding="utf-8"), str(output))
+            if wanted.lock:
+                fresh.write_text(_lock_text(wanted.lock, wanted), encoding="utf-8")
+            else:
+                options = ["--format", "pylock.toml", "--output-file", str(fresh.absolute())]
+                outcome = compile_requirements(wanted, target, options)
+                if isinstance(outcome, Failure):
+                    raise error_of(outcome, target)
+            # What was built here lies beside the lock, wherever the directory goes.
+            text = fresh.read_text(encoding="utf-8")
+            text = text.replace(f'path = "{output.parent.absolute()}/', 'path = "')
+            lock = parse_lock(text, str(output))
+            fresh.unlink()  # uv's is for our eyes only, see compile_requirements
+            fresh.write_text(without_credentials(text), encoding="utf-8")
             task.note(f"{len(lock.packages)} packages for {target}")
         fresh.replace(output)
     except OSError as error:
@@ -79,7 +81,36 @@ def resolve(
     return lock
 
 
-def _error(failure: Failure, target: Target) -> WheelmountError:
+def read_lock(file: Path, wanted: Wanted) -> Pylock:
+    """The lock that is asked for, one of the files wanted.
+
+    Raises:
+        InputError: one that can't be used by itself.
+        SourceError: one that can't be read.
+        WheelError: no lock at all.
+    """
+    return parse_lock(_lock_text(file, wanted), str(file))
+
+
+def _lock_text(file: Path, wanted: Wanted) -> str:
+    if file.name == UV_LOCK_NAME:
+        outcome = export_lock(file, wanted)
+        if isinstance(outcome, Failure):
+            raise InputError(f"{file}: {outcome.reason}", hint="make it anew with uv lock")
+        return outcome
+    text = file.read_text(encoding="utf-8", errors="replace")
+    for package in parse_lock(text, str(file)).packages:
+        for source in (*(package.wheels or ()), package.archive):
+            if source and not source.url and source.path and not Path(source.path).is_absolute():
+                raise InputError(
+                    f"{file} has a file beside it: {source.path}",
+                    hint="give that wheel by its path, and a lock without it",
+                )
+    return text
+
+
+def error_of(failure: Failure, target: Target) -> WheelmountError:
+    """What uv's failure means to the user."""
     subject = failure.subject
     if failure.kind is Kind.UNKNOWN_PACKAGE:
         return ResolveError(
@@ -89,8 +120,7 @@ def _error(failure: Failure, target: Target) -> WheelmountError:
     if failure.kind is Kind.NO_SOURCE_BUILD:
         return ResolveError(
             f"no wheel of {subject} for {target}: only a source distribution exists",
-            hint=f"take another version, or build a wheel of it (uv build --wheel) and give it as "
-            f"'{subject} @ file:///PATH.whl'",
+            hint=f"take another version, or have it built here: --build {subject}",
         )
     if failure.kind is Kind.NO_FITTING_WHEEL:
         return ResolveError(

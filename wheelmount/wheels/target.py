@@ -1,4 +1,4 @@
-"""What the wheels are for: a CPython version and a Linux platform with glibc.
+"""What the wheels are for: a CPython version and a Linux platform with glibc or musl.
 
 Platforms are named as uv's ``--python-platform`` names them, because uv resolves for exactly those;
 the tags that follow from one (PEP 425, PEP 600) are expanded by ``packaging.tags``.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform as this_platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from packaging.markers import Environment
@@ -28,6 +28,10 @@ _COMMON_MINOR = 28
 
 # The names that PEP 513, 571 and 599 gave to platforms before PEP 600 numbered them.
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+
+# The one musl that uv resolves for, as uv and as wheels name it: Alpine's since 2021.
+_MUSL = "unknown-linux-musl"
+_MUSL_TAG = "musllinux_1_2"
 
 _PYTHON = re.compile(r"3\.(\d{1,2})(?:\.\d{1,2})?")
 _MANYLINUX = re.compile(r"manylinux(?:_2_(?P<minor>\d{1,3})|(?P<legacy>2014))")
@@ -77,8 +81,8 @@ class Target:
             python_version: ``3.12`` or ``3.12.4``; default the running one.
             platform: ``linux`` (this machine), a processor (``x86_64``, ``aarch64``: with
                 glibc 2.28), a wheel's platform tag (``manylinux_2_28_aarch64``,
-                ``manylinux2014_x86_64``), or a name of uv's; default this machine. A glibc between
-                two that uv knows counts as the older.
+                ``manylinux2014_x86_64``, ``musllinux_1_2_x86_64``), or a name of uv's; default this
+                machine. A glibc between two that uv knows counts as the older.
 
         Raises:
             InputError: a name that means none of these.
@@ -93,6 +97,19 @@ class Target:
                 hint="give a CPython version such as 3.12",
             )
         return cls(python_version, _parse_platform(platform))
+
+    @classmethod
+    def parse_all(
+        cls, python_versions: Sequence[str] = (), platforms: Sequence[str] = ()
+    ) -> list[Target]:
+        """Each Python on each platform, of those that somebody typed; see ``parse``."""
+        return list(
+            dict.fromkeys(
+                cls.parse(version, platform)
+                for version in python_versions or (None,)
+                for platform in platforms or (None,)
+            )
+        )
 
     @property
     def machine(self) -> str:
@@ -110,6 +127,11 @@ class Target:
         ]
 
     def _platform_tags(self) -> Iterator[str]:
+        if self.platform.endswith(_MUSL):
+            for minor in (2, 1, 0):  # PEP 656
+                yield f"musllinux_1_{minor}_{self.machine}"
+            yield f"linux_{self.machine}"
+            return
         newest = int(self.platform.rpartition("_")[2])
         # PEP 600: a glibc runs what was built for any older one; x86_64 wheels begin at 2.5.
         oldest = 5 if self.machine == "x86_64" else 17
@@ -142,6 +164,8 @@ class Target:
         }
 
     def __str__(self) -> str:
+        if self.platform.endswith(_MUSL):
+            return f"Python {self.python_version} on {self.machine} with musl 1.2"
         glibc = self.platform.rpartition("manylinux_")[2].replace("_", ".")
         return f"Python {self.python_version} on {self.machine} with glibc {glibc}"
 
@@ -162,6 +186,8 @@ def _parse_platform(name: str | None) -> str:
     else:
         machine = next((m for m in MACHINES if spelled.endswith(f"_{m}")), None)
         rest = spelled if machine is None else spelled[: -len(machine) - 1]
+    if rest in (_MUSL, _MUSL_TAG):
+        return f"{MACHINES[machine] if machine else Target.here().machine}-{_MUSL}"
     minor: int | None = None
     if machine is not None and rest in ("", "linux", "unknown-linux-gnu"):
         minor = _COMMON_MINOR
@@ -170,8 +196,8 @@ def _parse_platform(name: str | None) -> str:
     if minor is None:
         raise InputError(
             f"{name!r} is not a platform that wheels are resolved for",
-            hint="give linux, x86_64, aarch64, or a tag such as manylinux_2_28_aarch64 "
-            "(glibc 2.17 or newer)",
+            hint="give linux, x86_64, aarch64, a tag such as manylinux_2_28_aarch64 "
+            "(glibc 2.17 or newer), or musllinux_1_2_x86_64",
         )
     known = MACHINES[machine] if machine else Target.here().machine
     return f"{known}-manylinux_2_{minor}"

@@ -1,49 +1,38 @@
 """The wheelhouse: a flat directory of wheels from which requirements install offline.
 
-Beside the wheels lie ``pylock.toml`` (PEP 751) of the latest request and ``wheelmount.json``, the
-manifest of all requests. Requests are resolved one by one and not together: a cluster's wheelhouse
-serves jobs that would conflict with each other, and one lock can't hold two versions of a package
-or two targets. Wheels of earlier requests stay. What must go into one environment is to be asked
-for at once.
+Beside the wheels lie ``pylock.toml`` (PEP 751) of the latest resolution, ``wheelmount.json``, the
+manifest of all requests, and ``simple/``, the index. Requests are resolved one by one and not
+together: a cluster's wheelhouse serves jobs that would conflict with each other, and one lock can't
+hold two versions of a package or two targets. Wheels of earlier requests stay. What must go into
+one environment is to be asked for at once.
 """
 
 from __future__ import annotations
 
-import os
+import time
 import uuid
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.pylock import Pylock
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from wheelmount.errors import SourceError, WheelError
+from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
-from wheelmount.wheels.compiler import Failure, compile_requirements
-from wheelmount.wheels.download import DownloadReport, download, hash_file, locked
-from wheelmount.wheels.install import clean_environment
+from wheelmount.wheels.build import build_missing
+from wheelmount.wheels.credentials import without_credentials
+from wheelmount.wheels.download import DownloadReport, fill, locked
+from wheelmount.wheels.findings import Findings
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock
 from wheelmount.wheels.manifest import Manifest, Request
-from wheelmount.wheels.missing import find_missing, fitting
-from wheelmount.wheels.requirements import existing_files, parse_requirements, without_url
-from wheelmount.wheels.resolve import resolve
+from wheelmount.wheels.proof import Known, Question, find_unsound, prove
+from wheelmount.wheels.requirements import parse_requirements, without_url
+from wheelmount.wheels.resolve import read_lock, resolve
+from wheelmount.wheels.simple import write_index
 from wheelmount.wheels.target import Target
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """What one offline resolution has to prove.
-
-    Requirements that stand in a file only are known by ``pins``, which also tie the proof to the
-    versions that were locked.
-    """
-
-    requirements: tuple[Requirement, ...]
-    files: tuple[Path, ...]
-    pins: tuple[Requirement, ...]
-    target: Target
+from wheelmount.wheels.wanted import Wanted
 
 
 class Wheelhouse:
@@ -58,98 +47,180 @@ class Wheelhouse:
 
     def add(
         self,
-        requirements: Sequence[str],
+        wanted: Wanted,
         *,
-        files: Sequence[Path] = (),
-        target: Target,
+        targets: Sequence[Target],
         progress: Progress = SILENT,
         jobs: int = 8,
+        trusted: Sequence[str] = (),
+        upgrade: bool = False,
+        prune: bool = False,
     ) -> DownloadReport:
-        """Resolve requirements and bring their wheels in.
+        """Resolve requirements, target by target, and bring their wheels in.
 
-        The lock and the manifest change only once every wheel is there.
+        What was asked for before and is all there is not resolved again. The manifest, and with it
+        what ``check`` proves, changes only once every wheel of a target is there.
 
         Args:
-            requirements: PEP 508 requirements.
-            files: files of requirements.
-            target: what to resolve for.
-            progress: told of two steps, ``resolve`` and ``download``.
+            wanted: the requirements.
+            targets: what to resolve for, one after the other.
+            progress: told of the steps of each target: ``build`` where something is in source,
+                ``resolve`` and ``download``.
             jobs: wheels fetched at the same time.
+            trusted: packages whose wheels may have a wrong RECORD, from now on.
+            upgrade: resolve again in any case: requirements get what is newest now.
+            prune: remove wheels, and beginnings of wheels, that no request needs any more.
+
+        Returns:
+            What it came to, all targets together.
 
         Raises:
-            WheelmountError: whatever ``resolve`` and ``download`` raise.
+            WheelmountError: whatever ``build_missing``, ``resolve`` and ``download`` raise.
         """
-        with locked(self.directory, progress):
-            pass  # make the directory, or say that it can't be used, before seconds of resolving
+        if jobs < 1:
+            raise InputError(f"jobs is {jobs}", hint="give 1 or more")
+        started = time.monotonic()
+        with locked(self.directory, progress):  # or say that it can't be used before resolving
+            manifest = Manifest.read(self.directory)
+        doubted = not manifest.trusted.issuperset(map(canonicalize_name, trusted))
+        asked = [Request.of(wanted, target) for target in targets]
+        reports = []
+        for request in asked:
+            answer = None if upgrade or doubted else manifest.answer(request, self.directory)
+            if answer is not None:
+                reports.append(self._kept(answer, manifest, progress))
+            else:
+                reports.append(self._fetch(wanted, request, progress, jobs, trusted))
+        if prune:
+            with locked(self.directory, progress):
+                self._prune(progress)
+        return DownloadReport.together(reports, time.monotonic() - started)
+
+    def _kept(self, request: Request, manifest: Manifest, progress: Progress) -> DownloadReport:
+        size = sum(manifest.wheels[name].size for name in request.wheels)
+        progress.log(
+            f"download: {len(request.wheels)} wheels, {size / 1e6:.1f} MB for {request.target} "
+            "are there already"
+        )
+        return DownloadReport(request.wheels, (), size, 0, 0.0)
+
+    def _fetch(
+        self,
+        wanted: Wanted,
+        request: Request,
+        progress: Progress,
+        jobs: int,
+        trusted: Sequence[str],
+    ) -> DownloadReport:
+        target = request.target
         # "pending" lies beside the final name because relative paths in a lock count from there.
         pending = self.directory / f"pylock.{uuid.uuid4().hex}.toml"
         try:
-            lock = resolve(
-                requirements, target=target, files=files, output=pending, progress=progress
-            )
-            report = download(lock, self.directory, target=target, progress=progress, jobs=jobs)
-            request = Request(
-                requirements=tuple(requirements),
-                files=tuple(str(file.absolute()) for file in files),
-                python_version=target.python_version,
-                platform=target.platform,
-                pins=tuple(wheel.pin for wheel in chosen_wheels(lock, target)),
-            )
+            built = build_missing(wanted, target, self.directory, progress)
+            lock = resolve(built.wanted, target=target, output=pending, progress=progress)
+            # Until the request is written down, its wheels are to nobody's knowledge needed.
             with locked(self.directory, progress):
+                report = fill(lock, self.directory, target, progress, jobs, trusted)
                 manifest = Manifest.read(self.directory)
-                manifest.remember(request)
+                pins = tuple(wheel.pin for wheel in chosen_wheels(lock, target))
+                asked = tuple(without_credentials(str(one)) for one in built.asked)
+                manifest.remember(
+                    replace(request, requirements=asked, pins=pins, wheels=report.wheels)
+                )
+                manifest.built.update(built.origins)
                 pending.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
+                write_index(self.directory, manifest.wheels)
         finally:
             pending.unlink(missing_ok=True)
         return report
 
+    def _prune(self, progress: Progress) -> None:
+        manifest = Manifest.read(self.directory)
+        needed = {name for request in manifest.requests for name in request.wheels}
+        if unsure := [request for request in manifest.requests if not request.wheels]:
+            raise WheelError(
+                f"{self.directory} does not say which wheels {unsure[0].requirements} came to",
+                hint="run wheelmount download with these requirements again, then prune",
+            )
+        gone = [wheel for wheel in self.wheels() if wheel.name not in needed]
+        size = sum(wheel.stat().st_size for wheel in gone)
+        for file in (*gone, *self.directory.glob("*.whl.part")):
+            file.unlink()
+            manifest.wheels.pop(file.name, None)
+            manifest.built.pop(file.name, None)
+        manifest.write(self.directory)
+        write_index(self.directory, manifest.wheels)
+        progress.log(f"prune: {len(gone)} wheels, {size / 1e6:.1f} MB removed")
+
     def check(
         self,
-        requirements: Sequence[str] = (),
+        wanted: Wanted | None = None,
         *,
-        files: Sequence[Path] = (),
-        target: Target | None = None,
+        targets: Sequence[Target] = (),
+        contents: bool = True,
         progress: Progress = SILENT,
-    ) -> None:
-        """Prove offline that requirements install from this directory alone.
+    ) -> Findings:
+        """Find out offline whether requirements install from this directory alone.
 
-        Every wheel they come to is read in full and compared with the hashes of ``pylock.toml``
-        and the manifest; a wheel that neither knows was put there by hand and has none to compare.
+        Every wheel they come to is read: its hash is compared with those of ``pylock.toml`` and the
+        manifest (a wheel that neither knows was put there by hand and has none), and what is in it
+        with what it says of itself. Without requirements that is every wheel of the directory.
 
         Args:
-            requirements: PEP 508 requirements; a URL in one is left out, since hosts ask by name.
-            files: files of requirements. With neither, every request of the manifest is checked.
-            target: what they shall install on; default each request's own, or this machine.
+            wanted: the requirements; a URL in one is left out, since hosts ask by name. None: every
+                request of the manifest.
+            targets: what they shall install on; default each request's own, or this machine.
+            contents: whether wheels are unpacked for that. A download knows without that their
+                bytes are what was published; this finds out whether that was right.
             progress: told of the one step, ``check``.
 
+        Returns:
+            What was found; ``raise_if_any`` makes an error of it.
+
         Raises:
-            WheelError: what is missing and who wants it, or which wheels are damaged.
-            SourceError: there is no such directory, or no file of requirements.
-            InputError: a requirement that can't be parsed.
+            WheelError: the manifest or a lock can't be understood, or there is nothing to prove.
+            SourceError: there is no such directory.
+            InputError: a lock that can't be used.
+            ResolveError: a lock that does not fit a target.
         """
         if not self.directory.is_dir():
             raise SourceError(
                 f"{self.directory} is not a directory", hint="run wheelmount download first"
             )
         manifest = Manifest.read(self.directory)
-        if requirements or files:
-            named = tuple(without_url(one) for one in parse_requirements(requirements))
-            paths = tuple(existing_files(files))
-            questions = [_Question(named, paths, (), target or Target.here())]
-        else:
-            questions = [_question(request, target) for request in manifest.requests]
+        questions = (
+            [
+                _ask_again(request, target)
+                for request in manifest.requests
+                for target in targets or [request.target]
+            ]
+            if wanted is None
+            else [_ask(wanted, target, manifest) for target in targets or [Target.here()]]
+        )
         if not questions:
             raise WheelError(
                 f"{self.directory} does not say what it is to hold",
                 hint="name requirements, or fill it with wheelmount download",
             )
-        recorded = self._recorded(manifest)
+        wheels = set(self.wheels()) if wanted is None else set()
+        gaps = []
         with progress.task("check", unit="requests") as task:
             task.total(len(questions))
             for question in questions:
-                self._prove(question, recorded)
+                chosen, gap = prove(question, self.directory)
+                wheels.update(chosen)
+                gaps += [gap] if gap else []
                 task.advance(1)
+            unsound = find_unsound(sorted(wheels), self._known(manifest, wheels), contents=contents)
+        return Findings(
+            directory=self.directory,
+            requests=len(questions),
+            wheels=tuple(sorted(wheel.name for wheel in wheels)),
+            size=sum(wheel.stat().st_size for wheel in wheels),
+            unsound=tuple(unsound),
+            gaps=tuple(dict.fromkeys(gaps)),
+        )
 
     def wheels(self) -> list[Path]:
         """The wheels, sorted by name; none where the directory does not exist."""
@@ -159,95 +230,53 @@ class Wheelhouse:
         """Bytes of all wheels."""
         return sum(wheel.stat().st_size for wheel in self.wheels())
 
-    def _recorded(self, manifest: Manifest) -> dict[str, set[str]]:
-        """The hashes that a wheel of this name may have: all of them must agree."""
-        recorded = {name: {entry.sha256} for name, entry in manifest.wheels.items()}
+    def _known(self, manifest: Manifest, wheels: Iterable[Path]) -> dict[str, Known]:
+        """What is remembered of each wheel."""
+        hashes = {name: {entry.sha256} for name, entry in manifest.wheels.items()}
         file = self.directory / LOCK_NAME
         if file.is_file():
             lock = parse_lock(file.read_text(encoding="utf-8", errors="replace"), str(file))
             for package in lock.packages:
                 for wheel in package.wheels or ():
                     if "sha256" in wheel.hashes:
-                        recorded.setdefault(wheel.filename, set()).add(wheel.hashes["sha256"])
-        return recorded
-
-    def _prove(self, question: _Question, recorded: dict[str, set[str]]) -> None:
-        # Without the cache: a proof reads the bytes that are there, and leaves nothing behind. No
-        # lock either: for its hashes uv would unpack every wheel, ten times as long as hashing.
-        options = ["--no-cache", "--no-index", "--offline", "--no-config", "--no-annotate"]
-        answer = compile_requirements(
-            [*question.requirements, *question.pins],
-            question.files,
-            question.target,
-            [*options, "--find-links", str(self.directory.absolute())],
-            clean_environment(os.environ),
-        )
-        if isinstance(answer, Failure):
-            # A damaged wheel is reported as such, whatever uv made of it.
-            _refuse_damaged(self.wheels(), recorded)
-            raise self._why(question, answer)
-        offered = fitting(self.wheels(), question.target)
-        pins = [Requirement(line) for line in answer.splitlines()]
-        _refuse_damaged(
-            [
-                wheel
-                for pin in pins
-                for version, wheel in offered.get(canonicalize_name(pin.name), [])
-                if pin.specifier.contains(version, prereleases=True)
-            ],
-            recorded,
-        )
-
-    def _why(self, question: _Question, failure: Failure) -> WheelError:
-        wheels = self.wheels()
-        roots = [(one, "you") for one in question.requirements]
-        roots += [(one, file.name) for file in question.files for one in _lines(file)]
-        missing = find_missing(roots, wheels, question.target)
-        pins = find_missing([(p, LOCK_NAME) for p in question.pins], wheels, question.target)
-        named = {Requirement(one.requirement).name for one in missing}
-        missing += [one for one in pins if Requirement(one.requirement).name not in named]
-        if not missing:
-            return WheelError(
-                f"{self.directory} does not resolve for {question.target}: {failure.reason}",
-                hint=failure.hint or "run wheelmount download with all of these requirements",
+                        hashes.setdefault(wheel.filename, set()).add(wheel.hashes["sha256"])
+        return {
+            wheel.name: Known(
+                frozenset(hashes.get(wheel.name, ())),
+                sound=wheel.name in manifest.wheels and manifest.wheels[wheel.name].sound,
+                trusted=canonicalize_name(wheel.name.partition("-")[0]) in manifest.trusted,
             )
-        return WheelError(
-            f"{self.directory} has no wheel for {question.target} of "
-            + ", ".join(str(one) for one in missing),
-            hint="run wheelmount download for this target",
-        )
+            for wheel in wheels
+        }
 
 
-def _question(request: Request, target: Target | None) -> _Question:
+def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
+    if wanted.lock:
+        return Question(Wanted(), _pins(read_lock(wanted.lock, wanted), target), target)
+    built = {origin: parse_wheel_filename(name)[0] for name, origin in manifest.built.items()}
+    for project in wanted.projects:
+        if project.as_uri() not in built:
+            raise WheelError(
+                f"no wheel was built of {project}", hint=f"run wheelmount download {project}"
+            )
+    named = (
+        *(without_url(one) for one in wanted.requirements),
+        *(Requirement(built[project.as_uri()]) for project in wanted.projects),
+        *wanted.builds,
+    )
+    return Question(replace(wanted, requirements=named, projects=(), builds=()), (), target)
+
+
+def _ask_again(request: Request, target: Target) -> Question:
     pins = tuple(Requirement(pin) for pin in request.pins)
-    requirements = tuple(without_url(one) for one in parse_requirements(request.requirements))
-    if target is None or target == request.target:
-        return _Question(requirements, (), pins, request.target)
+    texts = (*request.requirements, *request.builds)
+    named = tuple(without_url(one) for one in parse_requirements(texts))
+    if target == request.target:
+        return Question(Wanted(named), pins, target)
     # Another target may have other versions, so only what was asked for counts; of a file of
     # requirements, which may be gone by now, only the pins are left to ask for.
-    return _Question(requirements, (), pins if request.files else (), target)
+    return Question(Wanted(named), pins if request.files else (), target)
 
 
-def _refuse_damaged(wheels: Iterable[Path], recorded: dict[str, set[str]]) -> None:
-    known = [wheel for wheel in wheels if wheel.name in recorded]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        hashes = pool.map(hash_file, known)
-    damaged = [
-        wheel.name
-        for wheel, sha256 in zip(known, hashes, strict=True)
-        if recorded[wheel.name] != {sha256}
-    ]
-    if damaged:
-        raise WheelError(
-            f"damaged, not what the lock says: {', '.join(sorted(damaged))}",
-            hint="remove them and run wheelmount download again",
-        )
-
-
-def _lines(file: Path) -> Iterable[Requirement]:
-    """The plain requirements of a file, to explain a failure with; options are passed over."""
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            yield without_url(Requirement(line.partition(" #")[0].strip()))
-        except InvalidRequirement:
-            continue
+def _pins(lock: Pylock, target: Target) -> tuple[Requirement, ...]:
+    return tuple(Requirement(wheel.pin) for wheel in chosen_wheels(lock, target))

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from wheelmount.errors import WheelError
+from wheelmount.wheels.archive import find_faults, read_metadata, requirements_of
+
+from .support import make_wheel, record_row, spoil
+
+INFO = "a-1.0.dist-info"
+METADATA = b"Metadata-Version: 2.1\nName: a\nVersion: 1.0\n"
+WHEEL = b"Wheel-Version: 1.0\nTag: py3-none-any\n"
+
+
+def with_record(wheel: Path, path: str, data: bytes) -> Path:
+    """Add or change a file, and have RECORD say so."""
+    with zipfile.ZipFile(wheel) as archive:
+        lines = archive.read(f"{INFO}/RECORD").decode().splitlines()
+    rows = [line for line in lines if not line.startswith(f"{path},")]
+    record = "\n".join([record_row(path, data), *rows, ""]).encode()
+    return spoil(wheel, {path: data, f"{INFO}/RECORD": record})
+
+
+def cut(wheel: Path) -> None:
+    wheel.write_bytes(wheel.read_bytes()[:-9])
+
+
+def flip(wheel: Path) -> None:
+    data = wheel.read_bytes()
+    where = data.index(b"VALUE")
+    wheel.write_bytes(data[:where] + b"v" + data[where + 1 :])
+
+
+def prefix(wheel: Path) -> None:
+    data = wheel.read_bytes()
+    wheel.write_bytes(b"#!/bin/sh\n" + data)
+
+
+Spoiler = Callable[[Path], object]
+
+BAD: dict[str, tuple[Spoiler, str]] = {
+    "empty": (lambda w: w.write_bytes(b""), "broken archive"),
+    "cut": (cut, "broken archive"),
+    "flipped": (flip, "CRC"),
+    "prefix": (prefix, "other bytes before"),
+    "twice": (lambda w: spoil(w, {}, ("a.py", b"other")), "2 entries of the name 'a.py'"),
+    "upwards": (lambda w: with_record(w, "../evil.py", b""), r"'\.\./evil\.py' leads out"),
+    "hidden": (lambda w: with_record(w, "a/../../evil", b""), r"'a/\.\./\.\./evil' leads out"),
+    "absolute": (lambda w: with_record(w, "/etc/evil", b""), "'/etc/evil' leads out"),
+    "backslash": (lambda w: with_record(w, "..\\evil", b""), "leads out"),
+    "interpreter": (
+        lambda w: with_record(w, "a-1.0.data/scripts/python3", b"#!python\n"),
+        "'python3' would take the place of the interpreter",
+    ),
+    "no info": (
+        lambda w: spoil(w, dict.fromkeys(f"{INFO}/{n}" for n in ("METADATA", "WHEEL", "RECORD"))),
+        "0 directories .dist-info",
+    ),
+    "two infos": (lambda w: with_record(w, "b-1.0.dist-info/METADATA", METADATA), "2 directories"),
+    "no metadata": (lambda w: spoil(w, {f"{INFO}/METADATA": None}), "METADATA"),
+    "name": (
+        lambda w: with_record(w, f"{INFO}/METADATA", METADATA.replace(b": a", b": b")),
+        "METADATA has the name 'b'",
+    ),
+    "version": (
+        lambda w: with_record(w, f"{INFO}/METADATA", METADATA.replace(b"1.0", b"1.1")),
+        "METADATA has the version '1.1'",
+    ),
+    "no version": (
+        lambda w: with_record(w, f"{INFO}/METADATA", b"Name: a\n"),
+        "METADATA has the version ''",
+    ),
+    "tags": (
+        lambda w: with_record(w, f"{INFO}/WHEEL", WHEEL.replace(b"py3", b"cp311")),
+        "WHEEL has the tags cp311-none-any",
+    ),
+    "no tags": (lambda w: with_record(w, f"{INFO}/WHEEL", WHEEL[:19]), "WHEEL has the tags none"),
+    "format": (
+        lambda w: with_record(w, f"{INFO}/WHEEL", WHEEL.replace(b"1.0", b"2.0")),
+        "WHEEL has the version '2.0', not 1",
+    ),
+    "no record": (lambda w: spoil(w, {f"{INFO}/RECORD": None}), "RECORD"),
+    "hash": (lambda w: spoil(w, {"a.py": b"VALUE = '9.9'\n"}), r"hash / size of a\.py"),
+    "unlisted": (lambda w: spoil(w, {"evil.py": b""}), r"evil\.py is not mentioned in RECORD"),
+    "gone": (lambda w: spoil(w, {"a.py": None}), r"a\.py is mentioned in RECORD and not there"),
+}
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    return make_wheel(tmp_path, "a", requires=["b>=1"])
+
+
+def test_a_sound_one(wheel: Path) -> None:
+    assert find_faults(wheel) == []
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_bad_ones(wheel: Path, how: str) -> None:
+    spoiler, expected = BAD[how]
+    spoiler(wheel)
+    faults = find_faults(wheel)
+    assert any(re.search(expected, fault) for fault in faults), faults
+    assert "\n" not in faults[0]
+    assert str(wheel.parent) not in faults[0]
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_form_alone(wheel: Path, how: str) -> None:
+    spoiler, expected = BAD[how]
+    spoiler(wheel)
+    faults = find_faults(wheel, contents=False)
+    if how in ("flipped", "hash"):  # what needs all of it to be unpacked
+        assert faults == []
+    else:
+        assert any(re.search(expected, fault) for fault in faults), faults
+
+
+@pytest.mark.parametrize("how", ["hash", "unlisted", "gone", "no record"])
+def test_without_record(wheel: Path, how: str) -> None:
+    BAD[how][0](wheel)
+    assert find_faults(wheel, record=False) == []
+    flip_last = wheel.read_bytes()
+    where = flip_last.index(b"Requires-Dist")
+    wheel.write_bytes(flip_last[:where] + b"r" + flip_last[where + 1 :])
+    assert "broken archive" in find_faults(wheel, record=False)[0]
+
+
+def test_names(tmp_path: Path, wheel: Path) -> None:
+    other = wheel.rename(tmp_path / "b-1.0-py3-none-any.whl")
+    assert find_faults(other) != []
+    assert find_faults(other, "a-1.0-py3-none-any.whl") == []
+    assert "Invalid wheel filename" in find_faults(wheel, "a.whl")[0]
+    assert find_faults(tmp_path / wheel.name)[0].startswith("broken archive")  # gone
+
+
+def test_a_renamed_platform(tmp_path: Path) -> None:
+    linux = make_wheel(tmp_path, "a", tag="cp311-cp311-linux_x86_64")
+    assert find_faults(linux, "a-1.0-cp311-cp311-manylinux_2_17_x86_64.whl") == []
+    assert find_faults(linux, "a-1.0-cp312-cp312-manylinux_2_17_x86_64.whl") != []
+
+
+def test_metadata(wheel: Path) -> None:
+    assert b"Name: a\n" in read_metadata(wheel)
+    assert [str(one) for one in requirements_of(wheel)] == ["b>=1"]
+    wheel.write_bytes(b"")
+    assert requirements_of(wheel) == []
+    with pytest.raises(WheelError, match=wheel.name) as caught:
+        read_metadata(wheel)
+    assert caught.value.hint
+
+
+def test_packages_inside_a_package(wheel: Path) -> None:
+    inner = "_vendor/inner-2.0.dist-info/METADATA"
+    with_record(wheel, inner, b"Name: inner\nVersion: 2.0\nRequires-Dist: outer\n")
+    with zipfile.ZipFile(wheel) as archive:  # the inner one first
+        contents = sorted(archive.namelist())
+        data = {path: archive.read(path) for path in contents}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in contents:
+            archive.writestr(path, data[path])
+    assert contents[0] == inner
+    assert find_faults(wheel) == []
+    assert [str(one) for one in requirements_of(wheel)] == ["b>=1"]

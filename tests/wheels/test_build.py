@@ -1,0 +1,260 @@
+"""Real builds with a real backend, which lies in the index beside what is built."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import uv
+
+from wheelmount.errors import InputError, ResolveError, SourceError, WheelError, WheelmountError
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
+from wheelmount.wheels.wheelhouse import Wheelhouse
+
+from .support import ARM, Index, make_wheel
+
+HERE = Target.here()
+
+PYPROJECT = """
+[build-system]
+requires = ["backend"]
+build-backend = "backend"
+[project]
+name = "Own.Name"
+version = "1.0"
+dependencies = ["needed"]
+"""
+
+# A build backend (PEP 517) in one module.
+BACKEND = """
+import base64, hashlib, os, tarfile, zipfile
+
+INFO = "own_name-1.0.dist-info"
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    tag = open("tag").read().strip()
+    files = {
+        "own_name.py": open("own_name.py").read(),
+        f"{INFO}/METADATA": "Metadata-Version: 2.1\\nName: Own.Name\\nVersion: 1.0\\n"
+        "Requires-Dist: needed\\n",
+        f"{INFO}/WHEEL": f"Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n",
+    }
+    rows = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
+        rows.append(f"{path},sha256={digest.decode()},{len(text.encode())}")
+    files[f"{INFO}/RECORD"] = "\\n".join([*rows, f"{INFO}/RECORD,,", ""])
+    name = f"own_name-1.0-{tag}.whl"
+    with zipfile.ZipFile(os.path.join(directory, name), "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return name
+
+def build_sdist(directory, config_settings=None):
+    name = "own_name-1.0"
+    with tarfile.open(os.path.join(directory, f"{name}.tar.gz"), "w:gz") as archive:
+        for file in ("pyproject.toml", "own_name.py", "tag", "PKG-INFO"):
+            archive.add(file, f"{name}/{file}")
+    return f"{name}.tar.gz"
+"""
+
+
+@pytest.fixture
+def project(uv_index: Index, tmp_path: Path) -> Path:
+    """A project that needs ``needed``; its backend is in the index."""
+    make_wheel(uv_index.directory, "backend", module=BACKEND.encode())
+    make_wheel(uv_index.directory, "needed")
+    place = tmp_path / "a project"
+    place.mkdir()
+    (place / "pyproject.toml").write_text(PYPROJECT)
+    (place / "own_name.py").write_text("VALUE = 1\n")
+    (place / "tag").write_text("py3-none-any\n")
+    (place / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: Own.Name\nVersion: 1.0\n")
+    return place
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Wheelhouse:
+    return Wheelhouse(tmp_path / "house")
+
+
+def git(*arguments: str, cwd: Path) -> str:
+    identity = ["-c", "user.name=Me", "-c", "user.email=me@example.org"]
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def repository(project: Path, tmp_path: Path) -> Path:
+    """A repository with the project in ``sub``; what comes after the tag ``v1`` does not build."""
+    place = tmp_path / "repository"
+    shutil.copytree(project, place / "sub")
+    git("init", "-q", cwd=place)
+    git("add", ".", cwd=place)
+    git("commit", "-qm", "first", cwd=place)
+    git("tag", "v1", cwd=place)
+    git("rm", "-qr", "sub", cwd=place)
+    git("commit", "-qm", "second", cwd=place)
+    return place
+
+
+def sdist(project: Path, into: Path) -> Path:
+    command = [uv.find_uv_bin(), "build", "-q", "--sdist", "--out-dir", str(into), str(project)]
+    subprocess.run(command, check=True, timeout=60)
+    (found,) = into.glob("own_name*.tar.gz")
+    return found
+
+
+def names(house: Wheelhouse) -> list[str]:
+    return [wheel.name.split("-py3")[0] for wheel in house.wheels()]
+
+
+def built(house: Wheelhouse) -> dict[str, str]:
+    manifest = json.loads((house.directory / "wheelmount.json").read_text())
+    return manifest["built"]  # type: ignore[no-any-return]
+
+
+def refused(house: Wheelhouse, *texts: str, target: Target = HERE) -> WheelmountError:
+    with pytest.raises(WheelmountError) as caught:
+        house.add(Wanted.of(texts), targets=[target])
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    assert house.wheels() == []
+    return caught.value
+
+
+def test_a_project(project: Path, house: Wheelhouse) -> None:
+    wanted = Wanted.of(["./a project"])
+    report = house.add(wanted, targets=[HERE])
+    assert names(house) == ["needed-1.0", "own_name-1.0"]
+    assert len(report.wheels) == 2
+    assert built(house) == {"own_name-1.0-py3-none-any.whl": project.as_uri()}
+    house.check().raise_if_any()
+    house.check(wanted, targets=[HERE]).raise_if_any()
+    house.check(Wanted.of(["own-name"]), targets=[HERE]).raise_if_any()
+    lock = (house.directory / "pylock.toml").read_text()
+    assert str(house.directory) not in lock
+    assert str(project) not in lock
+
+
+def test_a_project_that_changed(project: Path, house: Wheelhouse) -> None:
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    before = house.wheels()[1].read_bytes()
+    (project / "own_name.py").write_text("VALUE = 2\n")
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    assert house.wheels()[1].read_bytes() != before
+    house.check().raise_if_any()
+    manifest = json.loads((house.directory / "wheelmount.json").read_text())
+    assert len(manifest["requests"]) == 1
+
+
+def test_a_source_distribution(project: Path, house: Wheelhouse, tmp_path: Path) -> None:
+    archive = sdist(project, tmp_path / "dist")
+    house.add(Wanted.of([f"./dist/{archive.name}"]), targets=[HERE])
+    assert names(house) == ["needed-1.0", "own_name-1.0"]
+    assert built(house) == {"own_name-1.0-py3-none-any.whl": archive.as_uri()}
+
+
+def test_of_the_index(project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path) -> None:
+    archive = sdist(project, uv_index.directory)
+    error = refused(house, "own-name")
+    assert "--build own-name" in (error.hint or "")
+    wanted = Wanted.of(["needed"], builds=["Own.Name>=1"])
+    house.add(wanted, targets=[HERE])
+    assert names(house) == ["needed-1.0", "own_name-1.0"]
+    assert built(house) == {"own_name-1.0-py3-none-any.whl": uv_index.file_url(archive)}
+    house.check(wanted, targets=[HERE]).raise_if_any()
+    uv_index.requests.clear()
+    assert house.add(wanted, targets=[HERE]).fetched == ()
+    assert uv_index.requests == []
+
+
+def test_by_url(project: Path, house: Wheelhouse, uv_index: Index) -> None:
+    archive = sdist(project, uv_index.directory)
+    url = uv_index.file_url(archive)
+    house.add(Wanted.of([f"own.name @ {url.replace('://', '://me:secret@')}"]), targets=[HERE])
+    assert built(house) == {"own_name-1.0-py3-none-any.whl": url}
+    assert not [f for f in house.directory.glob("*.*") if b"secret" in f.read_bytes()]
+
+
+def test_a_repository(repository: Path, house: Wheelhouse) -> None:
+    url = f"git+{repository.as_uri()}"
+    house.add(Wanted.of([f"own-name @ {url}@v1#subdirectory=sub"]), targets=[HERE])
+    assert names(house) == ["needed-1.0", "own_name-1.0"]
+    commit = git("rev-parse", "v1", cwd=repository).strip()
+    assert built(house) == {"own_name-1.0-py3-none-any.whl": f"{url}@{commit}"}
+    house.check().raise_if_any()
+
+
+@pytest.mark.parametrize(
+    ("rest", "reason"),
+    [
+        ("@v9#subdirectory=sub", "v9"),
+        ("#subdirectory=sub", "does not exist"),
+        ("@v1#subdirectory=../..", "is not in the repository"),
+        ("/no", "no repository to build from"),
+        ("@--help", "no repository to build from"),
+    ],
+)
+def test_bad_repositories(repository: Path, house: Wheelhouse, rest: str, reason: str) -> None:
+    error = refused(house, f"own-name @ git+{repository.as_uri()}{rest}")
+    assert type(error) is SourceError
+    assert reason in error.message
+
+
+def test_what_does_not_build(project: Path, house: Wheelhouse) -> None:
+    (project / "tag").unlink()
+    error = refused(house, str(project))
+    assert type(error) is ResolveError
+    assert "a project does not build" in error.message
+    assert "uv build" in (error.hint or "")
+    assert type(refused(house, "./nowhere")) is SourceError
+    (project / "pyproject.toml").unlink()
+    error = refused(house, str(project))
+    assert type(error) is SourceError
+    assert "is not a project" in error.message
+
+
+def test_another_name_than_asked_for(repository: Path, house: Wheelhouse) -> None:
+    with pytest.raises(ResolveError, match=r"builds own_name-1\.0"):
+        house.add(
+            Wanted.of([f"other @ git+{repository.as_uri()}@v1#subdirectory=sub"]), targets=[HERE]
+        )
+
+
+def test_wheels_of_this_machine_are_for_it(project: Path, house: Wheelhouse) -> None:
+    minor = HERE.python_version.partition(".")[2]
+    (project / "tag").write_text(f"cp3{minor}-cp3{minor}-linux_{HERE.machine}\n")
+    error = refused(house, str(project), target=ARM)
+    assert type(error) is ResolveError
+    assert "was built for this machine" in error.message
+    other = Target(HERE.python_version, f"{HERE.machine}-manylinux_2_17")
+    assert "was built for this machine" in refused(house, str(project), target=other).message
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    house.check().raise_if_any()
+
+
+def test_pure_ones_are_for_all(project: Path, house: Wheelhouse) -> None:
+    house.add(Wanted.of([str(project)]), targets=[ARM, HERE])
+    house.check().raise_if_any()
+
+
+def test_wheels_by_path(house: Wheelhouse, uv_index: Index, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "near", "own", requires=["needed"])
+    make_wheel(uv_index.directory, "needed")
+    house.add(Wanted.of([f"./near/{wheel.name}"]), targets=[HERE])
+    assert names(house) == ["needed-1.0", "own-1.0"]
+    assert built(house) == {}
+    wheel.rename(tmp_path / "odd.whl")
+    with pytest.raises(InputError, match="Invalid wheel filename"):
+        Wanted.of(["./odd.whl"])
+
+
+def test_not_built_yet(project: Path, house: Wheelhouse) -> None:
+    house.add(Wanted.of(["needed"]), targets=[HERE])
+    with pytest.raises(WheelError, match="no wheel was built of"):
+        house.check(Wanted.of([str(project)]), targets=[HERE])

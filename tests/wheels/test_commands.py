@@ -1,0 +1,78 @@
+"""``wheelmount download`` and ``wheelmount check``, as a user has them."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.conftest import Cli
+
+from .support import Index, make_wheel
+
+BOTH = ["--platform", "x86_64", "--platform", "aarch64", "--python-version", "3.12"]
+
+
+def test_download_and_check(cli: Cli, uv_index: Index, workplace: Path) -> None:
+    for name, requires in (("a", ["b>=1"]), ("b", []), ("c", ["a"])):
+        make_wheel(uv_index.directory, name, requires=requires)
+    done = cli("download", "a", "-d", "wheels", *BOTH)
+    assert done.stdout.split() == ["a-1.0-py3-none-any.whl", "b-1.0-py3-none-any.whl"]
+    assert "aarch64 with glibc 2.28" in done.stderr
+    done = cli("download", "a", "-d", "wheels", *BOTH, "--json", "-q")
+    report = json.loads(done.stdout)
+    assert (len(report["wheels"]), report["fetched"], done.stderr) == (2, [], "")
+    done = cli("check", "wheels", "-q")
+    assert (done.returncode, done.stdout) == (0, "complete: 2 wheels, 0.0 MB\n")
+    done = cli("check", "wheels", "c", "-q", "--json", *BOTH)
+    assert done.returncode == 65
+    found = json.loads(done.stdout)
+    assert not found["complete"]
+    assert [gap["platform"] for gap in found["gaps"]] == [
+        "x86_64-manylinux_2_28", "aarch64-manylinux_2_28"
+    ]  # fmt: skip
+    assert found["gaps"][0]["missing"] == [{"requirement": "c", "wanted_by": "you"}]
+    assert done.stderr.startswith("error: wheels has no wheel for Python 3.12 on x86_64 with glibc")
+    assert done.stderr.endswith("hint: run wheelmount download for this target\n")
+    assert done.stderr.count("\n") == 2
+    done = cli("download", "c", "--prune", "-q", "-d", "wheels", *BOTH)
+    assert (workplace / "work" / "wheels" / "a-1.0-py3-none-any.whl").exists()
+
+
+def test_many_at_once(cli: Cli, uv_index: Index, workplace: Path) -> None:
+    wanted = ["b", "c", "d", "e"]
+    make_wheel(uv_index.directory, "a", padding=100_000)
+    for name in wanted:
+        make_wheel(uv_index.directory, name, requires=["a"])
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(cli, "download", n, "-d", "wheels", "--prune") for n in wanted]
+        assert [call.result().returncode for call in calls] == [0, 0, 0, 0]
+    assert len(list((workplace / "work" / "wheels").glob("*.whl"))) == 5
+    assert cli("check", "wheels").stdout == "complete: 5 wheels, 0.1 MB\n"
+    assert not list((workplace / "work" / "wheels").glob("pylock.*.toml"))
+
+
+def test_a_bad_wheel_and_who_takes_it(cli: Cli, uv_index: Index, workplace: Path) -> None:
+    wheel = make_wheel(uv_index.directory, "a")
+    data = wheel.read_bytes()
+    row = data.index(b"a.py,sha256=") + 12
+    wheel.write_bytes(data[:row] + b"AAAA" + data[row + 4 :])  # RECORD's own bytes: a broken CRC
+    done = cli("download", "a", "-d", "wheels")
+    assert done.returncode == 65
+    assert "a-1.0-py3-none-any.whl is not sound: Unable to retrieve" in done.stderr
+    assert not list((workplace / "work" / "wheels").glob("*.whl*"))
+
+
+def test_what_cannot_be_meant(cli: Cli) -> None:
+    for arguments, hint in (
+        (["download", "-d", "x"], "name a package"),
+        (["download", "-d", "x", "./nowhere"], "give a wheel"),
+        (["download", "-d", "x", "--group", "test"], "file with -r"),
+        (["download", "-d", "x", "a", "--platform", "vax"], "give linux"),
+        (["install", "a", "--platform", "x86_64", "--platform", "aarch64"], "give one"),
+        (["check", "nowhere"], "run wheelmount download"),
+    ):
+        done = cli(*arguments)
+        assert done.returncode in (64, 66), arguments
+        assert hint in done.stderr
+        assert done.stderr.count("\n") == 2

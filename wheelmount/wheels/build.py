@@ -1,0 +1,216 @@
+"""Wheels of what has none: projects, source distributions and repositories, built on this machine.
+
+uv builds them in isolation, with the indexes and credentials of its own configuration. What comes
+out goes into the wheelhouse and is asked for by its path; where it is from is written down.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+from urllib.request import url2pathname
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from wheelmount.errors import ResolveError, SourceError, UnavailableError, WheelError
+from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels.archive import find_faults
+from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
+from wheelmount.wheels.credentials import without_credentials
+from wheelmount.wheels.download import locked
+from wheelmount.wheels.fetch import fetch
+from wheelmount.wheels.lockfile import chosen_source, parse_lock
+from wheelmount.wheels.resolve import error_of
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
+
+CLONE_TIMEOUT = 600.0
+"""Seconds git may take for one repository."""
+
+
+_PROJECT_FILES = ("pyproject.toml", "setup.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What came of building.
+
+    Attributes:
+        wanted: the same requirements with the built wheels, by path, for what had none.
+        asked: the requirements for the manifest: by name and where each is from.
+        origins: where each built wheel is from, by its file name, without credentials.
+    """
+
+    wanted: Wanted
+    asked: tuple[Requirement, ...]
+    origins: dict[str, str]
+
+
+def build_missing(
+    wanted: Wanted, target: Target, directory: Path, progress: Progress = SILENT
+) -> Built:
+    """Build all that is wanted in source, into a wheelhouse.
+
+    Args:
+        wanted: the requirements; nothing is done where none is in source.
+        target: what the wheels have to install on.
+        directory: of the wheelhouse.
+        progress: told of the one step, ``build``.
+
+    Raises:
+        ResolveError: a source that does not build, or builds a wheel for this machine alone where
+            another is the target.
+        SourceError: a repository or source distribution that can't be had.
+        UnavailableError: git or uv is not installed.
+        WheelError: what was built is not sound.
+    """
+    sources = [one for one in wanted.requirements if is_source(one)]
+    if not (sources or wanted.projects or wanted.builds):
+        return Built(wanted, wanted.requirements, {})
+    plain = tuple(one for one in wanted.requirements if not is_source(one))
+    by_path, asked = list(plain), list(plain)
+    origins: dict[str, str] = {}
+    with progress.task("build", unit="wheels") as task, tempfile.TemporaryDirectory() as place:
+        todo: list[Path | Requirement] = [*wanted.projects, *sources, *wanted.builds]
+        task.total(len(todo))
+        for number, one in enumerate(todo):
+            folder = Path(place, str(number))
+            folder.mkdir()
+            source, origin = _bring(one, target, folder)
+            wheel = directory / _build(source, target, folder / "wheels").name
+            with locked(directory, progress):
+                part = wheel.with_name(f"{wheel.name}.part")
+                shutil.move(folder / "wheels" / wheel.name, part)
+                part.replace(wheel)
+            requirement = _named(one, wheel)
+            by_path.append(_at(requirement, wheel.absolute().as_uri()))
+            if one not in wanted.builds:  # those have a place of their own in a request
+                asked.append(_at(requirement, origin))
+            origins[wheel.name] = origin
+            task.advance(1)
+        task.note(", ".join(origins))
+    return Built(
+        replace(wanted, requirements=tuple(by_path), projects=(), builds=()), tuple(asked), origins
+    )
+
+
+def is_source(requirement: Requirement) -> bool:
+    """Whether a requirement names by URL what has to be built."""
+    return requirement.url is not None and not urlsplit(requirement.url).path.endswith(".whl")
+
+
+def _bring(one: Path | Requirement, target: Target, folder: Path) -> tuple[Path, str]:
+    """The directory or source distribution to build, and where it is from."""
+    if isinstance(one, Path):
+        return one, one.as_uri()
+    if one.url is None:
+        return _download(one, target, folder, ["--no-binary", one.name])
+    parts = urlsplit(one.url)
+    if parts.scheme == "file":
+        return Path(url2pathname(parts.path)), one.url
+    if parts.scheme.startswith("git+"):
+        return _clone(one.url, folder / "repository")
+    return _download(one, target, folder, [])
+
+
+def _download(
+    one: Requirement, target: Target, folder: Path, options: Sequence[str]
+) -> tuple[Path, str]:
+    lines = ["--no-deps", "--format", "pylock.toml", *options]
+    answer = compile_requirements(Wanted((one,)), target, lines, wheels_only=False)
+    if isinstance(answer, Failure):
+        raise error_of(answer, target)
+    (package,) = parse_lock(answer).packages
+    source = chosen_source(package)
+    with SILENT.task("download") as task:
+        fetch([source], folder, task, 1)
+    return folder / source.filename, without_credentials(source.source)
+
+
+def _clone(url: str, folder: Path) -> tuple[Path, str]:
+    """A repository at the revision that ``git+URL@REVISION#subdirectory=PATH`` names."""
+    parts = urlsplit(url.removeprefix("git+"))
+    path, _, revision = parts.path.partition("@")
+    address = parts._replace(path=path, fragment="").geturl()
+    inside = parse_qs(parts.fragment).get("subdirectory", ["."])[0]
+    _git("clone", "--quiet", "--", address, str(folder))
+    if revision:
+        _git("-C", str(folder), "checkout", "--quiet", "--detach", revision, "--")
+    _git("-C", str(folder), "submodule", "--quiet", "update", "--init", "--recursive")
+    commit = _git("-C", str(folder), "rev-parse", "HEAD").strip()
+    source = (folder / inside).resolve()
+    if not source.is_relative_to(folder.resolve()):
+        raise SourceError(f"{inside} is not in the repository", hint="check its subdirectory")
+    return source, f"git+{without_credentials(address)}@{commit}"
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CLONE_TIMEOUT,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise UnavailableError("git is not installed", hint="install it: apt install git") from None
+    except subprocess.TimeoutExpired:
+        raise SourceError(
+            f"git did not end within {CLONE_TIMEOUT:.0f} s", hint="check that the server answers"
+        ) from None
+    if done.returncode:
+        said = without_credentials(" ".join(done.stderr.split())) or "git gave no reason"
+        raise SourceError(f"no repository to build from: {said}", hint="check URL and revision")
+    return done.stdout
+
+
+def _build(source: Path, target: Target, output: Path) -> Path:
+    if not source.exists():
+        raise SourceError(f"{source} does not exist", hint="check the path")
+    if source.is_dir() and not any((source / name).exists() for name in _PROJECT_FILES):
+        raise SourceError(
+            f"{source} is not a project",
+            hint="it has no pyproject.toml or setup.py; give wheels by their own paths",
+        )
+    failure = build_wheel(source, output, sys.executable)
+    found = list(output.glob("*.whl"))
+    if failure or len(found) != 1:
+        raise ResolveError(
+            f"{source.name} does not build: {failure or 'no wheel came out'}",
+            hint=f"see all it says with: uv build --wheel {source}",
+        )
+    (wheel,) = found
+    if faults := find_faults(wheel):
+        raise WheelError(f"{wheel.name} was built and is not sound: {faults[0]}", hint="mend it")
+    tags = parse_wheel_filename(wheel.name)[3]
+    anywhere = all(tag.platform == "any" for tag in tags)
+    if not tags & frozenset(target.tags()) or not (anywhere or target == Target.here()):
+        raise ResolveError(
+            f"{wheel.name} was built for this machine, not for {target}",
+            hint="build it where such a Python runs, and give the wheel by its path",
+        )
+    return wheel
+
+
+def _named(one: Path | Requirement, wheel: Path) -> Requirement:
+    name = parse_wheel_filename(wheel.name)[0]
+    if isinstance(one, Path):
+        return Requirement(name)
+    if canonicalize_name(one.name) != name:
+        raise ResolveError(f"{one} builds {wheel.name}", hint=f"ask for {name}")
+    return Requirement(str(one))
+
+
+def _at(requirement: Requirement, url: str) -> Requirement:
+    moved = Requirement(str(requirement))
+    moved.specifier, moved.url = type(moved.specifier)(), url
+    return moved

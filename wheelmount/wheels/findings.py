@@ -1,0 +1,117 @@
+"""What a check of a wheelhouse found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wheelmount.errors import WheelError
+from wheelmount.wheels.missing import Missing
+from wheelmount.wheels.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Unsound:
+    """A wheel that is not what it says, or not what was locked.
+
+    Attributes:
+        wheel: its file name.
+        fault: the first thing that is wrong with it.
+    """
+
+    wheel: str
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.wheel} ({self.fault})"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Requirements that the directory does not meet on one target.
+
+    Attributes:
+        target: the target.
+        missing: what no wheel meets, and who wants it; empty where wheels contradict each other.
+        reason: why there is no solution, in uv's words.
+        hint: what uv would do about it; empty where it says nothing.
+    """
+
+    target: Target
+    missing: tuple[Missing, ...]
+    reason: str
+    hint: str
+
+    def __str__(self) -> str:
+        if self.missing:
+            return f"no wheel for {self.target} of {', '.join(map(str, self.missing))}"
+        return f"no solution for {self.target}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a check came to.
+
+    Attributes:
+        directory: what was checked.
+        requests: sets of requirements that were to be proven.
+        wheels: names of the wheels that were read, sorted.
+        size: bytes of those.
+        unsound: the bad ones among them.
+        gaps: what does not resolve from the directory.
+    """
+
+    directory: Path
+    requests: int
+    wheels: tuple[str, ...]
+    size: int
+    unsound: tuple[Unsound, ...]
+    gaps: tuple[Gap, ...]
+
+    def raise_if_any(self) -> None:
+        """Turn faults into an error.
+
+        Raises:
+            WheelError: anything is unsound or missing; the message names all of it.
+        """
+        if self.unsound:
+            # Their metadata may be gone too, so what else does not resolve may come from that.
+            more = [gap for gap in self.gaps if gap.missing]
+            raise WheelError(
+                f"{self.directory} has damaged wheels: "
+                + "; ".join(map(str, [*self.unsound, *more])),
+                hint="remove them and run wheelmount download again; one whose RECORD is wrong and "
+                "who made it trusted: wheelmount download --trust PACKAGE",
+            )
+        if self.gaps:
+            told = any(gap.missing for gap in self.gaps)
+            raise WheelError(
+                f"{self.directory} has {'; '.join(map(str, self.gaps))}",
+                hint="run wheelmount download for this target"
+                if told
+                else self.gaps[0].hint or "run wheelmount download with all of these requirements",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            "directory": str(self.directory),
+            "complete": not self.unsound and not self.gaps,
+            "requests": self.requests,
+            "wheels": list(self.wheels),
+            "size": self.size,
+            "unsound": [{"wheel": one.wheel, "fault": one.fault} for one in self.unsound],
+            "gaps": [
+                {
+                    "python_version": gap.target.python_version,
+                    "platform": gap.target.platform,
+                    "missing": [
+                        {"requirement": one.requirement, "wanted_by": one.wanted_by}
+                        for one in gap.missing
+                    ],
+                    "reason": gap.reason,
+                }
+                for gap in self.gaps
+            ],
+        }

@@ -1,0 +1,177 @@
+"""A package index in files (PEP 503, 691 and 658), beside the wheels that it lists.
+
+::
+
+    simple/index.html, index.json
+    simple/numpy/index.html, index.json
+    simple/numpy/numpy-2.4.6-….whl -> ../../numpy-2.4.6-….whl
+    simple/numpy/numpy-2.4.6-….whl.metadata
+
+Tools that want an index get ``file:///…/simple/``, or the same through any web server. Pages carry
+hashes, so that they check what they install without being asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from wheelmount.errors import WheelError
+from wheelmount.wheels.archive import hash_file, parse_metadata, read_metadata
+from wheelmount.wheels.manifest import Entry
+
+INDEX_NAME = "simple"
+
+_API_VERSION = "1.1"
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A wheel as its project's page lists it; ``metadata`` is the SHA-256 of that file."""
+
+    project: str
+    version: str
+    name: str
+    sha256: str
+    size: int
+    requires_python: str
+    metadata: str
+
+
+def write_index(directory: Path, known: Mapping[str, Entry]) -> None:
+    """Bring the index of a directory in line with the wheels that are there.
+
+    Files that are right already are not touched: a mount that follows the directory sends what
+    is new, and nothing where nothing is. Wheels that can't be read are not listed.
+
+    Args:
+        directory: of the wheels; whoever calls this holds its lock.
+        known: hashes of wheels by name; others are taken anew.
+    """
+    root = directory / INDEX_NAME
+    files = [listed for wheel in directory.glob("*.whl") if (listed := _list(wheel, root, known))]
+    files.sort(key=lambda file: (file.project, file.name))
+    projects = []
+    for project, group in groupby(files, key=lambda file: file.project):
+        projects.append(project)
+        _write_project(root / project, project, list(group))
+    root.mkdir(exist_ok=True)
+    links = "".join(f'<a href="{project}/">{project}</a><br>\n' for project in projects)
+    _write(root / "index.html", _page("Simple index", links))
+    _write(root / "index.json", _json(projects=[{"name": project} for project in projects]))
+    _keep_only(root, {*projects, "index.html", "index.json"})
+
+
+def _list(wheel: Path, root: Path, known: Mapping[str, Entry]) -> _File | None:
+    try:
+        project, version, _, _ = parse_wheel_filename(wheel.name)
+        entry = known.get(wheel.name)
+        if entry is None or entry != Entry.of(wheel, entry.sha256):
+            entry = Entry.of(wheel, hash_file(wheel))
+        metadata = _metadata(wheel, root / project, entry)
+    except (InvalidWheelFilename, WheelError, OSError):
+        return None
+    return _File(
+        project=project,
+        version=str(version),
+        name=wheel.name,
+        sha256=entry.sha256,
+        size=entry.size,
+        requires_python=parse_metadata(metadata).get("Requires-Python", ""),
+        metadata=hashlib.sha256(metadata).hexdigest(),
+    )
+
+
+def _metadata(wheel: Path, folder: Path, entry: Entry) -> bytes:
+    """METADATA of a wheel, which lies beside its link: with the time of the wheel it is from."""
+    file = folder / f"{wheel.name}.metadata"
+    if file.is_file() and file.stat().st_mtime_ns == entry.mtime_ns:
+        return file.read_bytes()
+    data = read_metadata(wheel)
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_suffix(".part")
+    fresh.write_bytes(data)
+    os.utime(fresh, ns=(entry.mtime_ns, entry.mtime_ns))
+    fresh.replace(file)
+    return data
+
+
+def _write_project(folder: Path, project: str, files: list[_File]) -> None:
+    for file in files:
+        link = folder / file.name
+        if not link.is_symlink():
+            link.symlink_to(Path("..", "..", file.name))
+    _write(folder / "index.html", _page(f"Links for {project}", "".join(map(_anchor, files))))
+    _write(
+        folder / "index.json",
+        _json(
+            name=project,
+            versions=list(dict.fromkeys(file.version for file in files)),
+            files=[_record(file) for file in files],
+        ),
+    )
+    names = {file.name for file in files}
+    _keep_only(
+        folder, {"index.html", "index.json", *names, *(f"{name}.metadata" for name in names)}
+    )
+
+
+def _anchor(file: _File) -> str:
+    requires = html.escape(file.requires_python)
+    attributes = f' data-requires-python="{requires}"' if requires else ""
+    for attribute in ("data-core-metadata", "data-dist-info-metadata"):  # PEP 714
+        attributes += f' {attribute}="sha256={file.metadata}"'
+    name = html.escape(file.name)
+    href = name.replace("+", "%2B")
+    return f'<a href="{href}#sha256={file.sha256}"{attributes}>{name}</a><br>\n'
+
+
+def _record(file: _File) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "filename": file.name,
+        "url": file.name.replace("+", "%2B"),
+        "hashes": {"sha256": file.sha256},
+        "size": file.size,
+        "core-metadata": {"sha256": file.metadata},
+    }
+    return record | ({"requires-python": file.requires_python} if file.requires_python else {})
+
+
+def _page(title: str, links: str) -> str:
+    return (
+        "<!DOCTYPE html>\n<html>\n<head>\n"
+        f'<meta name="pypi:repository-version" content="{_API_VERSION}">\n'
+        f"<title>{title}</title>\n</head>\n<body>\n{links}</body>\n</html>\n"
+    )
+
+
+def _json(**content: object) -> str:
+    return json.dumps({"meta": {"api-version": _API_VERSION}, **content}, indent=1) + "\n"
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all, and only where it changes something."""
+    if file.is_file() and file.read_text(encoding="utf-8") == text:
+        return
+    fresh = file.with_suffix(".part")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(file)
+
+
+def _keep_only(folder: Path, names: Iterable[str]) -> None:
+    for other in {path.name for path in folder.iterdir()} - set(names):
+        path = folder / other
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -1,0 +1,151 @@
+"""What somebody asks for: requirements as strings and in files, and what narrows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.pylock import is_valid_pylock_path
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, is_normalized_name
+
+from wheelmount.errors import InputError
+from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
+
+PROJECT_NAME = "pyproject.toml"
+UV_LOCK_NAME = "uv.lock"
+
+# What in a file names other files, or wheels and projects on this machine.
+_OTHERS = re.compile(
+    rb"^\s*(?:-[rcef]\b|--(?:requirement|constraint|editable|find-links)\b|\.|/)"
+    rb"|file:|git\+|\bpath\s*=|\bdynamic\s*=",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Requirements of any kind, checked.
+
+    Attributes:
+        requirements: PEP 508 requirements.
+        files: absolute paths of files of requirements: ``requirements.txt`` with its options,
+            ``pyproject.toml``, or a lock (``uv.lock``, ``pylock.toml``), which stands alone.
+        constraints: absolute paths of files of constraints.
+        extras: normalized names of extras of each ``pyproject.toml`` or ``uv.lock``.
+        groups: normalized names of dependency groups (PEP 735) of the same.
+        projects: absolute paths of projects and source distributions to build.
+        builds: packages whose source distributions in the index are to be built.
+    """
+
+    requirements: tuple[Requirement, ...] = ()
+    files: tuple[Path, ...] = ()
+    constraints: tuple[Path, ...] = ()
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    projects: tuple[Path, ...] = ()
+    builds: tuple[Requirement, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        requirements: Iterable[str] = (),
+        files: Iterable[Path] = (),
+        constraints: Iterable[Path] = (),
+        extras: Sequence[str] = (),
+        groups: Sequence[str] = (),
+        builds: Iterable[str] = (),
+    ) -> Wanted:
+        """Check what somebody typed.
+
+        Among requirements may be paths of wheels, projects and source distributions; they begin
+        with ``.`` or ``/``.
+
+        Raises:
+            InputError: nothing is required, one of them can't be parsed, a lock does not stand
+                alone, or extras or groups are of no project.
+            SourceError: a file that does not exist.
+        """
+        texts = list(requirements)
+        paths = [path for text in texts if (path := local_path(text))]
+        named = [text for text in texts if not local_path(text)]
+        wanted = cls(
+            (*parse_requirements(named), *(wheel_at(p) for p in paths if p.suffix == ".whl")),
+            tuple(existing_files(files)),
+            tuple(existing_files(constraints)),
+            _names(extras),
+            _names(groups),
+            tuple(path for path in paths if path.suffix != ".whl"),
+            tuple(parse_requirements(builds)),
+        )
+        if not (wanted.requirements or wanted.files or wanted.projects or wanted.builds):
+            raise InputError("nothing is required", hint="name a package, or a file with -r")
+        if wanted.lock and wanted != cls(
+            files=(wanted.lock,), extras=wanted.extras, groups=wanted.groups
+        ):
+            raise InputError(
+                f"{wanted.lock.name} cannot be joined with other requirements",
+                hint="a lock is complete: give it alone, and the others in a command of their own",
+            )
+        if (extras or groups) and not wanted._own:
+            raise InputError(
+                "extras and groups of which project?", hint="give its pyproject.toml with -r"
+            )
+        return wanted
+
+    @property
+    def lock(self) -> Path | None:
+        """The lock among the files."""
+        locks = [f for f in self.files if f.name == UV_LOCK_NAME or is_valid_pylock_path(f)]
+        return locks[0] if locks else None
+
+    @property
+    def by_name(self) -> bool:
+        """Whether it is all names, which mean the same on another machine."""
+        return self == Wanted(self.requirements) and not any(one.url for one in self.requirements)
+
+    @property
+    def _own(self) -> list[Path]:
+        return [file for file in self.files if file.name in (PROJECT_NAME, UV_LOCK_NAME)]
+
+    def options(self) -> list[str]:
+        """The arguments of ``uv pip compile`` for all but the requirements as strings."""
+        return [
+            *(f"--constraints={file}" for file in self.constraints),
+            *(f"--extra={name}" for name in self.extras),
+            *(f"--group={file}:{name}" for file in self._own for name in self.groups),
+            *map(str, self.files),
+        ]
+
+    def digest(self) -> str:
+        """A hash of all that an answer depends on, but for the index.
+
+        Empty where that can't be told: files that name others, and what lies on this machine and
+        may have been built anew.
+        """
+        digest = hashlib.sha256(
+            repr((self.requirements, self.extras, self.groups, self.builds)).encode()
+        )
+        for file in (*self.files, *self.constraints):
+            text = file.read_bytes()
+            if _OTHERS.search(text) and not self.lock:
+                return ""
+            digest.update(hashlib.sha256(text).digest())
+        local = any((one.url or "").startswith(("file:", "git+")) for one in self.requirements)
+        return "" if local or self.projects else digest.hexdigest()
+
+    def adding(self, requirements: Iterable[Requirement]) -> Wanted:
+        """The same and more requirements."""
+        return dataclasses.replace(self, requirements=(*self.requirements, *requirements))
+
+
+def _names(given: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(canonicalize_name(name) for name in given)
+    for name in names:
+        if not is_normalized_name(name):
+            raise InputError(f"{name!r} is not a name", hint="give one such as 'test'")
+    return names
