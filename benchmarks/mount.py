@@ -51,7 +51,9 @@ def options() -> argparse.Namespace:
         help="package to install and import; may be given more than once; default "
         f"{' '.join(trees.FALLBACK)}, which is also used where another cannot be installed",
     )
-    parser.add_argument("--index-url", metavar="URL", help="package index to install it from")
+    parser.add_argument(
+        "--find-links", metavar="PLACE", help="where wheels lie that the index does not have"
+    )
     parser.add_argument(
         "--work", type=Path, metavar="DIR", help="where trees are kept for the next run; on tmpfs"
     )
@@ -162,7 +164,7 @@ def main() -> None:
         if system.call(["stat", "-f", "-c", "%T", work]).strip() != "tmpfs":
             raise BenchmarkError(f"{work} is not on tmpfs, which all is compared with")
         say("making trees")
-        made = trees.make(work, sizes, modules, asked.index_url)
+        made = trees.make(work, sizes, modules, asked.find_links)
         wanted = [Native.name, *asked.only] if asked.only else None
         found = [b for b in backends(folder, mark) if wanted is None or b.name in wanted]
         run = Run(found, made, sizes)

@@ -67,7 +67,7 @@ class Trees:
     held: int
 
 
-def make(work: Path, sizes: Sizes, modules: Sequence[str], index_url: str | None) -> Trees:
+def make(work: Path, sizes: Sizes, modules: Sequence[str], links: str | None) -> Trees:
     """Make the trees below ``work``, or find them there from an earlier run."""
     root = work / f"trees-{'-'.join(map(str, dataclasses.astuple(sizes)))}"
     main, demand, names = root / "main", root / "demand", root / "names"
@@ -83,7 +83,7 @@ def make(work: Path, sizes: Sizes, modules: Sequence[str], index_url: str | None
         big(main / "big", sizes.big, rng)
         big(demand / "big", sizes.demand, rng)
         (root / "complete").touch()
-    found, note = _site(root, modules, index_url)
+    found, note = _site(root, modules, links)
     held = sum(path.stat().st_size for path in main.rglob("*") if path.is_file())
     return Trees(main, demand, names, found, note, held)
 
@@ -111,31 +111,32 @@ def big(path: Path, size: int, rng: random.Random) -> None:
             file.write(rng.randbytes(MIB))
 
 
-def _site(root: Path, modules: Sequence[str], index_url: str | None) -> tuple[tuple[str, ...], str]:
+def _site(root: Path, modules: Sequence[str], links: str | None) -> tuple[tuple[str, ...], str]:
     """Install modules into both trees; what can be imported there, and a note."""
     wanted, note = tuple(modules), ""
     for attempt in dict.fromkeys((wanted, FALLBACK)):
         mark = root / f"site-of-{'-'.join(attempt)}"
+        names = tuple(each.partition("==")[0] for each in attempt)
         if mark.exists():
-            return attempt, f"import of {', '.join(attempt)}{note}"
+            return names, f"import of {', '.join(attempt)}{note}"
         for old in root.glob("site-of-*"):
             old.unlink()
         try:
-            _install(root, attempt, index_url if attempt == wanted else None)
+            _install(root, attempt, links)
         except BenchmarkError as error:
             note = f" since {', '.join(attempt)} cannot be installed ({error})"
             continue
         mark.touch()
-        return attempt, f"import of {', '.join(attempt)}{note}"
+        return names, f"import of {', '.join(attempt)}{note}"
     return (), f"no import{note}"
 
 
-def _install(root: Path, modules: tuple[str, ...], index_url: str | None) -> None:
+def _install(root: Path, modules: tuple[str, ...], links: str | None) -> None:
     site, second = root / "main" / "site", root / "demand" / "site"
     for folder in (site, second):
         shutil.rmtree(folder, ignore_errors=True)
     command = [uv.find_uv_bin(), "pip", "install", "--quiet", "--only-binary", ":all:"]
     command += ["--compile-bytecode", "--python", sys.executable, "--target", str(site)]
-    command += ["--link-mode", "copy", *(["--index-url", index_url] if index_url else [])]
+    command += ["--link-mode", "copy", *(["--find-links", links] if links else [])]
     call([*command, *modules])
     shutil.copytree(site, second, symlinks=True)
