@@ -16,4 +16,5 @@ unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the same mo
 ruff check .
 ruff format --check .
 mypy
-exec pytest "$@"
+# Not by exec: in a container the shell is the first process, and takes leave of orphans that end.
+pytest "$@"
