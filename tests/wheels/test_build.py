@@ -197,7 +197,7 @@ def test_a_repository(repository: Path, house: Wheelhouse) -> None:
         ("#subdirectory=sub", "does not exist"),
         ("@v1#subdirectory=../..", "is not in the repository"),
         ("/no", "no repository to build from"),
-        ("@--help", "no repository to build from"),
+        ("@--help", "--help is no revision"),
     ],
 )
 def test_bad_repositories(repository: Path, house: Wheelhouse, rest: str, reason: str) -> None:
@@ -224,6 +224,16 @@ def test_another_name_than_asked_for(repository: Path, house: Wheelhouse) -> Non
         house.add(
             Wanted.of([f"other @ git+{repository.as_uri()}@v1#subdirectory=sub"]), targets=[HERE]
         )
+    assert house.wheels() == []
+
+
+def test_what_is_not_meant_for_the_target(project: Path, house: Wheelhouse) -> None:
+    url = f"own-name @ {project.as_uri()} ; python_version < '3'"
+    house.add(
+        Wanted.of(["needed", url], builds=["nosuch; sys_platform == 'win32'"]), targets=[HERE]
+    )
+    assert names(house) == ["needed-1.0"]
+    house.check().raise_if_any()
 
 
 def test_wheels_of_this_machine_are_for_it(project: Path, house: Wheelhouse) -> None:

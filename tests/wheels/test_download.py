@@ -346,7 +346,7 @@ def test_a_proxy_is_honoured(
     assert index.requests[0][0] == f"http://elsewhere.invalid/files/{wheel.name}"
 
 
-@pytest.mark.parametrize("how", ["url", "names", "netrc", "own url"])
+@pytest.mark.parametrize("how", ["url", "names", "uv.toml", "project", "netrc", "own url"])
 def test_credentials(
     index: Index,
     house: Path,
@@ -364,6 +364,18 @@ def test_credentials(
         monkeypatch.setenv("UV_INDEX", f"https://other.invalid/simple my-own={index.url}")
         monkeypatch.setenv("UV_INDEX_MY_OWN_USERNAME", "me")
         monkeypatch.setenv("UV_INDEX_MY_OWN_PASSWORD", "p@ss")
+    elif how == "uv.toml":
+        monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "my-uv.toml"))
+        url = index.url.replace("://", "://me:p%40ss@")
+        (tmp_path / "my-uv.toml").write_text(f'[pip]\nextra-index-url = ["{url}"]\n')
+    elif how == "project":
+        monkeypatch.delenv("UV_NO_CONFIG")
+        monkeypatch.setenv("UV_INDEX_MINE_USERNAME", "me")
+        monkeypatch.setenv("UV_INDEX_MINE_PASSWORD", "p@ss")
+        (tmp_path / "uv.toml").write_text("[broken")
+        (tmp_path / "pyproject.toml").write_text(
+            f'[[tool.uv.index]]\nname = "mine"\nurl = "{index.url}"\n'
+        )
     elif how == "netrc":
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password p@ss\n")
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))

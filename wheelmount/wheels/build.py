@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 from urllib.parse import parse_qs, urlsplit
 from urllib.request import url2pathname
 
@@ -74,22 +75,29 @@ def build_missing(
     sources = [one for one in wanted.requirements if is_source(one)]
     if not (sources or wanted.projects or wanted.builds):
         return Built(wanted, wanted.requirements, {})
+    environment = cast("dict[str, str]", target.environment())
+
+    def meant(one: Requirement) -> bool:
+        return one.marker is None or one.marker.evaluate(environment)
+
     plain = tuple(one for one in wanted.requirements if not is_source(one))
     by_path, asked = list(plain), list(plain)
     origins: dict[str, str] = {}
     with progress.task("build", unit="wheels") as task, tempfile.TemporaryDirectory() as place:
-        todo: list[Path | Requirement] = [*wanted.projects, *sources, *wanted.builds]
+        todo: list[Path | Requirement] = [*wanted.projects]
+        todo += [one for one in (*sources, *wanted.builds) if meant(one)]
         task.total(len(todo))
         for number, one in enumerate(todo):
             folder = Path(place, str(number))
             folder.mkdir()
             source, origin = _bring(one, target, folder)
-            wheel = directory / _build(source, target, folder / "wheels").name
+            fresh = _build(source, target, folder / "wheels")
+            requirement = _named(one, fresh)
+            wheel = directory / fresh.name
             with locked(directory, progress):
                 part = wheel.with_name(f"{wheel.name}.part")
-                shutil.move(folder / "wheels" / wheel.name, part)
+                shutil.move(fresh, part)
                 part.replace(wheel)
-            requirement = _named(one, wheel)
             by_path.append(_at(requirement, wheel.absolute().as_uri()))
             if one not in wanted.builds:  # those have a place of their own in a request
                 asked.append(_at(requirement, origin))
@@ -139,6 +147,8 @@ def _clone(url: str, folder: Path) -> tuple[Path, str]:
     parts = urlsplit(url.removeprefix("git+"))
     path, _, revision = parts.path.partition("@")
     address = parts._replace(path=path, fragment="").geturl()
+    if revision.startswith("-"):
+        raise SourceError(f"{revision} is no revision", hint="give a branch, a tag or a commit")
     inside = parse_qs(parts.fragment).get("subdirectory", ["."])[0]
     _git("clone", "--quiet", "--", address, str(folder))
     if revision:
