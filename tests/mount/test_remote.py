@@ -119,44 +119,6 @@ def test_a_file_edited_during_the_copy_is_never_torn(
         mount.close(force=True)
 
 
-LOSING_A_HOST = """
-import subprocess, sys, time
-from pathlib import Path
-import psutil
-from wheelmount import remotemount
-from wheelmount.errors import HostError
-from wheelmount.hosts.local import LocalHosts
-source, place = Path(sys.argv[1]), sys.argv[2]
-with LocalHosts(2, namespaces=False) as hosts:
-    mount = remotemount(hosts, source, f"{place}/{{host}}")
-    mount.open()
-    for process in psutil.Process(hosts.pids[1]).children(recursive=True):
-        if "wheelmount.mount.server" not in process.cmdline():
-            process.kill()
-    psutil.Process(hosts.pids[1]).kill()
-    started = time.monotonic()
-    try:
-        mount.wait(60)
-    except HostError as error:
-        assert "host1" in error.message, error.message
-    else:
-        raise AssertionError("nobody missed the host")
-    assert time.monotonic() - started < 30
-    subprocess.run(["cmp", source / "file", f"{place}/host0/file"], check=True)
-    mount.close(force=True)
-"""
-
-
-def test_a_host_that_dies_is_named_and_the_others_finish(workplace: Path) -> None:
-    # In a process of its own: Monarch in a client that lost a host may take no new ones.
-    source = workplace / "large"
-    source.mkdir()
-    (source / "file").write_bytes(os.urandom(96 << 20))
-    code = [sys.executable, "-c", LOSING_A_HOST, str(source), str(workplace)]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=90, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 CLIENT = """
 import sys
 from wheelmount import remotemount

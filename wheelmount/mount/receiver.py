@@ -104,11 +104,6 @@ class Receiver:
         self._unreported = 0
         self._reported = time.monotonic()
 
-    @property
-    def sent(self) -> int:
-        """Bytes that other hosts fetched from this one."""
-        return self._ring.sent
-
     def want(self, block: int) -> None:
         """Get a block that a read waits for, ahead of all that merely are to come."""
         if self._store.has(block):
