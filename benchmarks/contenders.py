@@ -16,16 +16,32 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.testbed.service import WORKER_PORT
+
 MOUNT = "/mnt/tree"
 """Where hosts show it."""
 
-WORKER_PORT, SINK_PORT, RSYNC_PORT = 26600, 26700, 26800
+SINK_PORT, RSYNC_PORT = 26700, 26800
 BLOCK = 4 << 20
 
 
 def files(source: Path) -> list[Path]:
     """Files of a directory, in order."""
     return sorted(path for path in source.rglob("*") if path.is_file())
+
+
+def held(source: Path) -> int:
+    """Bytes of a directory's files."""
+    return sum(path.stat().st_size for path in files(source))
+
+
+def _attached(hosts: Sequence[str]) -> Any:
+    """The workers on hosts, not attached to yet."""
+    from wheelmount.config import load
+    from wheelmount.hosts.address import Address
+    from wheelmount.hosts.network import NetworkHosts
+
+    return NetworkHosts([Address(host, WORKER_PORT) for host in hosts], load())
 
 
 def sink() -> None:
@@ -70,17 +86,13 @@ def rsync(source: Path, hosts: Sequence[str]) -> float:
 def wheelmount(source: Path, hosts: Sequence[str]) -> float:
     """``remotemount`` until all bytes are on all hosts."""
     from wheelmount import remotemount
-    from wheelmount.config import load
-    from wheelmount.hosts.spec import parse
 
-    spec = "tcp://" + ",".join(f"{host}:{WORKER_PORT}" for host in hosts)
-    with parse(spec).make(load(), namespaces=False) as made:
+    with _attached(hosts) as made:
         started = time.perf_counter()
         with remotemount(made, source, MOUNT) as mount:
             mount.wait()
             seconds = time.perf_counter() - started
-            size = sum(path.stat().st_size for path in files(source))
-            print(f"sent {mount.sent / size:.2f} of the bytes", file=sys.stderr)
+            print(f"sent {mount.sent / held(source):.2f} of the bytes", file=sys.stderr)
             return seconds
 
 
@@ -91,13 +103,10 @@ def rdma(source: Path, hosts: Sequence[str]) -> float:
     from monarch.rdma import RDMABuffer
 
     from benchmarks.puller import Puller
-    from wheelmount.config import load
     from wheelmount.hosts import engine
-    from wheelmount.hosts.spec import parse
 
-    spec = "tcp://" + ",".join(f"{host}:{WORKER_PORT}" for host in hosts)
-    with parse(spec).make(load(), namespaces=False) as made, engine.quiet():
-        size = sum(path.stat().st_size for path in files(source))
+    with _attached(hosts) as made, engine.quiet():
+        size = held(source)
         memory, end = memoryview(mmap.mmap(-1, size)), 0
         for path in files(source):
             with path.open("rb", buffering=0) as file:

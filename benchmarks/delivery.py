@@ -54,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm") as place:
         for tree in given.trees.split(","):
             source = make(Path(place) / Path(tree).name, tree, given.size * MIB)
-            held = sum(path.stat().st_size for path in contenders.files(source))
+            held = contenders.held(source)
             for count in map(int, given.hosts.split(",")):
                 found = measure(source, count, given.rate, names, given.rounds)
                 results[f"{tree} {count}"] = found

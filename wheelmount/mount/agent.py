@@ -21,11 +21,12 @@ from wheelmount.mount import control, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
 from wheelmount.mount.point import View
-from wheelmount.mount.receiver import Receiver, Route
+from wheelmount.mount.receiver import Receiver
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.source import file_digest
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
+from wheelmount.mount.topology import Route
 from wheelmount.mount.transfer import fetch_description
 
 RECONNECT, RECONNECTIONS = 0.1, 50

@@ -13,8 +13,7 @@ import contextlib
 import mmap
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from blake3 import blake3
@@ -24,6 +23,7 @@ from wheelmount.hosts.engine import translate
 from wheelmount.mount.packing import Choice, unpack
 from wheelmount.mount.ring import Ring, Staged
 from wheelmount.mount.store import Store
+from wheelmount.mount.topology import Route
 from wheelmount.mount.transfer import Offer
 
 ATTEMPTS = 3
@@ -34,24 +34,6 @@ RELAYED = 12
 
 CLIENT = ""
 """Stands for the client where others have names."""
-
-REPORT = 0.25
-"""Seconds between reports to the client of what has arrived, at least; more for many hosts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Whom a host asks for blocks.
-
-    Attributes:
-        trees: see ``Topology.route``.
-        peers: the agents of the hosts named there.
-        report: seconds between reports to the client.
-    """
-
-    trees: tuple[tuple[str, ...], ...] = ((),)
-    peers: Mapping[str, Any] = field(default_factory=dict)
-    report: float = REPORT
 
 
 class Receiver:

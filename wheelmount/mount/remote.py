@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wheelmount import config
 from wheelmount.config import Settings
@@ -21,12 +21,9 @@ from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source, file_digest
 from wheelmount.mount.succession import Doubt, Succession
-from wheelmount.mount.topology import Topology
+from wheelmount.mount.topology import routes
 from wheelmount.mount.tree import Tree
 from wheelmount.progress import SILENT, Progress, Task
-
-if TYPE_CHECKING:
-    from wheelmount.mount.receiver import Route
 
 log = logging.getLogger("wheelmount")
 
@@ -193,11 +190,11 @@ class RemoteMount:
             name: Order(self.source, path, path == self.source and views[name] != client)
             for name, path in self._points.items()
         }
-        routes = self._routes(layout)
+        ways = routes(self._agents, layout.size, self._settings.fanout)
         engine.raise_first(
             engine.gather(
                 {
-                    name: agent.open.call_one(orders[name], self._offer, routes[name])
+                    name: agent.open.call_one(orders[name], self._offer, ways[name])
                     for name, agent in self._agents.items()
                 },
                 timeout + self._settings.fetch_timeout,
@@ -215,19 +212,6 @@ class RemoteMount:
             made = offer(self._ring, description, self._arrived)
             engine.one(made.ready.call_one(), settings.start_timeout)
         return made
-
-    def _routes(self, layout: Layout) -> dict[str, Route]:
-        """Whom each host asks for the bytes of a layout."""
-        from wheelmount.mount.receiver import REPORT, Route
-
-        topology = Topology(list(self._agents), layout.size, self._settings.fanout)
-        report = max(REPORT, len(self._agents) / 256)
-        routes = {}
-        for name in self._agents:
-            trees = topology.route(name)
-            peers = {host: self._agents[host] for above in trees for host in above}
-            routes[name] = Route(trees, peers, report)
-        return routes
 
     def _lose(self, name: str, error: WheelmountError) -> None:
         """Tell the hosts that one of them is gone."""
@@ -249,8 +233,7 @@ class RemoteMount:
         with self._progress.task("send", unit="B") as task:
             task.total(layout.size * len(self.hosts))
             self._task = task
-            calls = {name: agent.deliver.call_one() for name, agent in self._agents.items()}
-            self._outcome = engine.gather(calls, bound, self._lose)
+            self._outcome = self._call(lambda agent: agent.deliver.call_one(), bound, self._lose)
             if not any(isinstance(end, WheelmountError) for end in self._outcome.values()):
                 task.note(f"{layout.size / 1e6:.1f} MB to {len(self.hosts)} hosts")
 
@@ -330,7 +313,7 @@ class RemoteMount:
         """Have all hosts fetch a generation, and then all show it."""
         timeout = self._settings.start_timeout
         made = self._make_offer(layout, description)
-        routes = self._routes(layout)
+        ways = routes(self._agents, layout.size, self._settings.fanout)
         bound = timeout + self._settings.fetch_timeout * (layout.blocks + 1)
         try:
             with self._progress.task("send", unit="B") as task:
@@ -338,7 +321,7 @@ class RemoteMount:
                 self._task = task
                 try:
                     calls = {
-                        name: agent.prepare.call_one(made, routes[name])
+                        name: agent.prepare.call_one(made, ways[name])
                         for name, agent in self._agents.items()
                     }
                     engine.raise_first(engine.gather(calls, bound, self._lose))
@@ -395,8 +378,14 @@ class RemoteMount:
             del self._agents[name]
             engine.stop_mesh(self._procs.pop(name))
 
-    def _call(self, call: Callable[[Any], Any], timeout: float) -> dict[str, Any]:
-        return engine.gather({name: call(agent) for name, agent in self._agents.items()}, timeout)
+    def _call(
+        self,
+        call: Callable[[Any], Any],
+        timeout: float,
+        failed: Callable[[str, WheelmountError], object] = lambda _name, _error: None,
+    ) -> dict[str, Any]:
+        calls = {name: call(agent) for name, agent in self._agents.items()}
+        return engine.gather(calls, timeout, failed)
 
     def __enter__(self) -> RemoteMount:
         self.open()

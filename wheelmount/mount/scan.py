@@ -112,13 +112,16 @@ class _Scan:
         )
 
     def _keep_directory(self, number: int, path: bytes, status: os.stat_result, nlink: int) -> None:
+        known, stamp = self._before.inodes.get(number), _stamp(status)
+        if known is not None and known.nlink == nlink and self._before.stamps[number] == stamp:
+            # The same objects for the same directory, by which what differs is found fast.
+            self._tree.inodes[number] = known
+            self._tree.stamps[number] = self._before.stamps[number]
+            return
         where = os.path.join(self._source, path)
         inode = Inode(status.st_mode, 0, status.st_mtime_ns, nlink, b"", _xattrs(where))
-        stamp = _stamp(status)
-        # The same objects for the same directory, by which what differs is found fast.
-        known, before = self._before.inodes.get(number), self._before.stamps.get(number)
         self._tree.inodes[number] = known if known is not None and known == inode else inode
-        self._tree.stamps[number] = before if before is not None and before == stamp else stamp
+        self._tree.stamps[number] = stamp
 
     def _file(self, path: bytes, status: os.stat_result, known: int | None) -> int | None:
         """Take in anything but a directory; returns its number, None if it is not to be shown."""

@@ -9,13 +9,52 @@ about as much as it receives, and no link carries more than another. The idea is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 FANOUT = 4
 """Children of a host in one tree, and number of trees."""
 
 SMALL = 1 << 20
 """Bytes for all hosts together that the client sends itself: a tree would only take longer."""
+
+REPORT = 0.25
+"""Seconds between reports to the client of what has arrived, at least; more for many hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Whom a host asks for blocks.
+
+    Attributes:
+        trees: see ``Topology.route``.
+        peers: the agents of the hosts named there.
+        report: seconds between reports to the client.
+    """
+
+    trees: tuple[tuple[str, ...], ...] = ((),)
+    peers: Mapping[str, Any] = field(default_factory=dict)
+    report: float = REPORT
+
+
+def routes(agents: Mapping[str, Any], size: int, fanout: int) -> dict[str, Route]:
+    """Whom each host asks.
+
+    Args:
+        agents: of all hosts, by name.
+        size: bytes that each is to get.
+        fanout: see ``Topology``.
+    """
+    topology = Topology(list(agents), size, fanout)
+    report = max(REPORT, len(agents) / 256)
+    found = {}
+    for name in agents:
+        trees = topology.route(name)
+        found[name] = Route(
+            trees, {host: agents[host] for above in trees for host in above}, report
+        )
+    return found
 
 
 class Topology:
