@@ -7,12 +7,13 @@ from typing import Literal, cast
 
 import click
 
-from wheelmount import config, jobs
+from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.run import finish
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import containers, installs
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -65,12 +66,12 @@ def install(
     if venv is not None and image is not None:
         raise InputError("--venv and --image exclude each other", hint="give one of them")
     into = (
-        jobs.Venv(str(Path(venv or ".venv").absolute()))
+        installs.Venv(str(Path(venv or ".venv").absolute()))
         if image is None
-        else jobs.Image(image, overlay)
+        else containers.Image(image, overlay)
     )
     progress = ConsoleProgress(quiet=quiet)
-    results = jobs.install(
+    results = installs.install(
         spec,
         wanted,
         into,
@@ -112,7 +113,7 @@ def execute(
     if image is None:
         raise InputError("no image to run it in", hint="give --image; images/python.def makes one")
     progress = ConsoleProgress(quiet=quiet)
-    results = jobs.execute(
-        spec, jobs.Image(image, overlay), command, packages, config.load(), progress
+    results = containers.execute(
+        spec, containers.Image(image, overlay), command, packages, config.load(), progress
     )
     return finish(results, progress, as_json=as_json)

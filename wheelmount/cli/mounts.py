@@ -38,10 +38,10 @@ def mount(source: Path, mntpoint: str | None, spec: HostSpec, adapter: str, quie
     """
     if mntpoint is not None:
         mntpoint = os.path.abspath(mntpoint)  # noqa: PTH100 - must not follow symlinks
-    from wheelmount import jobs  # with Monarch, which other commands here do without
+    from wheelmount.jobs import mounts  # with Monarch, which other commands here do without
 
     settings = replace(config.load(), adapter=adapter)
-    made = jobs.mount(spec, source, mntpoint, settings, ConsoleProgress(quiet=quiet))
+    made = mounts.mount(spec, source, mntpoint, settings, ConsoleProgress(quiet=quiet))
     for name, path in made.mntpoints.items():
         print(f"{name} {path}")
 
@@ -55,11 +55,11 @@ def refresh(targets: tuple[str, ...], quiet: bool) -> None:
     TARGETS are mount points, sources or identities that status shows. Only what changed travels;
     hosts show the old tree until the new one is whole.
     """
-    from wheelmount import jobs
+    from wheelmount.jobs import mounts
 
     settings = config.load()
     for mount in _by_identity(_find(settings, targets)).values():
-        changed = jobs.refresh(mount, settings, ConsoleProgress(quiet=quiet))
+        changed = mounts.refresh(mount, settings, ConsoleProgress(quiet=quiet))
         for directory in mount:
             task = Task.read(directory)
             print(f"{task.host} {task.mntpoint} {'refreshed' if changed else 'unchanged'}")

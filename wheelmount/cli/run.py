@@ -8,12 +8,14 @@ from pathlib import Path
 
 import click
 
-from wheelmount import config, jobs
+from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress, show_results
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts.runner import worst
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import scripts
+from wheelmount.jobs.mounts import Results
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -40,14 +42,14 @@ def run(
     It runs in the mounted directory, which is read-only, as soon as that stands: what it reads
     arrives first. Output is printed host by host, in order; the exit code is the worst of all.
     """
-    text = sys.stdin.read() if script == "-" else jobs.read_script(script)
+    text = sys.stdin.read() if script == "-" else scripts.read(script)
     progress = ConsoleProgress(quiet=quiet)
     settings = replace(config.load(), adapter=adapter)
-    results = jobs.run(spec, source, text, arguments, mntpoint, settings, progress)
+    results = scripts.run(spec, source, text, arguments, mntpoint, settings, progress)
     return finish(results, progress, as_json=as_json)
 
 
-def finish(results: jobs.Results, progress: ConsoleProgress, *, as_json: bool) -> int:
+def finish(results: Results, progress: ConsoleProgress, *, as_json: bool) -> int:
     """Show what came of it; gives the exit code."""
     show_results(results, as_json=as_json)
     for name, result in results.items():

@@ -1,0 +1,94 @@
+"""Mounts that stay, and mounts to do something on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from wheelmount.config import Settings
+from wheelmount.errors import WheelmountError
+from wheelmount.hosts import engine
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.runner import Command, Result, Runners
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.mount import serving
+from wheelmount.mount.remote import RemoteMount, remotemount
+from wheelmount.mount.task import Task
+from wheelmount.progress import Progress
+
+Results = Mapping[str, Result | WheelmountError]
+
+
+def mount(
+    spec: HostSpec, source: Path, mntpoint: str | None, settings: Settings, progress: Progress
+) -> RemoteMount:
+    """Mount a directory and leave it standing; returns when all bytes are there.
+
+    Raises:
+        WheelmountError: it could not be; nothing stays mounted.
+    """
+    namespaces = spec.shared and "{host}" not in (mntpoint or "")
+    with spec.make(settings, namespaces=namespaces) as hosts:
+        made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)
+        made.open()
+        try:
+            made.keep()
+            made.release()  # hosts that go on would keep what this client started for a minute
+        except BaseException:
+            made.close(force=True)
+            raise
+        finally:
+            engine.stop()
+    return made
+
+
+def refresh(directories: Sequence[Path], settings: Settings, progress: Progress) -> bool:
+    """Have a mount that stands follow its directory.
+
+    Args:
+        directories: of the mount on each of its hosts, all on this machine.
+        settings: in force.
+        progress: told about each step.
+
+    Returns:
+        Whether anything had changed.
+    """
+    within = {}
+    for directory in directories:
+        task = Task.read(directory)
+        within[task.host] = serving.status(directory)["pid"]
+    identity = serving.identity(directories[0])
+    with LocalHosts(len(within), settings, within=within) as hosts:
+        mount = RemoteMount(hosts, task.source, None, settings, progress, identity=identity)
+        try:
+            mount.adopt()
+            return mount.refresh()
+        finally:
+            mount.release()
+            engine.stop()
+
+
+def on_mounts(
+    spec: HostSpec,
+    source: Path,
+    mntpoint: str | None,
+    command: Callable[[str, str], Command],
+    settings: Settings,
+    progress: Progress,
+    step: str,
+    *,
+    namespaces: bool = False,
+) -> Results:
+    """Mount a directory on all hosts; run a command on each, made of its name and mount point."""
+    with spec.make(settings, namespaces=namespaces) as hosts:
+        try:
+            with (
+                remotemount(hosts, source, mntpoint, settings=settings, progress=progress) as mount,
+                Runners(list(hosts), settings.start_timeout) as runners,
+                progress.task(step, unit="hosts") as task,
+            ):
+                results = runners.run({n: command(n, path) for n, path in mount.mntpoints.items()})
+                task.advance(len(results))
+                return results
+        finally:
+            engine.stop()

@@ -1,0 +1,52 @@
+"""Scripts, run on every host where a directory is mounted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from wheelmount.config import Settings
+from wheelmount.errors import SourceError
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs.mounts import Results, on_mounts
+from wheelmount.progress import Progress
+
+
+def run(
+    spec: HostSpec,
+    source: Path,
+    script: str,
+    arguments: Sequence[str],
+    mntpoint: str | None,
+    settings: Settings,
+    progress: Progress,
+) -> Results:
+    """Mount a directory on all hosts and run a bash script on each, in the mounted directory.
+
+    The script finds the mount point in ``WHEELMOUNT_MOUNT``, its host's name and place in
+    ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK``.
+    """
+
+    def command(_host: str, path: str) -> Command:
+        return Command(tuple(arguments), script, {"WHEELMOUNT_MOUNT": path}, cwd=path)
+
+    namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
+    return on_mounts(
+        spec, source, mntpoint, command, settings, progress, "run", namespaces=namespaces
+    )
+
+
+def read(path: str) -> str:
+    """Text of a script file.
+
+    Raises:
+        SourceError: there is none.
+    """
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise SourceError(
+            f"cannot read the script {path}: {reason}", hint="give a bash script, or - for stdin"
+        ) from None
