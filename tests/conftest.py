@@ -18,6 +18,9 @@ import uv
 from wheelmount.config import Settings
 from wheelmount.containers import image
 
+NOBODY = 65534
+"""Number of a user who owns nothing."""
+
 CHECKOUT = Path(__file__).parents[1]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,13 +13,16 @@ import pytest
 
 from tests.conftest import make_source
 from tests.testbed import LOGIN, Lab
-from tests.testbed.service import WORKER_PORT, start_workers
+from tests.testbed.service import WORKER_PORT, Service, start_workers
 from tests.testbed.traces import Traces
-from wheelmount.errors import HostError
+from wheelmount.errors import HostError, WaitError
+from wheelmount.hosts.address import DANGER, SECURE
 
 pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
 
 PATH = "/mnt/tree"
+
+WORKER = "wheelmount.hosts.worker"
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +36,13 @@ def source() -> Iterator[Path]:
 def lab(source: Path) -> Iterator[Lab]:
     """Four hosts with a worker each."""
     before = Traces()
-    with Lab(4, shared=[source.parent]) as made:
+    with Lab(4, shared=[source.parent]) as made, pytest.MonkeyPatch.context() as environment:
+        # As a home directory would be: what the hosts' credentials lie in is one for all.
+        environment.setenv("WHEELMOUNT_STATE_DIR", str(source.parent / "state"))
         for name in made.names:  # as many machines have it: their own name is no address for others
             own = f"127.0.0.1 localhost\n127.0.1.1 {name}\n"
             made.run(name, ["tee", "/etc/hosts"], stdin=None, input=own, check=True)
-        start_workers(made)
+        start_workers(made, SECURE)
         traces = Traces(besides=before)
         yield made
     assert traces.left() == []
@@ -44,15 +50,15 @@ def lab(source: Path) -> Iterator[Lab]:
 
 def _spec(lab: Lab, count: int = 4) -> str:
     """What stands for the first hosts, by their addresses."""
-    return ",".join(f"tcp://{lab.address(host)}:{WORKER_PORT}" for host in lab.hosts[:count])
+    return ",".join(f"tls://{lab.address(host)}:{WORKER_PORT}" for host in lab.hosts[:count])
 
 
 CLIENT = """
 import sys
 from wheelmount import remotemount
-from wheelmount.config import Settings
+from wheelmount import config
 from wheelmount.hosts.spec import parse
-with parse(sys.argv[1]).make(Settings(), namespaces=False) as hosts:
+with parse(sys.argv[1]).make(config.load(), namespaces=False) as hosts:
     with remotemount(hosts, sys.argv[2], sys.argv[3]) as mount:
         mount.wait(60)
         print("stands", flush=True)
@@ -73,9 +79,67 @@ def test_each_host_shows_the_tree_at_the_same_path(lab: Lab, source: Path) -> No
             assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), host
         assert lab.run(LOGIN, ["test", "-e", PATH]).returncode == 1, "hosts only"
         assert not Path(PATH).exists()
+        for host in lab.names:
+            asked = lab.run(lab.hosts[0], [sys.executable, "-c", STRANGER, *_ports(lab, host)])
+            answers = asked.stdout.splitlines()
+            assert answers, f"{host} listens nowhere"
+            assert set(answers) == {"CERTIFICATE_REQUIRED", "hung up"}, (host, asked.stdout)
         out, errors = client.communicate(b"\n", timeout=60)
-    assert (out, client.returncode) == (b"closed\n", 0)
-    assert b"security: " in errors
+    assert (out, errors, client.returncode) == (b"closed\n", b"", 0)
+    _assert_clean(lab)
+
+
+STRANGER = """
+import socket, ssl, sys
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+for word in sys.argv[1:]:
+    host, port = word.split(":")
+    for wrap in (context.wrap_socket, lambda plain: plain):
+        with wrap(socket.create_connection((host, int(port)), 5)) as caller:
+            try:
+                caller.sendall(b"GET / HTTP/1.0" + bytes(64))
+                while caller.recv(64):  # an alert, and then the end
+                    pass
+                print("hung up")
+            except ssl.SSLError as error:
+                print(error.reason.removeprefix("TLSV13_ALERT_"))
+            except TimeoutError:
+                print("in")
+            except OSError:
+                print("hung up")
+"""
+
+
+def _ports(lab: Lab, host: str) -> list[str]:
+    """Where a host listens to the network."""
+    table = Path(f"/proc/{lab.pid(host)}/net/tcp").read_text().splitlines()[1:]
+    ports = [line.split()[1] for line in table if line.split()[3] == "0A"]
+    return [f"{lab.address(host)}:{int(port.partition(':')[2], 16)}" for port in ports]
+
+
+def test_without_certificates_a_warning_says_so(lab: Lab, source: Path) -> None:
+    open_to_all = f"tcp://{lab.address('host0')}:26601"
+    worker = Service(lab, "host0", [sys.executable, "-m", WORKER, open_to_all], 26601)
+    worker.await_port()
+    assert DANGER in worker.output()
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "-", "--quiet"]
+    where = ["--hosts", open_to_all, "--mntpoint", PATH]
+    done = lab.run(LOGIN, [*command, *where], stdin=None, input="pwd")
+    assert (done.returncode, done.stdout.splitlines()[1]) == (0, PATH)
+    assert DANGER in done.stderr
+    lab.run("host0", ["pkill", "-KILL", "-f", open_to_all], check=True)
+    worker.process.wait(10)
+    _assert_clean(lab)
+
+
+def test_who_has_other_credentials_is_refused(lab: Lab, source: Path) -> None:
+    environment = {**os.environ, "WHEELMOUNT_STATE_DIR": "/tmp/other"}
+    environment["WHEELMOUNT_START_TIMEOUT"] = "5"
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "-", "--quiet"]
+    done = lab.run(LOGIN, [*command, "--hosts", _spec(lab, 1)], env=environment)
+    assert done.returncode in (HostError.exit_code, WaitError.exit_code), done.stderr
+    assert "credentials" in done.stderr
     _assert_clean(lab)
 
 
@@ -84,8 +148,7 @@ def test_the_command_line_runs_on_workers(lab: Lab, source: Path) -> None:
     command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "-", "--quiet"]
     where = ["--hosts", _spec(lab, 2), "--mntpoint", PATH]
     done = lab.run(LOGIN, [*command, *where], stdin=None, input=script)
-    assert done.returncode == 1, done.stderr
-    assert "nobody is asked who they are" in done.stderr
+    assert (done.returncode, done.stderr) == (1, "")
     for host in lab.hosts[:2]:
         address = lab.address(host)
         section = done.stdout.partition(f"== {address} ==\n")[2].splitlines()
@@ -132,14 +195,14 @@ def test_a_host_without_a_worker_is_named(lab: Lab, source: Path) -> None:
     done = lab.run(LOGIN, command)
     *_, error, hint = done.stderr.splitlines()
     assert done.returncode == HostError.exit_code
-    assert error.startswith(f"error: tcp://{lab.address(LOGIN)}:{WORKER_PORT} cannot be reached")
+    assert error.startswith(f"error: tls://{lab.address(LOGIN)}:{WORKER_PORT} cannot be reached")
     assert hint.startswith("hint: run there: ")
     _assert_clean(lab)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "host0"])  # noqa: S104 - refused
 def test_a_worker_that_others_could_not_reach_is_refused(lab: Lab, host: str) -> None:
-    worker = [sys.executable, "-m", "wheelmount.hosts.worker", f"tcp://{host}:1234"]
+    worker = [sys.executable, "-m", "wheelmount.hosts.worker", f"tls://{host}:1234"]
     done = lab.run("host0", worker)
     assert done.returncode == 2
     assert "which other machines cannot reach" in done.stderr
@@ -150,10 +213,10 @@ import sys
 from wheelmount.errors import HostError
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.spec import parse
-from wheelmount.config import Settings
+from wheelmount import config
 with LocalHosts(1):
     try:
-        parse(sys.argv[1]).make(Settings(), namespaces=False).start()
+        parse(sys.argv[1]).make(config.load(), namespaces=False).start()
     except HostError as error:
         print(error.message)
 """

@@ -34,6 +34,7 @@ def test_counts_hosts(text: str, count: int) -> None:
         "tcp://a",
         "tcp://a:1,",
         "tcp://a:1,a:1",
+        "tls://a:1,tcp://b:1",
     ],
 )
 def test_refuses_nonsense_with_a_hint(text: str) -> None:
@@ -46,17 +47,17 @@ def test_refuses_nonsense_with_a_hint(text: str) -> None:
     ("text", "count", "shared"),
     [
         ("tcp://a:1", 1, False),
-        ("tcp://a:1,b:1", 2, False),
-        ("tcp://a:1,tcp://b:1", 2, False),
-        ("tcp://a:1,a:2", 2, True),
+        ("tls://a:1,b:1", 2, False),
+        ("tls://a:1,tls://b:1", 2, False),
+        ("tls://a:1,a:2", 2, True),
     ],
 )
 def test_reads_addresses(text: str, count: int, shared: bool) -> None:
     spec = parse(text)
-    assert (spec.kind, spec.count, spec.shared) == ("tcp", count, shared)
+    assert (spec.kind, spec.count, spec.shared) == (text[:3], count, shared)
     assert parse(str(spec)) == spec
 
 
 def test_hosts_are_named_as_in_their_addresses() -> None:
-    addresses = parse("tcp://a:1,b:1,b:2").addresses
+    addresses = parse("tls://a:1,b:1,b:2").addresses
     assert names(addresses) == ["a", "b-1", "b-2"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import make_source
+from tests.conftest import NOBODY, make_source
 from tests.mount.conformance import assert_read_only, assert_same
 from tests.mount.test_server import Served
 from wheelmount.config import Settings
@@ -20,8 +20,6 @@ from wheelmount.errors import InputError, UnavailableError
 from wheelmount.mount import adapter, point, server, serving
 
 pytestmark = pytest.mark.fuse
-
-NOBODY = 65534
 
 
 def as_nobody(work: Callable[[Path], None]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.testbed.lab import Lab
 from wheelmount.errors import HostError
+from wheelmount.hosts.address import OPEN
 
 TIMEOUT = 30.0
 """Seconds a server may take until it listens."""
@@ -70,18 +71,19 @@ class Service:
         return False
 
 
-def start_workers(lab: Lab, **options: Any) -> list[Service]:
+def start_workers(lab: Lab, scheme: str = OPEN, **options: Any) -> list[Service]:
     """Have all hosts but ``login`` wait for clients of wheelmount.
 
     Args:
         lab: of the hosts.
+        scheme: of their addresses.
         options: of ``Lab.popen``.
 
     Raises:
         HostError: one does not.
     """
     worker = [sys.executable, "-m", "wheelmount.hosts.worker"]
-    addresses = {host: f"tcp://{lab.address(host)}:{WORKER_PORT}" for host in lab.hosts}
+    addresses = {host: f"{scheme}://{lab.address(host)}:{WORKER_PORT}" for host in lab.hosts}
     workers = [
         Service(lab, host, [*worker, address], WORKER_PORT, **options)
         for host, address in addresses.items()
@@ -93,4 +95,4 @@ def start_workers(lab: Lab, **options: Any) -> list[Service]:
 
 def workers_spec(lab: Lab) -> str:
     """The workers of a lab, as ``--hosts`` takes them."""
-    return "tcp://" + ",".join(f"{host}:{WORKER_PORT}" for host in lab.hosts)
+    return f"{OPEN}://" + ",".join(f"{host}:{WORKER_PORT}" for host in lab.hosts)

@@ -28,6 +28,7 @@ COMMANDS = {
     "install": "install:install",
     "exec": "install:execute",
     "image": "images:image",
+    "worker": "worker:worker",
     "doctor": "doctor:examine",
 }
 """Where each command is: module of this package, and name in it."""

@@ -1,4 +1,4 @@
-"""Addresses of hosts on a network: ``tcp://HOST:PORT``."""
+"""Addresses of hosts on a network: ``tls://HOST:PORT``, or ``tcp://`` without certificates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from wheelmount.errors import HostError, InputError
 
-SCHEME = "tcp://"
+SECURE, OPEN = "tls", "tcp"
+"""Schemes: with certificates of the user's own, and without."""
 
 DANGER = "whoever can reach this port can run programs there as you; nobody is asked who they are"
-"""What is to be said wherever a worker is reached over a network."""
+"""What is to be said wherever a worker is reached without certificates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,29 +21,59 @@ class Address:
     """Where a worker listens.
 
     Attributes:
+        scheme: ``SECURE`` or ``OPEN``.
         host: name or IPv4 address.
         port: of TCP.
     """
 
+    scheme: str
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read ``tcp://HOST:PORT``; the scheme may be left out.
+    def parse(cls, text: str, scheme: str = "") -> Address:
+        """Read ``tls://HOST:PORT`` or ``tcp://HOST:PORT``.
+
+        Args:
+            text: to be read.
+            scheme: what it has if it does not say.
 
         Raises:
             InputError: it is something else.
         """
-        match = re.fullmatch(r"([\w.-]+):(\d{1,5})", text.strip().removeprefix(SCHEME), re.ASCII)
-        if match is None or not 0 < int(match[2]) < 1 << 16:
+        match = re.fullmatch(r"(?:(tls|tcp)://)?([\w.-]+):(\d{1,5})", text.strip(), re.ASCII)
+        if match is None or not 0 < int(match[3]) < 1 << 16 or not (match[1] or scheme):
             raise InputError(
-                f"{text!r} is not the address of a host", hint="give tcp://HOST:PORT,HOST:PORT,…"
+                f"{text!r} is not the address of a host", hint="give tls://HOST:PORT,HOST:PORT,…"
             )
-        return cls(match[1], int(match[2]))
+        return cls(match[1] or scheme, match[2], int(match[3]))
+
+    @classmethod
+    def parse_all(cls, text: str) -> tuple[Address, ...]:
+        """Read several with commas between; one without a scheme has that of the first.
+
+        Raises:
+            InputError: one is something else, twice there, or of another scheme.
+        """
+        first, *more = text.split(",")
+        head = cls.parse(first)
+        found = (head, *(cls.parse(word, head.scheme) for word in more))
+        if len(set(found)) < len(found):
+            raise InputError(f"{text!r} names a host twice", hint="give each address once")
+        if len({address.scheme for address in found}) > 1:
+            raise InputError(f"{text!r} mixes tls and tcp", hint="use tls:// for all")
+        return found
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.host}:{self.port}"
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+    def names(self) -> list[str]:
+        """What stands for the host, as it sees it: a certificate is to hold for each."""
+        try:
+            found = [str(each[4][0]) for each in socket.getaddrinfo(self.host, None)]
+        except OSError:
+            found = []
+        return list(dict.fromkeys([self.host, *found]))
 
     def check_own(self) -> None:
         """See that this machine can listen there and be reached by others.
@@ -78,11 +109,11 @@ class Address:
         except OSError as error:
             raise HostError(
                 f"{self} cannot be reached: {error.strerror or error}",
-                hint=f"run there: python -m wheelmount.hosts.worker {self}",
+                hint=f"run there: wheelmount worker {self}",
             ) from None
 
-    def seen_from(self) -> str:
-        """The address of this machine that the host there sees when it is called.
+    def reached_from(self) -> Address:
+        """Where the host there reaches this machine; any port.
 
         Raises:
             HostError: there is no way to it.
@@ -90,7 +121,6 @@ class Address:
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 probe.connect((self.host, self.port))  # sends nothing, looks for the way
-                own: str = probe.getsockname()[0]
-                return own
+                return Address(self.scheme, probe.getsockname()[0], 0)
         except OSError as error:
             raise HostError(f"there is no way to {self}: {error.strerror or error}") from None

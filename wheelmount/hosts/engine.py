@@ -11,9 +11,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
+from wheelmount.hosts import gate
+from wheelmount.hosts.address import SECURE, Address
+
+if TYPE_CHECKING:  # cryptography takes its time
+    from wheelmount.hosts.credentials import Authority
 
 SWITCHES = {
     # A host that was killed is noticed after 70 s by default, after 4 s with these two.
@@ -38,20 +43,21 @@ STOP_TIMEOUT = 3.0
 Key = TypeVar("Key")
 _lock = threading.Lock()
 _started = False
-_address: str | None = None
+_address: Address | None = None
 
 ADDRESS = "HYPERACTOR_MESH_DEFAULT_TRANSPORT"
 """Variable of Monarch that says where a host's processes listen. It goes to what they start, and
 beats what the client tells them of itself."""
 
 
-def start(address: str | None = None) -> None:
+def start(address: Address | None = None, authority: Authority | None = None) -> None:
     """Have Monarch ready in this process. Cheap when called again.
 
     Args:
-        address: where hosts reach this process, as ``tcp://IP:0``; default a socket of this
-            machine, and what it was if it is ready already. Monarch by itself would listen at
-            what the machine's own name stands for, which often is an address of no use to others.
+        address: where hosts reach this process, with port 0; default a socket of this machine,
+            and what it was if it is ready already. Monarch by itself would listen at what the
+            machine's own name stands for, which often is an address of no use to others.
+        authority: whose certificates are asked for and shown there, if the address is secure.
 
     Raises:
         HostError: Monarch cannot start here, or was started with another address.
@@ -69,6 +75,7 @@ def start(address: str | None = None) -> None:
             import monarch.actor
             from monarch.config import configure
 
+            gate.close()
             configure(
                 rdma_tcp_fallback_parallelism=4,
                 rdma_max_chunk_size_mb=4,
@@ -78,7 +85,9 @@ def start(address: str | None = None) -> None:
             monarch.actor.unhandled_fault_hook = lambda _fault: True
             try:
                 if address is not None:
-                    monarch.actor.enable_transport(address)
+                    if authority is not None and address.scheme == SECURE:
+                        identify(address, authority)
+                    monarch.actor.enable_transport(str(address))
                 monarch.actor.context()
             except Exception as error:
                 raise HostError(
@@ -86,6 +95,24 @@ def start(address: str | None = None) -> None:
                     hint="look at the installation of torchmonarch",
                 ) from None
         _started, _address = True, address
+
+
+def identify(address: Address, authority: Authority, *, others: bool = False) -> None:
+    """Have Monarch show a certificate for an address of this machine, and ask others for theirs.
+
+    Args:
+        address: where this process is reached.
+        authority: who signs.
+        others: leave it in the environment, for the processes that this one starts.
+    """
+    from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
+
+    variables = authority.issue(address.names())
+    os.environ.update(variables)
+    reload_config_from_env()
+    if not others:
+        for name in variables:
+            del os.environ[name]
 
 
 def stop() -> None:

@@ -1,4 +1,4 @@
-"""``tcp://HOST:PORT,…``: hosts on which somebody has started a worker, reached over the network."""
+"""``tls://HOST:PORT,…``: hosts on which somebody has started a worker, reached over the network."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 from wheelmount import config
 from wheelmount.config import Settings
+from wheelmount.errors import WaitError
 from wheelmount.hosts import engine
-from wheelmount.hosts.address import DANGER, SCHEME, Address
+from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
+from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.local import attach
 
@@ -17,7 +19,7 @@ log = logging.getLogger("wheelmount")
 
 
 class NetworkHosts(Hosts):
-    """Hosts that run ``python -m wheelmount.hosts.worker``, named as in their addresses.
+    """Hosts that run ``wheelmount worker``, named as in their addresses.
 
     They belong to whoever started them: ``stop`` lets go of them. All must be able to reach this
     machine at the address by which it reaches the first of them.
@@ -39,14 +41,22 @@ class NetworkHosts(Hosts):
             HostError: one does not, or this process has hosts of another kind.
         """
         timeout = self._settings.start_timeout
-        where = ", ".join(map(str, self._addresses))
-        log.warning("security: %s: %s", where, DANGER)
+        first = self._addresses[0]
         for address in self._addresses:
             address.await_answer(timeout)
-        engine.start(f"{SCHEME}{self._addresses[0].seen_from()}:0")
+        if first.scheme == OPEN:
+            log.warning("security: %s: %s", ", ".join(map(str, self._addresses)), DANGER)
+        engine.start(first.reached_from(), Authority.of_user(self._settings))
         hosts = attach([str(address) for address in self._addresses], names(self._addresses))
         answers = {host.name: host.mesh.initialized for host in hosts}
-        engine.raise_first(engine.gather(answers, timeout))
+        try:
+            engine.raise_first(engine.gather(answers, timeout))
+        except WaitError as error:
+            if first.scheme == SECURE:
+                error.hint = (
+                    "hosts with other credentials do not answer: see `wheelmount worker -h`"
+                )
+            raise
         self._hosts = hosts
 
     def stop(self) -> None:

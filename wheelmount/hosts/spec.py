@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError
-from wheelmount.hosts.address import SCHEME, Address
+from wheelmount.hosts.address import Address
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.network import NetworkHosts
@@ -21,9 +21,9 @@ class HostSpec:
     """A parsed SPEC.
 
     Attributes:
-        kind: ``local`` or ``tcp``.
+        kind: ``local``, ``tls`` or ``tcp``.
         count: number of hosts.
-        addresses: where they listen; of ``tcp`` only.
+        addresses: where they listen; not of ``local``.
     """
 
     kind: str
@@ -49,19 +49,20 @@ class HostSpec:
 
 
 def parse(text: str) -> HostSpec:
-    """Read ``local:N`` or ``tcp://HOST:PORT,HOST:PORT,…``.
+    """Read ``local:N`` or ``tls://HOST:PORT,HOST:PORT,…``.
 
     Raises:
         InputError: it is nothing that hosts can be made of.
     """
     text = text.strip()
-    if text.startswith(SCHEME):
-        return _parse_addresses(text)
+    if "://" in text:
+        addresses = Address.parse_all(text)
+        return HostSpec(addresses[0].scheme, len(addresses), addresses)
     match = re.fullmatch(r"local(?::(\d{1,4}))?", text)
     if match is None:
         raise InputError(
             f"cannot make hosts of {text!r}",
-            hint="give local:N, for example --hosts local:2, or tcp://HOST:PORT,HOST:PORT,…",
+            hint="give local:N, for example --hosts local:2, or tls://HOST:PORT,HOST:PORT,…",
         )
     count = int(match.group(1) or 1)
     if not 1 <= count <= MOST_LOCAL:
@@ -69,10 +70,3 @@ def parse(text: str) -> HostSpec:
             f"{text!r} asks for {count} hosts", hint=f"give a number from 1 to {MOST_LOCAL}"
         )
     return HostSpec("local", count)
-
-
-def _parse_addresses(text: str) -> HostSpec:
-    addresses = tuple(Address.parse(word) for word in text.split(","))
-    if len(set(addresses)) < len(addresses):
-        raise InputError(f"{text!r} names a host twice", hint="give each address once")
-    return HostSpec("tcp", len(addresses), addresses)

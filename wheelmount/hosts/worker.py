@@ -1,7 +1,7 @@
 """A host's own process: it waits for clients and starts what they ask for, through Monarch.
 
 Run as ``python -m wheelmount.hosts.worker ADDRESS [--guard FD]``. The address is that of a socket,
-``ipc://PATH``, or one at which clients and other hosts reach this machine, ``tcp://HOST:PORT``.
+``ipc://PATH``, or one at which clients and other hosts reach this machine, ``tls://HOST:PORT``.
 With ``--guard`` the process ends, with everything it started, when the other end of that pipe is
 closed: that is, when the client that started it is gone, however it went.
 """
@@ -14,19 +14,29 @@ import os
 import shutil
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
-from wheelmount.errors import InputError
-from wheelmount.hosts import engine
-from wheelmount.hosts.address import DANGER, SCHEME, Address
+from wheelmount import config
+from wheelmount.config import Settings
+from wheelmount.errors import WheelmountError
+from wheelmount.hosts import engine, gate
+from wheelmount.hosts.address import DANGER, OPEN, Address
 
 SERVER = "wheelmount.mount.server"
 """Module that marks, in a command line, a process that may outlive its host."""
 
 MARK = "WHEELMOUNT_LOCAL_HOST"
 """Variable by which everything that a host started is known: its value is the host's socket."""
+
+AUTHORITY = "WHEELMOUNT_AUTHORITY"
+"""Variable with the credentials of the user who started it from elsewhere."""
+
+LOCAL = "ipc://"
+"""Scheme of a socket's address."""
 
 ROUNDS = 10
 """Times that processes are looked for before what starts ever new ones is left to itself."""
@@ -39,27 +49,42 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.guard is not None:
         os.set_inheritable(arguments.guard, False)
-        guarded = (arguments.guard, Path(arguments.address.removeprefix("ipc://")))
+        guarded = (arguments.guard, Path(arguments.address.removeprefix(LOCAL)))
         threading.Thread(target=_guard, args=guarded, daemon=True).start()
-    if arguments.address.startswith(SCHEME):
-        try:
-            _listen_at(Address.parse(arguments.address))
-        except InputError as error:
-            parser.error(f"{error.message}; {error.hint}")
+    try:
+        if not arguments.address.startswith(LOCAL):
+            listen_at(Address.parse(arguments.address), config.load())
+    except WheelmountError as error:
+        parser.error(f"{error.message}; {error.hint}")
+    serve(arguments.address)
+
+
+def serve(address: str) -> NoReturn:
+    """Wait for clients, for ever."""
     from monarch.actor import run_worker_loop_forever
 
-    run_worker_loop_forever(address=arguments.address, ca="trust_all_connections")
+    gate.close()
+    run_worker_loop_forever(address=address, ca="trust_all_connections")
+    raise AssertionError("it does not return")
 
 
-def _listen_at(address: Address) -> None:
-    """Have the processes that this one starts listen where it is reached itself.
+def listen_at(address: Address, settings: Settings) -> None:
+    """Have this process, and those that it starts, listen where this machine is reached.
 
     Raises:
         InputError: others cannot reach this machine there.
+        ConfigError: the user's credentials cannot be used.
     """
+    from wheelmount.hosts.credentials import Authority
+
     address.check_own()
-    os.environ[engine.ADDRESS] = f"{SCHEME}{address.host}:0"
-    print(f"security: {address}: {DANGER}", file=sys.stderr, flush=True)
+    os.environ[engine.ADDRESS] = str(replace(address, port=0))
+    if address.scheme == OPEN:
+        print(f"security: {address}: {DANGER}", file=sys.stderr, flush=True)
+        return
+    given = os.environ.pop(AUTHORITY, None)
+    authority = Authority.of_user(settings) if given is None else Authority.decode(given.encode())
+    engine.identify(address, authority, others=True)
 
 
 def _guard(pipe: int, socket: Path) -> None:

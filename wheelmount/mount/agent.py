@@ -17,6 +17,7 @@ from monarch.actor import Actor, concurrent_endpoint
 
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, TransferError
+from wheelmount.hosts import gate
 from wheelmount.mount import control, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
@@ -58,6 +59,7 @@ class Agent(Actor):  # type: ignore[misc]
     """
 
     def __init__(self, host: str, settings: Settings, identity: str) -> None:
+        gate.close()
         self._host = host
         self._settings = settings
         self._directory = serving.directory(settings) / identity

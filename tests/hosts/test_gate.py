@@ -1,0 +1,99 @@
+"""Nobody else on the machine comes in by Monarch's own sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import NOBODY
+from wheelmount.config import Settings
+from wheelmount.hosts import gate
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.runner import Command, Result, Runners
+from wheelmount.mount.remote import remotemount
+
+pytestmark = [pytest.mark.hosts, pytest.mark.fuse]
+
+CONNECT = """
+import os, socket, sys
+os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+with socket.socket(socket.AF_UNIX) as caller:
+    caller.settimeout(1)
+    try:
+        caller.connect(chr(0) + sys.argv[2])
+    except ConnectionRefusedError:
+        sys.exit(print("gone"))  # some are there for a moment only
+    try:
+        print("hung up" if caller.recv(1) == b"" else "in")
+    except TimeoutError:
+        print("in")
+    except OSError:
+        print("hung up")
+"""
+
+
+LISTENS = "00010000"
+"""Flags of a socket that accepts, in ``/proc/net/unix`` (proc(5))."""
+
+
+def _connect(name: str, user: int) -> str:
+    command = [sys.executable, "-I", "-S", "-c", CONNECT, str(user), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
+
+
+def _abstract_sockets() -> set[str]:
+    """Names of the sockets that this process and all it started listen at."""
+    numbers = {}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        _, _, _, flags, _, _, number, *path = line.split()
+        if flags == LISTENS and path and path[0].startswith("@"):
+            numbers[f"socket:[{number}]"] = path[0][1:]
+    found = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.add(numbers.get(os.readlink(fd), ""))
+    return found - {""}
+
+
+def test_other_users_are_hung_up_on(settings: Settings, source: Path, workplace: Path) -> None:
+    with (
+        LocalHosts(1, settings, namespaces=False) as hosts,
+        remotemount(hosts, source, str(workplace / "mnt"), settings=settings) as mount,
+        Runners(list(hosts), 30) as runners,
+    ):
+        mount.wait(60)  # all that Monarch opens for a transfer is open
+        names = _abstract_sockets()
+        answers = {(_connect(name, NOBODY), _connect(name, os.getuid())) for name in names}
+        assert ("hung up", "in") in answers
+        assert answers <= {("hung up", "in"), ("gone", "gone"), ("hung up", "gone")}
+        result = runners.run({"host0": Command(("echo", "still there"))})["host0"]
+        assert isinstance(result, Result)
+        assert result.stdout == b"still there\n"
+
+
+def test_what_cannot_be_closed_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def other_format(_library: Path, _name: bytes) -> int:
+        raise ValueError("it is of another format")
+
+    monkeypatch.setattr(gate, "_slot", other_format)
+    assert gate.close.__wrapped__() is False
+    assert "other users of this machine can connect" in caplog.text
+
+
+def test_a_socket_of_a_network_is_left_to_certificates() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()[:2]) as caller,
+    ):
+        assert gate._own(caller.fileno())

@@ -1,0 +1,25 @@
+"""``wheelmount worker``."""
+
+from __future__ import annotations
+
+import click
+
+from wheelmount import config
+from wheelmount.hosts.address import Address
+
+
+@click.command()
+@click.argument("address")
+def worker(address: str) -> None:
+    """Make this machine a host, until interrupted.
+
+    ADDRESS is where clients and other hosts reach it, `tls://HOST:PORT`. Only who has the same
+    credentials comes in: those in the file `credentials/authority.pem` of the user's state
+    directory, which is made on first use and to be copied to hosts with another home directory.
+    With `tcp://HOST:PORT` everybody comes in who reaches the port.
+    """
+    from wheelmount.hosts import worker as process  # with Monarch
+
+    where = Address.parse(address)
+    process.listen_at(where, config.load())
+    process.serve(str(where))
