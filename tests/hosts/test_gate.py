@@ -16,7 +16,8 @@ from tests.conftest import NOBODY
 from wheelmount.config import Settings
 from wheelmount.hosts import gate
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command, Result, Runners
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Result, Runners
 from wheelmount.mount.remote import remotemount
 
 pytestmark = [pytest.mark.hosts, pytest.mark.fuse]

@@ -16,7 +16,8 @@ import pytest
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import CHUNK, Command, Result, Runners, worst
+from wheelmount.hosts.runner import CHUNK, Command
+from wheelmount.hosts.runners import Result, Runners, worst
 
 pytestmark = pytest.mark.hosts
 
@@ -95,7 +96,8 @@ def test_leaving_ends_what_still_runs(settings: Settings, workplace: Path) -> No
 import os, signal, threading, time
 from pathlib import Path
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command, Runners
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Runners
 def interrupt():
     while not Path({str(mark)!r}).exists():
         time.sleep(.05)

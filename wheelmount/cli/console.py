@@ -24,7 +24,7 @@ from wheelmount.errors import WheelmountError
 from wheelmount.progress import Task
 
 if TYPE_CHECKING:
-    from wheelmount.hosts.runner import Result  # with Monarch, which most commands do without
+    from wheelmount.hosts.runners import Result  # with Monarch, which most commands do without
 
 PLAIN_EVERY = 10.0
 """Seconds between lines about a long step where there is no terminal."""

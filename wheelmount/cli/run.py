@@ -12,7 +12,7 @@ from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress, show_results
 from wheelmount.errors import WheelmountError
-from wheelmount.hosts.runner import worst
+from wheelmount.hosts.runners import worst
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import scripts
 from wheelmount.jobs.mounts import Results

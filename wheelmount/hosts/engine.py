@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
@@ -163,23 +163,44 @@ def gather(
 
     async def one(key: Key, future: Any) -> None:
         try:
-            results[key] = await asyncio.wait_for(future.as_asyncio(), timeout)
-        except Exception as error:
-            results[key] = translate(error, timeout)
-            failed(key, results[key])
+            results[key] = await answer(future, timeout)
+        except WheelmountError as error:
+            results[key] = error
+            failed(key, error)
 
     async def everything() -> None:
         await asyncio.gather(*(one(key, future) for key, future in futures.items()))
 
+    complete(everything())
+    return {key: results[key] for key in futures}
+
+
+async def answer(future: Any, timeout: float | None) -> Any:
+    """Wait for one call, among others.
+
+    Args:
+        future: of Monarch.
+        timeout: seconds.
+
+    Raises:
+        WheelmountError: what it ended with.
+    """
+    try:
+        return await asyncio.wait_for(future.as_asyncio(), timeout)
+    except Exception as error:
+        raise translate(error, timeout) from None
+
+
+def complete(work: Coroutine[Any, Any, None]) -> None:
+    """Run something asynchronous to its end, also where a loop of the user's own runs already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(everything())
-    else:  # called from a notebook's or the user's own loop
-        thread = threading.Thread(target=asyncio.run, args=(everything(),))
+        asyncio.run(work)
+    else:  # of a notebook, for example
+        thread = threading.Thread(target=asyncio.run, args=(work,))
         thread.start()
         thread.join()
-    return {key: results[key] for key in futures}
 
 
 def raise_first(results: dict[Key, Any]) -> dict[Key, Any]:

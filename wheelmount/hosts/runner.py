@@ -1,4 +1,4 @@
-"""Commands on hosts: started, watched and ended by an actor on each."""
+"""The part of a command's run that happens on its host: an actor that starts, watches, ends it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint
 
-from wheelmount.errors import HostError, WheelmountError
-from wheelmount.hosts import engine, worker
-from wheelmount.hosts.host import Host
+from wheelmount.errors import HostError
+from wheelmount.hosts import engine, gate, worker
 
 CHUNK = 4 << 20
 """Bytes of output that travel in one message; Monarch's messages should stay below 16 MiB."""
 
 GRACE = 3.0
 """Seconds between asking a command to end and ending it."""
+
+PATIENCE = 5.0
+"""Seconds that a question for more output waits for some: few questions, also from 1,000 hosts."""
+
+LEASE = 60.0
+"""Seconds that a command runs on when nobody asks for its output: its client is gone."""
+
+GLANCE = 0.02
+"""Seconds between looks at whether there is more output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,164 +46,174 @@ class Command:
         script: text of a bash script, run with ``argv`` as its arguments instead.
         environment: variables to set.
         cwd: where; default the host's temporary directory.
+        fed: whether it gets input; else there is none.
     """
 
     argv: tuple[str, ...] = ()
     script: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    fed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What came of it.
+class Report:
+    """More of a command's output.
 
     Attributes:
-        code: exit code; 128 and the signal's number where a signal ended it.
-        stdout: what it wrote there.
+        stdout: from where the last report ended.
         stderr: likewise.
-        seconds: how long it took.
+        code: exit code if it has ended and this is the end of its output, else None; 128 and the
+            signal's number where a signal ended it.
+        seconds: since its start, or how long it took.
     """
 
-    code: int
     stdout: bytes
     stderr: bytes
+    code: int | None
     seconds: float
 
 
-class Runner(Actor):  # type: ignore[misc]
-    """Runs one command at a time on its host."""
+class _Run:
+    """One command, and the files that its output goes to."""
 
-    def __init__(self, host: str, rank: int) -> None:
-        self._environment = {"WHEELMOUNT_HOST": host, "WHEELMOUNT_RANK": str(rank)}
-        socket = os.environ.get(worker.MARK)  # of a local host: what is there goes with it
-        place = None if socket is None else str(Path(socket).parent)
-        self._directory = Path(tempfile.mkdtemp(prefix="run-", dir=place))
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @concurrent_endpoint
-    async def run(self, command: Command) -> tuple[int, float]:
-        """Run a command; gives its exit code and seconds. Its output is kept for ``output``."""
-        return await asyncio.to_thread(self._run, command)
-
-    @concurrent_endpoint
-    async def output(self, stream: str, offset: int) -> bytes:
-        """The next piece of ``stdout`` or ``stderr``; empty at the end."""
-        with (self._directory / stream).open("rb") as file:
-            file.seek(offset)
-            return file.read(CHUNK)
-
-    @concurrent_endpoint
-    async def end(self) -> None:
-        """End the command that runs, and forget all output."""
-        await asyncio.to_thread(self._end)
-
-    def _run(self, command: Command) -> tuple[int, float]:
+    def __init__(self, command: Command, directory: Path, environment: Mapping[str, str]) -> None:
+        directory.mkdir()
+        self._directory = directory
+        self._offsets = {"stdout": 0, "stderr": 0}
+        self._started = self.asked = time.monotonic()
+        self._seconds: float | None = None
         argv = list(command.argv)
         if command.script is not None:
-            script = self._directory / "script"
+            script = directory / "script"
             script.write_text(command.script)
             argv = ["bash", str(script), *argv]
         elif argv[0] == "python":
             argv[0] = sys.executable
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in engine.SWITCHES and not name.startswith(("HYPERACTOR_", "BOOTSTRAP_"))
-        }
-        started = time.monotonic()
-        with (
-            (self._directory / "stdout").open("wb") as stdout,
-            (self._directory / "stderr").open("wb") as stderr,
-        ):
+        with (directory / "stdout").open("wb") as out, (directory / "stderr").open("wb") as err:
             try:
                 self._process = subprocess.Popen(
                     argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
+                    stdin=subprocess.PIPE if command.fed else subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
                     cwd=command.cwd or tempfile.gettempdir(),
-                    env={**environment, **self._environment, **command.environment},
+                    env={**environment, **command.environment},
                     start_new_session=True,
                 )
             except OSError as error:
+                shutil.rmtree(directory, ignore_errors=True)
                 raise HostError(
                     f"cannot run {argv[0]}: {error.strerror}", hint="is it installed on the host?"
                 ) from None
-            code = self._process.wait()
-        return (128 - code if code < 0 else code), time.monotonic() - started
 
-    def _end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+    async def report(self) -> Report:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.asked = time.monotonic()
+            code = self._process.poll()
+            if code is not None and self._seconds is None:
+                self._seconds = time.monotonic() - self._started
+            stdout, stderr = self._more("stdout"), self._more("stderr")
+            more = bool(stdout or stderr)
+            if more or code is not None or time.monotonic() > deadline:
+                if more or code is None:
+                    return Report(stdout, stderr, None, time.monotonic() - self._started)
+                number = 128 - code if code < 0 else code
+                return Report(stdout, stderr, number, self._seconds or 0)
+            await asyncio.sleep(GLANCE)
+
+    def _more(self, stream: str) -> bytes:
+        with (self._directory / stream).open("rb") as file:
+            file.seek(self._offsets[stream])
+            piece = file.read(CHUNK // 2)
+        self._offsets[stream] += len(piece)
+        return piece
+
+    def feed(self, data: bytes) -> bool:
+        pipe = self._process.stdin
+        if pipe is None or pipe.closed:
+            return False
+        try:
+            pipe.write(data)
+            pipe.flush()
+            if not data:
+                pipe.close()
+        except OSError:  # it does not want any
+            with contextlib.suppress(OSError):
+                pipe.close()
+            return False
+        return True
+
+    def end(self) -> None:
+        if self._process.poll() is None:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(GRACE)
+                    break
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-class Runners:
-    """Runs commands on hosts. A context manager; leaving it ends what still runs.
+class Runner(Actor):  # type: ignore[misc]
+    """Runs commands on its host."""
 
-    Args:
-        hosts: where.
-        timeout: seconds within which a host must answer (not: finish).
-    """
+    def __init__(self, host: str, rank: int) -> None:
+        gate.close()
+        self._environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in engine.SWITCHES and not name.startswith(("HYPERACTOR_", "BOOTSTRAP_"))
+        }
+        self._environment |= {"WHEELMOUNT_HOST": host, "WHEELMOUNT_RANK": str(rank)}
+        mark = os.environ.get(worker.MARK)  # what is in its directory goes with the host
+        place = None if mark is None else str(Path(mark).parent)
+        self._directory = Path(tempfile.mkdtemp(prefix="run-", dir=place))
+        self._runs: dict[str, _Run] = {}
+        self._watch: asyncio.Task[None] | None = None
 
-    def __init__(self, hosts: Sequence[Host], timeout: float) -> None:
-        self._timeout = timeout
-        self._hosts = hosts
-        self._procs: dict[str, Any] = {}
-        self._actors: dict[str, Any] = {}
+    @concurrent_endpoint
+    async def start(self, key: str, command: Command) -> None:
+        """Start a command, to be known by ``key``. It ends when nobody asks for its output."""
+        self._runs[key] = await asyncio.to_thread(
+            _Run, command, self._directory / key, self._environment
+        )
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._end_abandoned())
 
-    def __enter__(self) -> Runners:
-        for rank, host in enumerate(self._hosts):
-            # A process of its own: one that receives a mount's bytes must never wait for them.
-            procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount_run")
-            self._procs[host.name] = procs
-            self._actors[host.name] = procs.spawn("runner", Runner, host.name, rank)
-        return self
+    @concurrent_endpoint
+    async def report(self, key: str) -> Report:
+        """More of its output; waits for some, for a while."""
+        return await self._runs[key].report()
 
-    def __exit__(self, *_exc: object) -> None:
-        ends = {name: actor.end.call_one() for name, actor in self._actors.items()}
-        for name, end in engine.gather(ends, self._timeout).items():
-            if not isinstance(end, WheelmountError):  # a host that is lost has nothing to stop
-                engine.stop_mesh(self._procs[name])
+    @concurrent_endpoint
+    async def feed(self, key: str, data: bytes) -> bool:
+        """Give it input, empty for the end of it; gives whether it takes more."""
+        return await asyncio.to_thread(self._runs[key].feed, data)
 
-    def run(self, commands: Mapping[str, Command]) -> dict[str, Result | WheelmountError]:
-        """Run a command on each host, all at once, and wait for them.
+    @concurrent_endpoint
+    async def end(self, key: str) -> None:
+        """End a command if it runs, and forget its output."""
+        if (run := self._runs.pop(key, None)) is not None:
+            await asyncio.to_thread(run.end)
 
-        Args:
-            commands: by host.
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """End all commands; none may be started any more."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await asyncio.gather(*(asyncio.to_thread(run.end) for run in self._runs.values()))
+        self._runs.clear()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
-        Returns:
-            By host, what came of it, or why it could not be run or its host was lost.
-        """
-        calls = {name: self._actors[name].run.call_one(c) for name, c in commands.items()}
-        ended = engine.gather(calls, None)
-        return {name: self._result(name, end) for name, end in ended.items()}
-
-    def _result(self, name: str, end: Any) -> Result | WheelmountError:
-        if isinstance(end, WheelmountError):
-            return end
-        try:
-            return Result(
-                end[0], self._output(name, "stdout"), self._output(name, "stderr"), end[1]
-            )
-        except WheelmountError as error:
-            return error
-
-    def _output(self, name: str, stream: str) -> bytes:
-        output = bytearray()
+    async def _end_abandoned(self) -> None:
         while True:
-            call = self._actors[name].output.call_one(stream, len(output))
-            piece: bytes = engine.one(call, self._timeout)
-            if not piece:
-                return bytes(output)
-            output += piece
-
-
-def worst(results: Mapping[str, Result | WheelmountError]) -> int:
-    """The exit code for all hosts together: 0 if all had 0, else the highest."""
-    return max(r.exit_code if isinstance(r, WheelmountError) else r.code for r in results.values())
+            await asyncio.sleep(LEASE / 10)
+            for key, run in list(self._runs.items()):
+                if time.monotonic() - run.asked > LEASE:
+                    del self._runs[key]
+                    await asyncio.to_thread(run.end)

@@ -12,7 +12,8 @@ from wheelmount.config import Settings
 from wheelmount.containers.order import Order
 from wheelmount.errors import InputError
 from wheelmount.hosts import engine
-from wheelmount.hosts.runner import Command, Result, Runners
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Result, Runners
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs.mounts import Results, on_mounts
 from wheelmount.progress import Progress

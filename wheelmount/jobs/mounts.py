@@ -9,7 +9,8 @@ from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command, Result, Runners
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Result, Runners
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount, remotemount
