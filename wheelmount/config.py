@@ -34,8 +34,9 @@ MEMORY = "memory"
 class Settings:
     """Everything that can be set, with its default."""
 
-    hosts: str = "local:1"
-    """Where hosts come from when ``--hosts`` is not given."""
+    hosts: str = ""
+    """Where hosts come from when ``--hosts`` is not given; default the session ``default`` if it is
+    up, else ``local:1``."""
 
     block_size: int = 4 * MIB
     """Bytes that travel, are hashed and arrive as one. A multiple of 4096."""

@@ -21,6 +21,8 @@ from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError, SourceError, StoreError
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount import point
+from wheelmount.mount.layout import Layout
+from wheelmount.mount.remote import RemoteMount
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -156,6 +158,7 @@ def test_a_busy_mount_is_not_taken_down_unasked(
 ) -> None:
     mount = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
     mount.open()
+    mount.wait(30)
     holder = subprocess.Popen(["sleep", "60"], cwd=workplace / "host1")
     try:
         with pytest.raises(MountError, match=r"busy: in use by sleep"):
@@ -165,6 +168,34 @@ def test_a_busy_mount_is_not_taken_down_unasked(
         holder.wait()
         mount.close()
     assert not (workplace / "host1").exists()
+
+
+def test_a_working_directory_in_a_mount_stays_what_it_is(
+    hosts: LocalHosts,
+    source: Path,
+    workplace: Path,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered, deliver = threading.Event(), RemoteMount._deliver
+
+    def deliver_then(mount: RemoteMount, layout: Layout) -> None:
+        entered.wait(30)
+        deliver(mount, layout)
+
+    monkeypatch.setattr(RemoteMount, "_deliver", deliver_then)
+    look = "print(flush=True); sys.stdin.readline(); print(os.getcwd()); print(os.listdir())"
+    path = workplace / "host0"
+    with remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings) as mount:
+        command = [sys.executable, "-c", f"import os, sys; {look}"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, cwd=path, **pipes) as process:  # type: ignore[call-overload]
+            process.stdout.readline()
+            entered.set()
+            mount.wait(30)
+            out, _ = process.communicate("\n", timeout=30)
+        assert out.startswith(f"{path}\n")
+        assert "blocks" in out
 
 
 def test_two_mounts_on_the_same_hosts(

@@ -28,6 +28,8 @@ COMMANDS = {
     "install": "install:install",
     "exec": "install:execute",
     "image": "images:image",
+    "up": "sessions:up",
+    "down": "sessions:down",
     "worker": "worker:worker",
     "doctor": "doctor:examine",
 }

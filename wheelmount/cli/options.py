@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 
 from wheelmount import config
 from wheelmount.errors import InputError
+from wheelmount.hosts.session import DEFAULT, Session
 from wheelmount.hosts.spec import HostSpec, parse
 from wheelmount.mount.adapter import NAMES
 from wheelmount.wheels.target import Target
@@ -23,18 +25,43 @@ class _Hosts(click.ParamType[HostSpec]):
     def convert(
         self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None
     ) -> HostSpec:
-        return value if isinstance(value, HostSpec) else parse(value)
+        if isinstance(value, HostSpec):
+            return value
+        kind, _, name = value.partition(":")
+        if kind != "session":
+            return parse(value)
+        record = Session(name or DEFAULT, config.load()).read()
+        return replace(parse(record.spec), session=name or DEFAULT)
 
+
+def _where() -> str:
+    settings = config.load()
+    standing = Session(DEFAULT, settings).exists
+    return settings.hosts or (f"session:{DEFAULT}" if standing else "local:1")
+
+
+_FROM = (
+    "Where hosts come from: local:N for N hosts on this machine, tls://HOST:PORT,… for workers "
+    "that run already"
+)
 
 hosts = click.option(
     "--hosts",
     "spec",
     type=_Hosts(),
-    default=lambda: config.load().hosts,
-    show_default="$WHEELMOUNT_HOSTS, else local:1",
-    help="Where hosts come from: local:N for N hosts on this machine, tcp://HOST:PORT,… for "
-    "workers that run already.",
+    default=_where,
+    show_default="$WHEELMOUNT_HOSTS, else the session `default` if it is up, else local:1",
+    help=f"{_FROM}, session:NAME for those of `wheelmount up`.",
 )
+new_hosts = click.option(
+    "--hosts",
+    "spec",
+    type=_Hosts(),
+    default=lambda: config.load().hosts or "local:1",
+    show_default="$WHEELMOUNT_HOSTS, else local:1",
+    help=f"{_FROM}.",
+)
+session = click.option("--name", default=DEFAULT, show_default=True, help="Name of the session.")
 adapter = click.option(
     "--adapter",
     type=click.Choice(NAMES),

@@ -12,10 +12,9 @@ from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress, show_results
 from wheelmount.errors import WheelmountError
-from wheelmount.hosts.runners import worst
+from wheelmount.hosts.runners import Results, worst
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import scripts
-from wheelmount.jobs.mounts import Results
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

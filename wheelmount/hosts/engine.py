@@ -40,6 +40,12 @@ for _name, _value in SWITCHES.items():
 STOP_TIMEOUT = 3.0
 """Seconds that Monarch has to end in this process."""
 
+FLUSH = 0.05
+"""Seconds that Monarch then has to bring away what it has still to say, twice."""
+
+FOR_EVER = "3650d"
+"""Time that Monarch lets processes go on whose client is gone, where they are to."""
+
 Key = TypeVar("Key")
 _lock = threading.Lock()
 _started = False
@@ -97,6 +103,13 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
         _started, _address = True, address
 
 
+def start_to_stay() -> None:
+    """Have what this process starts on hosts go on when it ends; called before ``start``."""
+    from monarch.config import configure
+
+    configure(mesh_orphan_timeout=FOR_EVER)
+
+
 def identify(address: Address, authority: Authority, *, others: bool = False) -> None:
     """Have Monarch show a certificate for an address of this machine, and ask others for theirs.
 
@@ -125,8 +138,8 @@ def stop() -> None:
         from monarch.actor import shutdown_context
 
         with quiet(), contextlib.suppress(Exception):
-            # Some milliseconds; for ever where a host is lost.
-            shutdown_context().get(timeout=STOP_TIMEOUT)
+            # Some milliseconds; where a host is lost, or stays, all that it is given.
+            shutdown_context(host_timeout=FLUSH).get(timeout=STOP_TIMEOUT)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from wheelmount.config import Settings
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -42,6 +44,27 @@ class Hosts(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Stop them and all that runs on them. May be called twice."""
+
+    @abstractmethod
+    def leave(self) -> dict[str, Any]:
+        """Let go of them without stopping them.
+
+        Returns:
+            What ``resume`` needs, fit for JSON.
+        """
+
+    @classmethod
+    @abstractmethod
+    def resume(cls, record: dict[str, Any], settings: Settings) -> Self:
+        """Hosts that another process left, for ``attach`` or ``stop``."""
+
+    @abstractmethod
+    def attach(self) -> None:
+        """Reach hosts that run.
+
+        Raises:
+            HostError: one does not answer where it listened.
+        """
 
     @abstractmethod
     def __len__(self) -> int: ...

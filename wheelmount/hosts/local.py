@@ -7,11 +7,13 @@ import functools
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from wheelmount import config
 from wheelmount.config import Settings
@@ -67,7 +69,7 @@ class LocalHosts(Hosts):
                 self._processes.append(self._spawn(name, guard))
             # Only then attached to: Monarch may give up a host that does not listen yet.
             self._await_ready()
-            self._hosts = attach(self.addresses, self._names)
+            self.attach()
         except BaseException:
             self.stop()
             raise
@@ -128,10 +130,36 @@ class LocalHosts(Hosts):
             hint="raise WHEELMOUNT_START_TIMEOUT, or run `wheelmount status`",
         )
 
+    def attach(self) -> None:
+        """Reach hosts that run.
+
+        Raises:
+            HostError: one does not answer.
+        """
+        for name in self._names:
+            try:
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(str(self.directory / name))
+            except OSError as error:
+                raise HostError(f"{name} does not answer: {error.strerror or error}") from None
+        self._hosts = attach(self.addresses, self._names)
+
+    def leave(self) -> dict[str, Any]:
+        """Let go of them without stopping them; they must not be guarded."""
+        self._processes = []
+        return {"directory": str(self.directory), "names": self._names}
+
+    @classmethod
+    def resume(cls, record: dict[str, Any], settings: Settings) -> LocalHosts:
+        """Hosts that another process left."""
+        hosts = cls(len(record["names"]), settings, namespaces=False, guarded=False)
+        hosts._names, hosts.directory = record["names"], Path(record["directory"])
+        return hosts
+
     def stop(self) -> None:
         """Stop them and all that runs on them."""
-        for name, process in zip(self._names, self._processes, strict=False):
-            worker.end(self.directory / name)
+        worker.end(*(self.directory / name for name in self._names))
+        for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
         self._processes = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from wheelmount import config
 from wheelmount.config import Settings
@@ -35,7 +36,11 @@ class NetworkHosts(Hosts):
         self._settings = settings or config.load()
 
     def start(self) -> None:
-        """Attach to them, and wait until each answers.
+        """Reach them; they run already."""
+        self.attach()
+
+    def attach(self) -> None:
+        """Reach them, and wait until each answers.
 
         Raises:
             HostError: one does not, or this process has hosts of another kind.
@@ -62,6 +67,15 @@ class NetworkHosts(Hosts):
     def stop(self) -> None:
         """Let go of them."""
         self._hosts = []
+
+    def leave(self) -> dict[str, Any]:
+        """Let go of them."""
+        return {"addresses": [str(address) for address in self._addresses]}
+
+    @classmethod
+    def resume(cls, record: dict[str, Any], settings: Settings) -> NetworkHosts:
+        """Hosts that another process left."""
+        return cls([Address.parse(text) for text in record["addresses"]], settings)
 
     def __len__(self) -> int:
         return len(self._addresses)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError
-from wheelmount.hosts.address import Address
+from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.network import NetworkHosts
@@ -24,11 +24,13 @@ class HostSpec:
         kind: ``local``, ``tls`` or ``tcp``.
         count: number of hosts.
         addresses: where they listen; not of ``local``.
+        session: name of the session whose hosts they are, if they are there already.
     """
 
     kind: str
     count: int
     addresses: tuple[Address, ...] = ()
+    session: str | None = None
 
     def __str__(self) -> str:
         if self.addresses:
@@ -41,11 +43,21 @@ class HostSpec:
         machines = len({address.host for address in self.addresses}) or 1
         return self.count > machines
 
-    def make(self, settings: Settings, *, namespaces: bool) -> Hosts:
-        """The hosts, not started yet; see ``LocalHosts`` for ``namespaces``."""
+    def make(self, settings: Settings, *, namespaces: bool, guarded: bool = True) -> Hosts:
+        """The hosts, not started yet.
+
+        Args:
+            settings: in force.
+            namespaces: of hosts on this machine; see ``LocalHosts``.
+            guarded: end them when this process ends. Else they stay until they are stopped.
+        """
         if self.addresses:
             return NetworkHosts(self.addresses, settings)
-        return LocalHosts(self.count, settings, namespaces=namespaces)
+        return LocalHosts(self.count, settings, namespaces=namespaces, guarded=guarded)
+
+
+KINDS: dict[str, type[Hosts]] = {"local": LocalHosts, SECURE: NetworkHosts, OPEN: NetworkHosts}
+"""What makes hosts of each kind."""
 
 
 def parse(text: str) -> HostSpec:

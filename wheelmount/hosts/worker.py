@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -37,6 +38,9 @@ AUTHORITY = "WHEELMOUNT_AUTHORITY"
 
 LOCAL = "ipc://"
 """Scheme of a socket's address."""
+
+KILL_TIMEOUT = 3.0
+"""Seconds until what was killed must be gone."""
 
 ROUNDS = 10
 """Times that processes are looked for before what starts ever new ones is left to itself."""
@@ -98,19 +102,29 @@ def _guard(pipe: int, socket: Path) -> None:
     os._exit(0)
 
 
-def end(socket: Path) -> None:
-    """Kill a host's process and all that it started, also what lost its parent since.
+def end(*sockets: Path) -> None:
+    """Kill hosts' processes and all that they started, also what lost its parent since.
 
     Servers of mounts are spared: each sees its host go, and unmounts or stays as it was told.
     """
+    marks = set(map(str, sockets))
     for _ in range(ROUNDS):  # more than one, for those that are starting others meanwhile
-        family = [process for process in psutil.process_iter() if _belongs(process, socket)]
+        family = [process for process in psutil.process_iter() if _belongs(process, marks)]
         if not family:
             return
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(family, timeout=3)
+        deadline = time.monotonic() + KILL_TIMEOUT
+        while any(map(_runs, family)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def host_of(process: psutil.Process) -> str | None:
@@ -122,10 +136,14 @@ def host_of(process: psutil.Process) -> str | None:
     return environment.get(MARK)
 
 
-def _belongs(process: psutil.Process, socket: Path) -> bool:
+def _belongs(process: psutil.Process, marks: set[str]) -> bool:
     try:
-        mine = host_of(process) == str(socket)
-        return mine and process.pid != os.getpid() and SERVER not in process.cmdline()
+        return (
+            host_of(process) in marks
+            and process.pid != os.getpid()
+            and process.status() != psutil.STATUS_ZOMBIE
+            and SERVER not in process.cmdline()
+        )
     except psutil.Error:  # gone, or somebody else's
         return False
 

@@ -13,9 +13,9 @@ from wheelmount.containers.order import Order
 from wheelmount.errors import InputError
 from wheelmount.hosts import engine
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Runners
+from wheelmount.hosts.runners import Result, Results, Runners
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs.mounts import Results, on_mounts
+from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
 from wheelmount.wheels import redirect
 from wheelmount.wheels.missing import absent

@@ -12,9 +12,10 @@ from packaging.utils import parse_wheel_filename
 from wheelmount.config import Settings
 from wheelmount.containers import probe
 from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs.containers import Image, execute, packages_point
-from wheelmount.jobs.mounts import Results, on_mounts
+from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted

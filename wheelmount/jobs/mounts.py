@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wheelmount.config import Settings
-from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Runners
+from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import sites
 from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.mount.task import Task
 from wheelmount.progress import Progress
-
-Results = Mapping[str, Result | WheelmountError]
 
 
 def mount(
@@ -81,15 +79,12 @@ def on_mounts(
     namespaces: bool = False,
 ) -> Results:
     """Mount a directory on all hosts; run a command on each, made of its name and mount point."""
-    with spec.make(settings, namespaces=namespaces) as hosts:
-        try:
-            with (
-                remotemount(hosts, source, mntpoint, settings=settings, progress=progress) as mount,
-                Runners(list(hosts), settings.start_timeout) as runners,
-                progress.task(step, unit="hosts") as task,
-            ):
-                results = runners.run({n: command(n, path) for n, path in mount.mntpoints.items()})
-                task.advance(len(results))
-                return results
-        finally:
-            engine.stop()
+    with (
+        sites.at(spec, settings, progress, namespaces=namespaces) as site,
+        site.mount(source, mntpoint) as mount,
+        progress.task(step, unit="hosts") as task,
+    ):
+        commands = {name: command(name, path) for name, path in mount.mntpoints.items()}
+        results = site.runners.run(commands)
+        task.advance(len(results))
+        return results

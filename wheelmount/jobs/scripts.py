@@ -8,8 +8,9 @@ from pathlib import Path
 from wheelmount.config import Settings
 from wheelmount.errors import SourceError
 from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs.mounts import Results, on_mounts
+from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
 
 

@@ -30,6 +30,9 @@ from wheelmount.mount.task import Task
 from wheelmount.mount.topology import Route
 from wheelmount.mount.transfer import fetch_description
 
+GLANCE = 0.5
+"""Seconds between looks at whether a mount is still somebody's working directory."""
+
 RECONNECT, RECONNECTIONS = 0.1, 50
 """Seconds between attempts to reach a serving process that took over, and their number."""
 
@@ -70,6 +73,7 @@ class Agent(Actor):  # type: ignore[misc]
         self._receivers: dict[bytes, Receiver] = {}  # also of the generation that is being made
         self._received = asyncio.Condition()
         self._kept = False
+        self._moving: asyncio.Task[None] | None = None
         self._link: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -159,7 +163,25 @@ class Agent(Actor):  # type: ignore[misc]
             await self._receiver.run()
         await asyncio.to_thread(store.finish, dress=self._binds)
         if self._binds and not store.changed():
-            await asyncio.to_thread(serving.show, self._directory, store.generation)
+            if await self._inhabited():
+                self._moving = asyncio.create_task(self._show_later(store))
+            else:
+                await asyncio.to_thread(serving.show, self._directory, store.generation)
+
+    async def _inhabited(self) -> bool:
+        """Whether a process has its working directory in the mount.
+
+        Where another mount takes the place of this one, the kernel cannot tell it any more where
+        it is, which programs do not expect.
+        """
+        return await asyncio.to_thread(point.inhabited, Task.read(self._directory).mntpoint)
+
+    async def _show_later(self, store: Store) -> None:
+        with contextlib.suppress(MountError, FileNotFoundError):  # it stays as it is, or is gone
+            while await self._inhabited():
+                await asyncio.sleep(GLANCE)
+            if self._store is store:
+                await asyncio.to_thread(serving.show, self._directory, store.generation)
 
     @property
     def _binds(self) -> bool:
@@ -167,25 +189,31 @@ class Agent(Actor):  # type: ignore[misc]
         return Task.read(self._directory).adapter == "bind"
 
     @concurrent_endpoint
-    async def adopt(self) -> tuple[bytes, int, list[int]]:
+    async def adopt(self) -> tuple[bytes, int, list[int], str]:
         """Take charge of a mount that stands.
 
         Returns:
-            Identity of its tree, length of the description, for ``describe``, and the numbers of
-            the files that are not there because they changed at the source.
+            Identity of its tree, length of the description, for ``describe``, the numbers of the
+            files that are not there because they changed at the source, and the mount point.
         """
         return await asyncio.to_thread(self._adopt)
 
-    def _adopt(self) -> tuple[bytes, int, list[int]]:
-        task = Task.read(self._directory)
-        self._store = store = Store.open(Path(task.store))
+    def _adopt(self) -> tuple[bytes, int, list[int], str]:
+        try:
+            task = Task.read(self._directory)
+        except FileNotFoundError:
+            raise MountError("the mount is gone") from None
+        store = Store.open(Path(task.store))
+        if self._store is not None and self._store.generation == store.generation:
+            store = self._store  # with its tree, where this host was asked before
+        self._store = store
         if missing := len(store.missing()):
             raise MountError(
                 f"{missing} blocks of the mount have not arrived, and its client is gone",
                 hint="unmount it, and mount it again",
             )
         changed = [number for number in store.layout.tree.inodes if store.is_changed(number)]
-        return store.layout.identity, store.description.stat().st_size, changed
+        return store.layout.identity, store.description.stat().st_size, changed, task.mntpoint
 
     @concurrent_endpoint
     async def describe(self, offset: int, size: int) -> bytes:
@@ -263,6 +291,8 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def close(self, force: bool) -> None:
         """Take the mount down."""
+        if self._moving is not None:
+            self._moving.cancel()
         await asyncio.to_thread(serving.stop, self._directory, force=force)
         if self._receiver is not None and self._store is not None:
             await self._receiver.stop()

@@ -247,6 +247,11 @@ def holders(path: str) -> list[str]:
     return found
 
 
+def inhabited(path: str) -> bool:
+    """Whether a process that we may look into has its working directory at or below ``path``."""
+    return any(_below(process / "cwd", path) for process in Path("/proc").glob("[0-9]*"))
+
+
 def _below(link: Path, path: str) -> bool:
     try:
         target = str(link.readlink())

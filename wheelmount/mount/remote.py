@@ -27,6 +27,8 @@ from wheelmount.progress import SILENT, Progress, Task
 
 log = logging.getLogger("wheelmount")
 
+Handles = tuple[dict[str, Any], dict[str, Any]]
+
 MESSAGE = 4 << 20
 """Bytes of a description that one call brings; Monarch's messages should stay below 16 MiB."""
 
@@ -136,8 +138,30 @@ class RemoteMount:
             log.warning("not mounted, no file: %s", os.fsdecode(path))
         return tree
 
-    def adopt(self) -> None:
-        """Take charge of a mount that stands, made by a process that is gone.
+    @property
+    def handles(self) -> Handles:
+        """The agents and their processes by host, which another process may go on with."""
+        return dict(self._agents), dict(self._procs)
+
+    @property
+    def mntpoint(self) -> str:
+        """Where it was asked to be, on all hosts; see ``mntpoints``."""
+        return self._mntpoint
+
+    @property
+    def delivering(self) -> bool:
+        """Whether this process brings it its bytes, or did."""
+        return self._delivery is not None
+
+    def take(self, handles: Handles) -> None:
+        """Go on with the agents of another process, for ``status`` or ``close``."""
+        self._agents, self._procs = dict(handles[0]), dict(handles[1])
+
+    def adopt(self, handles: Handles | None = None) -> None:
+        """Take charge of a mount that stands, made by another process.
+
+        Args:
+            handles: of that process, if its agents are still there.
 
         Raises:
             MountError: there is none on a host, or its bytes had not all arrived.
@@ -146,21 +170,26 @@ class RemoteMount:
         engine.start()
         timeout = self._settings.start_timeout
         try:
-            self._spawn_agents()
+            if handles is None:
+                self._spawn_agents()
+            else:
+                self.take(handles)
             found = engine.raise_first(self._call(lambda agent: agent.adopt.call_one(), timeout))
-            if len({tree for tree, _, _ in found.values()}) > 1:
+            self._points = {name: path for name, (_, _, _, path) in found.items()}
+            if len({tree for tree, _, _, _ in found.values()}) > 1:
                 raise MountError(
                     "its hosts do not all show the same", hint="unmount it, and mount it again"
                 )
-            name, (_, length, _) = next(iter(found.items()))
+            name, (_, length, _, _) = next(iter(found.items()))
             description = bytearray()
             while len(description) < length:
                 call = self._agents[name].describe.call_one(len(description), MESSAGE)
                 description += engine.one(call, timeout)
             self._layout = Layout.decode(bytes(description))
-            self._lost = {number for _, _, lost in found.values() for number in lost}
+            self._lost = {number for _, _, lost, _ in found.values() for number in lost}
         except BaseException:
-            self.release()
+            if handles is None:
+                self.release()
             raise
 
     def _spawn_agents(self) -> None:
@@ -373,7 +402,7 @@ class RemoteMount:
             self._delivery.join(self._settings.start_timeout)
 
     def release(self) -> None:
-        """Let go of the hosts, and leave the mounts to themselves."""
+        """End the agents, and leave the mounts to themselves."""
         for name in list(self._agents):
             del self._agents[name]
             engine.stop_mesh(self._procs.pop(name))

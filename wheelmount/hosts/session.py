@@ -1,0 +1,169 @@
+"""Sessions: hosts that stay when a command ends, and what other commands left on them.
+
+A session is a private directory on the machine where it was made: what its hosts are (JSON), the
+Monarch handles of actors that wait on them (pickled, so only ever read from that directory), and a
+lock for who changes any of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from wheelmount.config import Settings, private_directory
+from wheelmount.errors import HostError, InputError, WaitError
+from wheelmount.hosts.host import Hosts
+
+VERSION = 1
+"""Of what is written; another one is not read."""
+
+DEFAULT = "default"
+"""Name of the session that commands use when they are told neither hosts nor a session."""
+
+_RECORD, _HANDLES, _LOCK = "session.json", "handles", "lock"
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known about a session without asking its hosts.
+
+    Attributes:
+        spec: what its hosts were made of.
+        kind: of the hosts; key of ``spec.KINDS``.
+        names: of the hosts.
+        hosts: of ``Hosts.leave``.
+        created: seconds since the epoch.
+        notes: what others keep here, by their own keys; fit for JSON.
+        version: of this format.
+    """
+
+    spec: str
+    kind: str
+    names: list[str]
+    hosts: dict[str, Any]
+    created: float = field(default_factory=time.time)
+    notes: dict[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+
+class Session:
+    """One session, whether it is there or not.
+
+    Args:
+        name: letters, digits, ``.``, ``_`` and ``-``.
+        settings: say where it lies, and how long to wait for others.
+
+    Raises:
+        InputError: the name cannot be one.
+    """
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        if re.fullmatch(r"[A-Za-z0-9][\w.-]{0,62}", name, re.ASCII) is None:
+            raise InputError(
+                f"{name!r} cannot be the name of a session", hint="use letters, digits, . _ and -"
+            )
+        self.name = name
+        self.settings = settings
+        self.directory = _directory(settings) / name
+
+    @classmethod
+    def all(cls, settings: Settings) -> list[Session]:
+        """Those that are there, in order of their names."""
+        found = [cls(path.name, settings) for path in sorted(_directory(settings).iterdir())]
+        return [session for session in found if session.exists]
+
+    @property
+    def exists(self) -> bool:
+        """Whether it was made and not ended."""
+        return (self.directory / _RECORD).exists()
+
+    def read(self) -> Record:
+        """What is known about it.
+
+        Raises:
+            HostError: there is none, or one of another version.
+        """
+        try:
+            record = json.loads((self.directory / _RECORD).read_text())
+        except FileNotFoundError:
+            raise HostError(
+                f"there is no session {self.name}", hint=f"run `wheelmount up --name {self.name}`"
+            ) from None
+        if record.get("version") != VERSION:
+            raise HostError(
+                f"session {self.name} was made by another version of wheelmount",
+                hint=f"end it with that version's `wheelmount down {self.name}`",
+            )
+        return Record(**record)
+
+    def write(self, record: Record) -> None:
+        """Change what is known; whoever does holds ``lock``."""
+        _replace(self.directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
+
+    def handles(self) -> dict[str, Any]:
+        """What was given to ``keep``."""
+        try:
+            handles: dict[str, Any] = pickle.loads((self.directory / _HANDLES).read_bytes())  # noqa: S301 - private, see above
+        except FileNotFoundError:
+            return {}
+        return handles
+
+    def keep(self, handles: dict[str, Any]) -> None:
+        """Keep handles of Monarch, by keys of the caller's; whoever does holds ``lock``."""
+        _replace(self.directory / _HANDLES, pickle.dumps(handles))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only one who changes it.
+
+        Raises:
+            WaitError: another process does, for longer than hosts may take to start.
+        """
+        timeout = self.settings.start_timeout
+        private_directory(self.directory)
+        lock = FileLock(self.directory / _LOCK, mode=0o600)
+        try:
+            lock.acquire(timeout)
+        except Timeout:
+            raise WaitError(
+                f"another wheelmount changes session {self.name} for {timeout:g} s already",
+                hint="wait for it, or end it",
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+            if not self.exists:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def make(self, spec: str, kind: str, hosts: Hosts) -> Record:
+        """Have hosts that run be this session; whoever does holds ``lock``."""
+        names = [host.name for host in hosts]
+        record = Record(spec, kind, names, hosts.leave())
+        self.write(record)
+        return record
+
+    def forget(self) -> None:
+        """End it on this side; whoever does holds ``lock`` and has stopped its hosts."""
+        for name in (_RECORD, _HANDLES):
+            (self.directory / name).unlink(missing_ok=True)
+
+
+def _directory(settings: Settings) -> Path:
+    return private_directory(settings.private_runtime() / "sessions")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(content)
+    new.replace(path)
