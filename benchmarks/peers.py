@@ -127,8 +127,8 @@ class Wheelmount(Backend):
         return None if shown == self._adapter else UNBUILT  # the setting was not known
 
     def _shown(self) -> str:
-        status: list[dict[str, str]] = json.loads(call(self._command("status", "--json"), self.env))
-        return status[0]["adapter"]
+        status = json.loads(call(self._command("status", "--json"), self.env))
+        return str(status["mounts"][0]["adapter"])
 
     def up(self, source: Path) -> Path:
         call(self._mount(source), self.env)

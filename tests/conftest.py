@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -61,7 +63,7 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     while (_mounts(place) or _processes(place)) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [str(path) for name in ("runtime", "store") for path in (place / name).rglob("*")]
-    kept = f"wheelmount-{os.getuid()}", "/mounts", "/stores"
+    kept = f"wheelmount-{os.getuid()}", "/mounts", "/stores", "/sessions"
     left = [path for path in left if not path.endswith(kept)]
     mounts, processes = _mounts(place), _processes(place)
     for path in mounts:
@@ -103,6 +105,12 @@ def cli(workplace: Path) -> Cli:
         return done  # type: ignore[no-any-return]
 
     return run
+
+
+def mounts_shown(cli: Cli) -> list[dict[str, Any]]:
+    """What ``wheelmount status`` says of mounts."""
+    mounts: list[dict[str, Any]] = json.loads(cli("status", "--json").stdout)["mounts"]
+    return mounts
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import Cli, mounts_shown
 from wheelmount import doctor
 from wheelmount.config import MEMORY
 from wheelmount.mount import point
@@ -35,7 +35,7 @@ def test_what_dead_mounts_left_is_found_and_cleared(
     for name in ("bound", "served", "alive"):
         adapter = {"served": "devfuse"}.get(name, "auto")
         assert cli("mount", "--adapter", adapter, source, workplace / name).returncode == 0
-    records = {Path(r["mntpoint"]).name: r for r in json.loads(cli("status", "--json").stdout)}
+    records = {Path(r["mntpoint"]).name: r for r in mounts_shown(cli)}
     for name in ("bound", "served"):
         os.kill(records[name]["pid"], signal.SIGKILL)
         psutil.wait_procs([psutil.Process(records[name]["server"])], timeout=5)

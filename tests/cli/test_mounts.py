@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import Cli, mounts_shown
 from tests.mount.conformance import assert_same
 from wheelmount.mount import point
 
@@ -25,7 +25,7 @@ def test_mount_stays_until_umount(cli: Cli, source: Path, workplace: Path) -> No
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"host0 {workplace}/w-host0\nhost1 {workplace}/w-host1\n"
     assert_same(source, workplace / "w-host1")
-    records = json.loads(cli("status", "--json").stdout)
+    records = mounts_shown(cli)
     assert [r["host"] for r in records] == ["host0", "host1"]
     assert all(r["held"] == r["size"] and r["visible"] for r in records)
     assert "complete" in cli("status").stdout
@@ -48,7 +48,7 @@ def test_without_host_in_the_path_each_host_has_a_namespace(
     done = cli("mount", source, "--hosts", "local:2")
     assert done.stdout == f"host0 {source}\nhost1 {source}\n"
     assert point.mounted(str(source)) is None
-    records = json.loads(cli("status", "--json").stdout)
+    records = mounts_shown(cli)
     assert not any(r["visible"] for r in records)
     assert "in a namespace of its own" in cli("status").stdout
     inside = ["nsenter", "-m", "-t", str(records[1]["pid"]), "cat", str(source / "page")]
@@ -69,7 +69,7 @@ def test_refresh_shows_what_changed_since(
     assert done.returncode == 0, done.stderr
     assert done.stdout == "".join(f"host{n} {p} refreshed\n" for n, p in enumerate(mntpoints))
     assert cli("refresh", source).stdout.count("unchanged") == 2
-    for record, mntpoint in zip(json.loads(cli("status", "--json").stdout), mntpoints, strict=True):
+    for record, mntpoint in zip(mounts_shown(cli), mntpoints, strict=True):
         assert record["generation"] == 2
         root = Path(f"/proc/{record['pid']}/root{mntpoint}")
         assert (root / "page").read_text() == "changed"
@@ -96,7 +96,7 @@ def test_what_a_killed_server_left_is_shown_and_cleared(
     cli: Cli, source: Path, workplace: Path
 ) -> None:
     cli("mount", source, workplace / "w")
-    (record,) = json.loads(cli("status", "--json").stdout)
+    (record,) = mounts_shown(cli)
     os.kill(record["pid"], signal.SIGKILL)
     while point.mounted(str(workplace / "w")) and "dead" not in cli("status").stdout:
         time.sleep(0.1)

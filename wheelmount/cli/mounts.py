@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -16,8 +16,10 @@ from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, WheelmountError
+from wheelmount.errors import InputError, MountError, WheelmountError
+from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import records
 from wheelmount.mount import serving
 from wheelmount.mount.point import View
 from wheelmount.mount.task import Task
@@ -42,7 +44,7 @@ def mount(source: Path, mntpoint: str | None, spec: HostSpec, adapter: str, quie
 
     settings = replace(config.load(), adapter=adapter)
     made = mounts.mount(spec, source, mntpoint, settings, ConsoleProgress(quiet=quiet))
-    for name, path in made.mntpoints.items():
+    for name, path in made.items():
         print(f"{name} {path}")
 
 
@@ -55,28 +57,43 @@ def refresh(targets: tuple[str, ...], quiet: bool) -> None:
     TARGETS are mount points, sources or identities that status shows. Only what changed travels;
     hosts show the old tree until the new one is whole.
     """
-    from wheelmount.jobs import mounts
+    from wheelmount.jobs import mounts, sessions
 
-    settings = config.load()
-    for mount in _by_identity(_find(settings, targets)).values():
-        changed = mounts.refresh(mount, settings, ConsoleProgress(quiet=quiet))
-        for directory in mount:
-            task = Task.read(directory)
-            print(f"{task.host} {task.mntpoint} {'refreshed' if changed else 'unchanged'}")
+    settings, progress = config.load(), ConsoleProgress(quiet=quiet)
+    for identity, found in _find(settings, targets).items():
+        if isinstance(found, _OfSession):
+            changed, points = sessions.refresh(found.session, identity, progress)
+        else:
+            changed = mounts.refresh(found, settings, progress)
+            points = {task.host: task.mntpoint for task in map(Task.read, found)}
+        for host, point in points.items():
+            print(f"{host} {point} {'refreshed' if changed else 'unchanged'}")
 
 
-def _find(settings: Settings, targets: Sequence[str]) -> list[Path]:
-    found = []
-    for target in targets:
+class _OfSession(NamedTuple):
+    session: Session
+
+
+def _find(settings: Settings, targets: Sequence[str] | None) -> dict[str, list[Path] | _OfSession]:
+    """Mounts by identity: their directories here, or whose they are; default all."""
+    found: dict[str, list[Path] | _OfSession] = {}
+    standing = records.all_mounts(settings)
+    for target in targets or [""]:
         path = os.path.abspath(target)  # noqa: PTH100 - a dead mount must not be touched
-        found += serving.find(settings, path, target)
-    return list(dict.fromkeys(found))
-
-
-def _by_identity(directories: Sequence[Path]) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
-    for directory in directories:
-        found.setdefault(serving.identity(directory), []).append(directory)
+        names = (path, target) if target else ()
+        for session, note in standing:
+            if not names or {note.identity, note.source, note.mntpoint}.intersection(names):
+                found[note.identity] = _OfSession(session)
+        try:
+            here = serving.find(settings, *names)
+        except MountError:
+            if not found:
+                raise
+            here = []
+        for directory in here:
+            directories = found.setdefault(serving.identity(directory), [])
+            if isinstance(directories, list) and directory not in directories:
+                directories.append(directory)
     return found
 
 
@@ -88,24 +105,48 @@ def umount(targets: tuple[str, ...], everything: bool, force: bool) -> None:
     """Take mounts down: TARGETS are mount points, sources or identities that status shows."""
     if not targets and not everything:
         raise InputError("nothing to unmount", hint="give a mount point, or --all")
-    settings = config.load()
-    for directory in serving.find(settings) if everything else _find(settings, targets):
-        serving.stop(directory, force=force)
+    for identity, found in _find(config.load(), None if everything else targets).items():
+        if isinstance(found, _OfSession):
+            from wheelmount.jobs import sessions
+
+            sessions.unmount(found.session, identity, force=force)
+        else:
+            for directory in found:
+                serving.stop(directory, force=force)
 
 
 @click.command()
 @options.as_json
 def status(as_json: bool) -> None:
-    """Show what is mounted from this machine's hosts, and how far it has arrived."""
+    """Show sessions, and what is mounted from this machine's hosts and theirs, and how far."""
+    settings = config.load()
     here = View.here().namespace
-    records = [_record(directory, here) for directory in serving.find(config.load())]
+    mounts = [_record(directory, here) for directory in serving.find(settings)]
+    standing = []
+    for session in Session.all(settings):
+        state = records.state(session)
+        if state["kind"] != "local" and state["lost"] is None:
+            from wheelmount.jobs import sessions
+
+            mounts += [found | {"visible": False} for found in sessions.mounts(session)]
+        standing.append(state)
     if as_json:
-        print(json.dumps(records))
+        print(json.dumps({"sessions": standing, "mounts": mounts}))
         return
-    if not records:
+    for state in standing:
+        print(_session_line(state))
+    if not mounts:
         print("nothing is mounted")
-    for record in records:
-        print(_line(record))
+    for mount in mounts:
+        print(_line(mount))
+
+
+def _session_line(state: dict[str, Any]) -> str:
+    words = [f"session {state['session']}: {state['spec']}"]
+    words.append(f"up {time.time() - state['created']:.0f} s")
+    if state["lost"] is not None:
+        words.append(f"cannot be used: {state['lost']}")
+    return "  ".join(words)
 
 
 def _record(directory: Path, here: int) -> dict[str, Any]:

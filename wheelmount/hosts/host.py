@@ -59,11 +59,19 @@ class Hosts(ABC):
         """Hosts that another process left, for ``attach`` or ``stop``."""
 
     @abstractmethod
+    def check(self) -> None:
+        """See that something listens where each host did.
+
+        Raises:
+            HostError: nothing does.
+        """
+
+    @abstractmethod
     def attach(self) -> None:
         """Reach hosts that run.
 
         Raises:
-            HostError: one does not answer where it listened.
+            HostError: one does not answer.
         """
 
     @abstractmethod

@@ -130,18 +130,18 @@ class LocalHosts(Hosts):
             hint="raise WHEELMOUNT_START_TIMEOUT, or run `wheelmount status`",
         )
 
-    def attach(self) -> None:
-        """Reach hosts that run.
-
-        Raises:
-            HostError: one does not answer.
-        """
+    def check(self) -> None:
+        """See that each listens."""
         for name in self._names:
             try:
                 with socket.socket(socket.AF_UNIX) as probe:
                     probe.connect(str(self.directory / name))
             except OSError as error:
                 raise HostError(f"{name} does not answer: {error.strerror or error}") from None
+
+    def attach(self) -> None:
+        """Reach hosts that run."""
+        self.check()
         self._hosts = attach(self.addresses, self._names)
 
     def leave(self) -> dict[str, Any]:

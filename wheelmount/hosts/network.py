@@ -39,6 +39,11 @@ class NetworkHosts(Hosts):
         """Reach them; they run already."""
         self.attach()
 
+    def check(self) -> None:
+        """See that each listens."""
+        for address in self._addresses:
+            address.await_answer(self._settings.start_timeout)
+
     def attach(self) -> None:
         """Reach them, and wait until each answers.
 
@@ -47,8 +52,7 @@ class NetworkHosts(Hosts):
         """
         timeout = self._settings.start_timeout
         first = self._addresses[0]
-        for address in self._addresses:
-            address.await_answer(timeout)
+        self.check()
         if first.scheme == OPEN:
             log.warning("security: %s: %s", ", ".join(map(str, self._addresses)), DANGER)
         engine.start(first.reached_from(), Authority.of_user(self._settings))

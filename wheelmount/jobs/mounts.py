@@ -20,12 +20,21 @@ from wheelmount.progress import Progress
 
 def mount(
     spec: HostSpec, source: Path, mntpoint: str | None, settings: Settings, progress: Progress
-) -> RemoteMount:
+) -> dict[str, str]:
     """Mount a directory and leave it standing; returns when all bytes are there.
+
+    Returns:
+        Where it is, by host.
 
     Raises:
         WheelmountError: it could not be; nothing stays mounted.
     """
+    if spec.session is not None:
+        with (
+            sites.at(spec, settings, progress, namespaces=True) as site,
+            site.mount(source, mntpoint) as standing,
+        ):
+            return standing.mntpoints
     namespaces = spec.shared and "{host}" not in (mntpoint or "")
     with spec.make(settings, namespaces=namespaces) as hosts:
         made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)
@@ -38,7 +47,7 @@ def mount(
             raise
         finally:
             engine.stop()
-    return made
+    return made.mntpoints
 
 
 def refresh(directories: Sequence[Path], settings: Settings, progress: Progress) -> bool:

@@ -1,24 +1,28 @@
-"""Sessions: made, looked at, ended."""
+"""Sessions: made, asked, ended."""
 
 from __future__ import annotations
 
 import contextlib
-import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Runners
 from wheelmount.hosts.session import Record, Session
-from wheelmount.hosts.spec import KINDS, HostSpec
-from wheelmount.jobs.sites import RUNNERS, mounts_of
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs.records import hosts_of, mounts_of
+from wheelmount.jobs.sites import RUNNERS, join
 from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount
 from wheelmount.progress import SILENT, Progress
+
+PATIENCE = 10.0
+"""Seconds that hosts have to say where their mounts stand."""
 
 
 def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bool]:
@@ -36,40 +40,41 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
         InputError: it is there with other hosts.
         HostError: a host does not come up; none is left running.
     """
-    settings = session.settings
     with session.lock():
         if session.exists:
             record = session.read()
-            hosts = _hosts(record, settings)
             if record.spec != str(spec):
                 raise InputError(
                     f"session {session.name} is up with {record.spec}",
                     hint=f"run `wheelmount down {session.name}` first, or give another --name",
                 )
-            engine.start_to_stay()
             try:
-                hosts.attach()
+                hosts_of(session, record).check()
             except HostError as error:
                 progress.log(f"session {session.name}: {error.message}; it is made anew")
-                _end(session, record, hosts)
+                _end(session, record)
             else:
                 return record, False
-        engine.start_to_stay()
-        hosts = spec.make(settings, namespaces=True, guarded=False)
-        with progress.task("start", unit="hosts") as task:
-            hosts.start()
-            try:
-                with Runners(list(hosts), settings.start_timeout) as runners:
-                    ready = {host.name: Command(("true",)) for host in hosts}
-                    engine.raise_first(dict(runners.run(ready)))
-                    task.advance(len(ready))
-                    runners.keep()
-                record = session.make(str(spec), spec.kind, hosts)
-                session.keep({RUNNERS: runners.actors})
-            except BaseException:
-                hosts.stop()
-                raise
-    return record, True
+        return _make(spec, session, progress), True
+
+
+def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
+    settings = session.settings
+    hosts = spec.make(settings, namespaces=True, guarded=False)
+    with _engine(), progress.task("start", unit="hosts") as task:
+        hosts.start()
+        try:
+            with Runners(list(hosts), settings.start_timeout) as runners:
+                ready = {host.name: Command(("true",)) for host in hosts}
+                engine.raise_first(dict(runners.run(ready)))
+                runners.keep()
+            record = session.make(str(spec), spec.kind, hosts)
+            session.keep({RUNNERS: runners.actors})
+        except BaseException:
+            hosts.stop()
+            raise
+        task.advance(len(ready))
+    return record
 
 
 def down(session: Session, progress: Progress) -> None:
@@ -80,77 +85,99 @@ def down(session: Session, progress: Progress) -> None:
     """
     with session.lock():
         record = session.read()
-        hosts = _hosts(record, session.settings)
-        engine.start_to_stay()
         with progress.task("stop", unit="hosts") as task:
-            _end(session, record, hosts)
+            _end(session, record)
             task.advance(len(record.names))
 
 
-def _hosts(record: Record, settings: Settings) -> Hosts:
-    return KINDS[record.kind].resume(record.hosts, settings)
-
-
-def _end(session: Session, record: Record, hosts: Hosts) -> None:
-    handles = session.handles()
-    with contextlib.suppress(HostError):
-        hosts.attach()
-        for mount in _mounts(record, hosts, handles, session.settings):
-            mount.close(force=True)
-        for actor in handles.get(RUNNERS, {}).values():
-            with contextlib.suppress(WheelmountError):
-                engine.one(actor.close.call_one(), session.settings.start_timeout)
-            engine.stop_mesh(actor)
-    for identity in mounts_of(record):  # of hosts on this machine that did not answer
-        for directory in serving.find(session.settings):
-            if serving.identity(directory) == identity:
+def _end(session: Session, record: Record) -> None:
+    hosts = hosts_of(session, record)
+    with _engine():
+        with contextlib.suppress(HostError):
+            hosts.attach()
+            for mount in _mounts(session, record, hosts):
+                mount.close(force=True)
+            bound = session.settings.start_timeout
+            actors = session.handles().get(RUNNERS, {})
+            engine.gather({name: actor.close.call_one() for name, actor in actors.items()}, bound)
+            for actor in actors.values():
+                engine.stop_mesh(actor)
+        noted = {note.identity for note in mounts_of(record).values()}
+        for directory in serving.find(session.settings):  # of hosts here that did not answer
+            if serving.identity(directory) in noted:
                 serving.stop(directory, force=True)
-    hosts.stop()
+        hosts.stop()
     session.forget()
 
 
-def _mounts(
-    record: Record, hosts: Hosts, handles: dict[str, Any], settings: Settings
-) -> list[RemoteMount]:
-    found = []
-    for identity, note in mounts_of(record).items():
-        mount = RemoteMount(
-            hosts, note["source"], note["mntpoint"], settings, SILENT, identity=identity
-        )
-        if identity in handles:
-            mount.take(handles[identity])
-            found.append(mount)
-    return found
+def refresh(session: Session, identity: str, progress: Progress) -> tuple[bool, dict[str, str]]:
+    """Have one of its mounts follow its directory.
+
+    Returns:
+        Whether anything had changed, and where it is mounted by host.
+    """
+    (note,) = [n for n in mounts_of(session.read()).values() if n.identity == identity]
+    with join(session, progress) as site, site.mount(Path(note.source), note.mntpoint) as mount:
+        return site.refreshed > 0, mount.mntpoints
 
 
-def status(session: Session) -> dict[str, Any]:
-    """What there is to say about a session: fit for JSON.
+def unmount(session: Session, identity: str, *, force: bool) -> None:
+    """Take one of its mounts down.
 
-    ``hosts`` has the names, ``lost`` why the session cannot be used or None, ``mounts`` for each
-    mount its source and by host what ``Server.status`` says.
+    Raises:
+        MountError: it is in use on a host, and by whom.
+    """
+    with join(session, SILENT) as site:
+        site.unmount(identity, force=force)
+
+
+def mounts(session: Session) -> list[dict[str, Any]]:
+    """What its hosts say of its mounts: records as of ``Server.status``, for each host.
+
+    Raises:
+        HostError: a host does not answer.
     """
     record = session.read()
-    hosts = _hosts(record, session.settings)
-    found: dict[str, Any] = {
-        "session": session.name,
-        "spec": record.spec,
-        "hosts": record.names,
-        "age": time.time() - record.created,
-        "lost": None,
-        "mounts": [],
-    }
+    if not mounts_of(record):
+        return []
+    timeout = min(session.settings.start_timeout, PATIENCE)
+    bounded = Session(session.name, replace(session.settings, start_timeout=timeout))
+    hosts = hosts_of(bounded, record)
+    with _engine():
+        hosts.attach()
+        return [
+            {
+                "identity": mount.identity,
+                "host": host,
+                "source": mount.source,
+                "mntpoint": mount.mntpoint,
+                **({"error": state.message} if isinstance(state, WheelmountError) else state),
+            }
+            for mount in _mounts(bounded, record, hosts)
+            for host, state in mount.status().items()
+        ]
+
+
+def _mounts(session: Session, record: Record, hosts: Hosts) -> Iterator[RemoteMount]:
+    handles = session.handles()
+    for note in mounts_of(record).values():
+        if note.identity in handles:
+            mount = RemoteMount(
+                hosts,
+                note.source,
+                note.mntpoint,
+                session.settings,
+                SILENT,
+                identity=note.identity,
+            )
+            mount.take(handles[note.identity])
+            yield mount
+
+
+@contextlib.contextmanager
+def _engine() -> Iterator[None]:
     engine.start_to_stay()
     try:
-        hosts.attach()
-    except HostError as error:
-        return found | {"lost": error.message}
-    bounded = replace(session.settings, start_timeout=min(session.settings.start_timeout, 10))
-    for mount in _mounts(record, hosts, session.handles(), bounded):
-        states = {
-            name: {"error": state.message} if isinstance(state, WheelmountError) else state
-            for name, state in mount.status().items()
-        }
-        found["mounts"].append(
-            {"identity": mount.identity, "source": mount.source, "hosts": states}
-        )
-    return found
+        yield
+    finally:
+        engine.stop()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -18,16 +18,15 @@ from wheelmount.errors import HostError, MountError, WaitError, WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.host import Host
 from wheelmount.hosts.runners import Runners
-from wheelmount.hosts.session import Record, Session
-from wheelmount.hosts.spec import KINDS, HostSpec
+from wheelmount.hosts.session import Session
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import records
+from wheelmount.jobs.records import MOUNTS, MountNote, mounts_of
 from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.progress import Progress
 
 RUNNERS = "runners"
 """Key of the runners among a session's handles; the others are identities of mounts."""
-
-MOUNTS = "mounts"
-"""Key of the mounts among a session's notes."""
 
 GLANCE = 0.1
 """Seconds between looks at whether another process is done."""
@@ -62,11 +61,11 @@ def at(
         namespaces: give hosts on this machine mount namespaces of their own; those of a session
             have them.
     """
+    if spec.session is not None:
+        with join(Session(spec.session, settings), progress) as standing:
+            yield standing
+        return
     try:
-        if spec.session is not None:
-            with _join(Session(spec.session, settings), progress) as standing:
-                yield standing
-            return
         with (
             spec.make(settings, namespaces=namespaces) as hosts,
             Runners(list(hosts), settings.start_timeout) as runners,
@@ -89,20 +88,28 @@ class _Passing(Site):
 
 
 @contextlib.contextmanager
-def _join(session: Session, progress: Progress) -> Iterator[Site]:
+def join(session: Session, progress: Progress) -> Iterator[Standing]:
+    """Work on the hosts of a session.
+
+    Raises:
+        HostError: there is none, or a host does not answer.
+    """
     record = session.read()
     engine.start_to_stay()
-    hosts = KINDS[record.kind].resume(record.hosts, session.settings)
+    hosts = records.hosts_of(session, record)
     try:
         hosts.attach()
+        progress.log(f"connected to session {session.name}: {len(record.names)} hosts")
+        actors = session.handles()[RUNNERS]
+        with Runners(list(hosts), session.settings.start_timeout, actors) as runners:
+            yield Standing(session, list(hosts), runners, progress)
     except HostError as error:
-        error.message = f"session {session.name}: {error.message}"
-        error.hint = f"run `wheelmount up --name {session.name}`, which makes it anew"
+        if error.hint is None:
+            error.message = f"session {session.name}: {error.message}"
+            error.hint = f"if a host died, `wheelmount up --name {session.name}` makes it anew"
         raise
-    progress.log(f"connected to session {session.name}: {len(record.names)} hosts")
-    actors = session.handles()[RUNNERS]
-    with Runners(list(hosts), session.settings.start_timeout, actors) as runners:
-        yield Standing(session, list(hosts), runners, progress)
+    finally:
+        engine.stop()
 
 
 class Standing(Site):
@@ -113,27 +120,31 @@ class Standing(Site):
         hosts: its hosts.
         runners: that wait there.
         progress: told about each step.
+
+    Attributes:
+        refreshed: how many mounts were found changed.
     """
 
     def __init__(
         self, session: Session, hosts: list[Host], runners: Runners, progress: Progress
     ) -> None:
         self.hosts, self.runners = hosts, runners
+        self.refreshed = 0
         self._session, self._progress = session, progress
 
     @contextlib.contextmanager
     def mount(self, source: Path, mntpoint: str | None) -> Iterator[RemoteMount]:
         """The directory as it is now, on a mount that is there already or stays."""
-        path, session = os.path.abspath(source), self._session  # noqa: PTH100 - as remotemount does
-        key = f"{path} at {mntpoint or path}"
+        session, path = self._session, os.path.abspath(source)  # noqa: PTH100 - as remotemount does
+        key = records.key(path, mntpoint or path)
         with self._settled(key):
             made = self._mounted(key)
             if made is not None:
-                made.refresh()
+                self.refreshed += made.refresh()
             else:
                 made = self._new(path, mntpoint)
                 made.open()
-                self._note(key, made, arriving=True)
+                self._note(key, made, client=os.getpid())
         if not made.delivering:
             yield made
             return
@@ -146,7 +157,7 @@ class Standing(Site):
                 self._drop(key, made.identity)
             raise
         with session.lock():
-            self._note(key, made, arriving=False)
+            self._note(key, made)
 
     @contextlib.contextmanager
     def _settled(self, key: str) -> Iterator[None]:
@@ -154,15 +165,34 @@ class Standing(Site):
         deadline = time.monotonic() + self._session.settings.start_timeout
         while True:
             with self._session.lock():
-                note = self._session.read().notes.get(MOUNTS, {}).get(key, {})
-                if not _arrives(note):
+                note = mounts_of(self._session.read()).get(key)
+                client = None if note is None else note.client
+                if client in (None, os.getpid()) or not psutil.pid_exists(client):
                     yield
                     return
             if time.monotonic() > deadline:
                 raise WaitError(
-                    f"process {note['client']} still delivers {key}", hint="wait for it, or end it"
+                    f"process {client} still delivers {key}", hint="wait for it, or end it"
                 )
             time.sleep(GLANCE)
+
+    def unmount(self, identity: str, *, force: bool) -> None:
+        """Take one of the session's mounts down.
+
+        Args:
+            identity: of the mount.
+            force: although it is in use.
+
+        Raises:
+            MountError: it is in use on a host, and by whom.
+        """
+        with self._session.lock():
+            for key, note in mounts_of(self._session.read()).items():
+                if note.identity == identity:
+                    mount = self._new(note.source, note.mntpoint, identity)
+                    mount.take(self._session.handles()[identity])
+                    mount.close(force=force)
+                    self._drop(key, identity)
 
     def _new(self, source: str, mntpoint: str | None, identity: str | None = None) -> RemoteMount:
         settings, progress = self._session.settings, self._progress
@@ -170,30 +200,24 @@ class Standing(Site):
 
     def _mounted(self, key: str) -> RemoteMount | None:
         """The mount as an earlier command left it; None if it is no more, or not whole."""
-        note = self._session.read().notes.get(MOUNTS, {}).get(key)
+        note = mounts_of(self._session.read()).get(key)
         if note is None:
             return None
-        mount = self._new(note["source"], note["mntpoint"], note["identity"])
-        handles = self._session.handles().get(mount.identity)
+        mount = self._new(note.source, note.mntpoint, note.identity)
         try:
-            mount.adopt(handles)
+            mount.adopt(self._session.handles().get(note.identity))
         except MountError as error:
-            self._progress.log(f"mounting {note['source']} anew: {error.message}")
+            self._progress.log(f"mounting {note.source} anew: {error.message}")
             with contextlib.suppress(WheelmountError):
                 mount.close(force=True)
-            self._drop(key, mount.identity)
+            self._drop(key, note.identity)
             return None
         return mount
 
-    def _note(self, key: str, mount: RemoteMount, *, arriving: bool) -> None:
-        session = self._session
-        record = session.read()
-        record.notes.setdefault(MOUNTS, {})[key] = {
-            "identity": mount.identity,
-            "source": mount.source,
-            "mntpoint": mount.mntpoint,
-            "client": os.getpid() if arriving else None,
-        }
+    def _note(self, key: str, mount: RemoteMount, client: int | None = None) -> None:
+        session, record = self._session, self._session.read()
+        note = MountNote(mount.identity, mount.source, mount.mntpoint, client)
+        record.notes.setdefault(MOUNTS, {})[key] = dataclasses.asdict(note)
         session.write(record)
         session.keep(session.handles() | {mount.identity: mount.handles})
 
@@ -204,14 +228,3 @@ class Standing(Site):
         handles.pop(identity, None)
         session.write(record)
         session.keep(handles)
-
-
-def _arrives(note: dict[str, Any]) -> bool:
-    """Whether a process is still delivering a mount."""
-    client = note.get("client")
-    return client is not None and client != os.getpid() and psutil.pid_exists(client)
-
-
-def mounts_of(record: Record) -> dict[str, dict[str, Any]]:
-    """Notes on the mounts of a session, by identity."""
-    return {note["identity"]: note for note in record.notes.get(MOUNTS, {}).values()}

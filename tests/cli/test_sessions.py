@@ -1,0 +1,128 @@
+"""``wheelmount up | down``, and commands on what stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import Cli, mounts_shown
+from tests.mount.conformance import assert_same
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+
+def _sessions(cli: Cli) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(cli("status", "--json").stdout)["sessions"]
+    return found
+
+
+def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path) -> None:
+    assert cli("up", "--hosts", "local:2").stdout == "session default is up: host0, host1\n"
+    assert cli("up", "--hosts", "local:2").stdout == "session default is up\n"
+    first = cli("run", source, "-", input="cat .hidden; pwd", stdin=None)
+    assert first.stdout == f"== host0 ==\nhidden\n{source}\n== host1 ==\nhidden\n{source}\n"
+    assert "connected to session default: 2 hosts" in first.stderr
+    mounts = mounts_shown(cli)
+    (source / ".hidden").write_text("edited\n")
+    second = cli("run", source, "-", "--hosts", "session:default", input="cat .hidden", stdin=None)
+    assert second.stdout == "== host0 ==\nedited\n== host1 ==\nedited\n"
+    assert [m["pid"] for m in mounts_shown(cli)] == [m["pid"] for m in mounts], "the same mount"
+    for mount in mounts:
+        assert_same(source, Path(f"/proc/{mount['pid']}/root{source}"))
+    assert "session default: local:2  up " in cli("status").stdout
+    done = cli("down")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert cli("status").stdout == "nothing is mounted\n"
+    done = cli("down")
+    assert (done.returncode, "there is no session default" in done.stderr) == (68, True)
+
+
+def test_a_session_has_a_name_and_is_not_taken_for_another(cli: Cli, source: Path) -> None:
+    assert cli("up", "--name", "a", "--hosts", "local:1").returncode == 0
+    done = cli("up", "--name", "a", "--hosts", "local:2")
+    assert (done.returncode, "session a is up with local:1" in done.stderr) == (64, True)
+    alone = cli("run", source, "-", input="echo $WHEELMOUNT_HOST", stdin=None)
+    assert "connected" not in alone.stderr, "only the session `default` is taken unasked"
+    named = cli("run", source, "-", "--hosts", "session:a", input="pwd", stdin=None)
+    assert "connected to session a: 1 hosts" in named.stderr
+    missing = cli("run", source, "-", "--hosts", "session:b")
+    assert missing.returncode == 68
+    assert "hint: run `wheelmount up --name b`" in missing.stderr
+    assert cli("down", "--all").returncode == 0
+
+
+def test_mounts_of_a_session_can_be_made_refreshed_and_taken_down(cli: Cli, source: Path) -> None:
+    cli("up", "--hosts", "local:1")
+    assert cli("mount", source).stdout == f"host0 {source}\n"
+    assert cli("refresh", source).stdout == f"host0 {source} unchanged\n"
+    (source / "new").touch()
+    assert cli("refresh", source).stdout == f"host0 {source} refreshed\n"
+    (mount,) = mounts_shown(cli)
+    assert Path(f"/proc/{mount['pid']}/root{source}/new").exists()
+    assert cli("umount", mount["identity"]).returncode == 0
+    assert mounts_shown(cli) == []
+    assert cli("run", source, "-", input="ls new", stdin=None).stdout.endswith("new\n")
+    assert cli("down").returncode == 0
+
+
+def test_two_clients_at_once(cli: Cli, source: Path, workplace: Path) -> None:
+    cli("up", "--hosts", "local:2")
+    script = workplace / "script"
+    script.write_text("sleep .5; cat .hidden")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    clients = [subprocess.Popen(command, **pipes) for _ in range(3)]  # type: ignore[call-overload]
+    for client in clients:
+        out, errors = client.communicate(timeout=60)
+        assert (client.returncode, out) == (0, "== host0 ==\nhidden\n== host1 ==\nhidden\n"), errors
+    assert len({mount["identity"] for mount in mounts_shown(cli)}) == 1
+    assert cli("down").returncode == 0
+
+
+def test_a_client_that_is_killed_takes_nothing_with_it(
+    cli: Cli, source: Path, workplace: Path
+) -> None:
+    cli("up", "--hosts", "local:1")
+    script = workplace / "script"
+    script.write_text(f"touch {workplace}/work/runs; sleep 60")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as client:
+        while not (workplace / "work" / "runs").exists():
+            assert client.poll() is None
+            time.sleep(0.05)
+        client.kill()  # before it could say that the mount is whole
+    done = cli("run", source, "-", input="cat .hidden", stdin=None)
+    assert done.stdout == "== host0 ==\nhidden\n", done.stderr
+    assert cli("down").returncode == 0
+    running = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert ["sleep", "60"] not in running
+
+
+def test_a_session_whose_host_died_is_said_and_made_anew(cli: Cli, source: Path) -> None:
+    cli("up", "--hosts", "local:2")
+    cli("mount", source)
+    runtime = os.environ["WHEELMOUNT_RUNTIME_DIR"]
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if "wheelmount.hosts.worker" in line and runtime in line and line.endswith("host1"):
+            process.send_signal(signal.SIGKILL)
+            process.wait(10)
+    assert "host1 does not answer" in str(_sessions(cli)[0]["lost"])
+    done = cli("run", source, "-", input="pwd", stdin=None)
+    assert done.returncode == 68
+    assert "session default: host1 does not answer" in done.stderr
+    assert "`wheelmount up --name default` makes it anew" in done.stderr
+    again = cli("up", "--hosts", "local:2")
+    assert again.stdout == "session default is up: host0, host1\n", again.stderr
+    assert mounts_shown(cli) == []
+    assert cli("run", source, "-", input="pwd", stdin=None).returncode == 0
+    assert cli("down").returncode == 0

@@ -1,0 +1,83 @@
+"""What is kept of sessions, and by whom."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from dataclasses import replace
+
+import pytest
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, InputError, WaitError
+from wheelmount.hosts.network import NetworkHosts
+from wheelmount.hosts.session import Session
+from wheelmount.hosts.spec import parse
+
+
+def _make(session: Session) -> None:
+    spec = parse("tls://a:1,b:2")
+    session.make(str(spec), spec.kind, NetworkHosts(spec.addresses, session.settings))
+
+
+def test_it_is_there_until_it_is_forgotten(settings: Settings) -> None:
+    session = Session("one", settings)
+    assert not session.exists
+    with session.lock():
+        _make(session)
+        session.keep({"numbers": [1, 2]})
+    assert [each.name for each in Session.all(settings)] == ["one"]
+    record = Session("one", settings).read()
+    assert record.spec == "tls://a:1,tls://b:2"
+    assert record.hosts == {"addresses": ["tls://a:1", "tls://b:2"]}
+    assert Session("one", settings).handles() == {"numbers": [1, 2]}
+    assert session.directory.stat().st_mode & 0o777 == 0o700
+    with session.lock():
+        session.forget()
+    assert not session.directory.exists()
+    with pytest.raises(HostError, match="there is no session one"):
+        session.read()
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b", "x" * 64])
+def test_names_cannot_lead_elsewhere(settings: Settings, name: str) -> None:
+    with pytest.raises(InputError):
+        Session(name, settings)
+
+
+def test_one_of_another_version_is_not_read(settings: Settings) -> None:
+    session = Session("old", settings)
+    with session.lock():
+        _make(session)
+        file = session.directory / "session.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 0}))
+    with pytest.raises(HostError, match="another version"):
+        session.read()
+    with session.lock():
+        session.forget()
+
+
+def _hold(session: Session, held: multiprocessing.synchronize.Event) -> None:
+    with session.lock():
+        held.set()
+        multiprocessing.Event().wait(30)
+
+
+def test_only_one_process_changes_it(settings: Settings) -> None:
+    context = multiprocessing.get_context("fork")
+    held = context.Event()
+    other = context.Process(target=_hold, args=(Session("one", settings), held))
+    other.start()
+    try:
+        held.wait(10)
+        impatient = Session("one", replace(settings, start_timeout=0.2))
+        with (
+            pytest.raises(WaitError, match="another wheelmount changes session one"),
+            impatient.lock(),
+        ):
+            pass
+    finally:
+        other.kill()
+        other.join()
+    with impatient.lock():  # what was killed holds nothing
+        pass
