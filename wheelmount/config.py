@@ -38,6 +38,9 @@ class Settings:
     """Where hosts come from when ``--hosts`` is not given; default the session ``default`` if it is
     up, else ``local:1``."""
 
+    python: str = ""
+    """Python with wheelmount on hosts that ssh or Slurm starts; default the path of this one."""
+
     block_size: int = 4 * MIB
     """Bytes that travel, are hashed and arrive as one. A multiple of 4096."""
 
@@ -58,6 +61,9 @@ class Settings:
 
     start_timeout: float = 60.0
     """Seconds a host, a mount or a container may take to come up."""
+
+    queue_timeout: float = 86400.0
+    """Seconds a Slurm job may wait in the queue."""
 
     store: str = MEMORY
     """Where each host keeps what it receives: ``memory``, or a directory."""
@@ -91,7 +97,7 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give 1 or more")
         if self.fanout < 0:
             raise ConfigError(f"fanout is {self.fanout}", hint="give 1 or more, or 0 to choose")
-        for name in ("read_timeout", "fetch_timeout", "start_timeout"):
+        for name in ("read_timeout", "fetch_timeout", "start_timeout", "queue_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
 

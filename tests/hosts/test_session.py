@@ -29,7 +29,7 @@ def test_it_is_there_until_it_is_forgotten(settings: Settings) -> None:
     assert [each.name for each in Session.all(settings)] == ["one"]
     record = Session("one", settings).read()
     assert record.spec == "tls://a:1,tls://b:2"
-    assert record.hosts == {"addresses": ["tls://a:1", "tls://b:2"]}
+    assert record.hosts == {"addresses": ["tls://a:1", "tls://b:2"], "names": ["a", "b"]}
     assert Session("one", settings).handles() == {"numbers": [1, 2]}
     assert session.directory.stat().st_mode & 0o777 == 0o700
     with session.lock():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wheelmount.errors import InputError
-from wheelmount.hosts.network import names
+from wheelmount.hosts.network import called
 from wheelmount.hosts.spec import parse
 
 
@@ -60,4 +60,4 @@ def test_reads_addresses(text: str, count: int, shared: bool) -> None:
 
 def test_hosts_are_named_as_in_their_addresses() -> None:
     addresses = parse("tls://a:1,b:1,b:2").addresses
-    assert names(addresses) == ["a", "b-1", "b-2"]
+    assert called(addresses) == ["a", "b-1", "b-2"]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import time
 from dataclasses import dataclass
 
 from wheelmount.errors import HostError, InputError
+
+GLANCE = 0.05
+"""Seconds between attempts to reach what comes up."""
 
 SECURE, OPEN = "tls", "tcp"
 """Schemes: with certificates of the user's own, and without."""
@@ -95,22 +99,29 @@ class Address:
                 hint="give an address of this machine on the network that it shares with them",
             )
 
-    def await_answer(self, timeout: float) -> None:
+    def await_answer(self, timeout: float, patience: float = 0) -> None:
         """See that something listens there.
 
         Args:
-            timeout: seconds.
+            timeout: seconds for an attempt.
+            patience: seconds in which what comes up may refuse.
 
         Raises:
             HostError: nothing does, or there is no way to it.
         """
-        try:
-            socket.create_connection((self.host, self.port), timeout).close()
-        except OSError as error:
-            raise HostError(
-                f"{self} cannot be reached: {error.strerror or error}",
-                hint=f"run there: wheelmount worker {self}",
-            ) from None
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                socket.create_connection((self.host, self.port), timeout).close()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise HostError(
+                        f"{self} cannot be reached: {error.strerror or error}",
+                        hint=f"run there: wheelmount worker {self}",
+                    ) from None
+                time.sleep(GLANCE)
+            else:
+                return
 
     def reached_from(self) -> Address:
         """Where the host there reaches this machine; any port.

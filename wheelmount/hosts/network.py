@@ -28,21 +28,32 @@ class NetworkHosts(Hosts):
     Args:
         addresses: where they listen.
         settings: say how long one may take to answer.
+        names: what to call them, if not as in their addresses.
     """
 
-    def __init__(self, addresses: Sequence[Address], settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        settings: Settings | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
         super().__init__()
         self._addresses = list(addresses)
+        self._names = list(names or called(addresses))
         self._settings = settings or config.load()
 
     def start(self) -> None:
         """Reach them; they run already."""
         self.attach()
 
-    def check(self) -> None:
-        """See that each listens."""
+    def check(self, patience: float = 0) -> None:
+        """See that each listens.
+
+        Args:
+            patience: seconds in which those that come up may refuse.
+        """
         for address in self._addresses:
-            address.await_answer(self._settings.start_timeout)
+            address.await_answer(self._settings.start_timeout, patience)
 
     def attach(self) -> None:
         """Reach them, and wait until each answers.
@@ -56,7 +67,7 @@ class NetworkHosts(Hosts):
         if first.scheme == OPEN:
             log.warning("security: %s: %s", ", ".join(map(str, self._addresses)), DANGER)
         engine.start(first.reached_from(), Authority.of_user(self._settings))
-        hosts = attach([str(address) for address in self._addresses], names(self._addresses))
+        hosts = attach([str(address) for address in self._addresses], self._names)
         answers = {host.name: host.mesh.initialized for host in hosts}
         try:
             engine.raise_first(engine.gather(answers, timeout))
@@ -74,18 +85,25 @@ class NetworkHosts(Hosts):
 
     def leave(self) -> dict[str, Any]:
         """Let go of them."""
-        return {"addresses": [str(address) for address in self._addresses]}
+        return {"addresses": list(map(str, self._addresses)), "names": self._names}
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> NetworkHosts:
         """Hosts that another process left."""
-        return cls([Address.parse(text) for text in record["addresses"]], settings)
+        hosts = cls((), settings)
+        hosts.recall(record)
+        return hosts
+
+    def recall(self, record: dict[str, Any]) -> None:
+        """Take from a record of ``leave`` where they are."""
+        self._names = record["names"]
+        self._addresses = [Address.parse(text) for text in record["addresses"]]
 
     def __len__(self) -> int:
         return len(self._addresses)
 
 
-def names(addresses: Sequence[Address]) -> list[str]:
+def called(addresses: Sequence[Address]) -> list[str]:
     """What to call hosts: as in their addresses, with the port where several have one name."""
     times = Counter(each.host for each in addresses)
     return [

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError
+from wheelmount.hosts import slurm
 from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.network import NetworkHosts
+from wheelmount.hosts.slurm import SlurmHosts
+from wheelmount.hosts.ssh import SshHosts, Target
+from wheelmount.progress import SILENT, Progress
 
 MOST_LOCAL = 64
 """Hosts that one machine is asked to play at most; each is some 50 MB of processes."""
@@ -21,47 +25,76 @@ class HostSpec:
     """A parsed SPEC.
 
     Attributes:
-        kind: ``local``, ``tls`` or ``tcp``.
+        kind: ``local``, ``ssh``, ``slurm``, ``tls`` or ``tcp``.
         count: number of hosts.
-        addresses: where they listen; not of ``local``.
+        addresses: where they listen; of ``tls`` and ``tcp``.
+        targets: where ssh goes to; of ``ssh``.
+        options: of the job; of ``slurm``.
         session: name of the session whose hosts they are, if they are there already.
     """
 
     kind: str
     count: int
     addresses: tuple[Address, ...] = ()
+    targets: tuple[Target, ...] = ()
+    options: tuple[str, ...] = ()
     session: str | None = None
 
     def __str__(self) -> str:
         if self.addresses:
             return ",".join(map(str, self.addresses))
-        return f"{self.kind}:{self.count}"
+        if self.targets:
+            return f"{self.kind}:{','.join(map(str, self.targets))}"
+        return ",".join([f"{self.kind}:{self.count}", *self.options])
 
     @property
     def shared(self) -> bool:
         """Whether several of these hosts share one machine, and so its paths."""
-        machines = len({address.host for address in self.addresses}) or 1
-        return self.count > machines
+        if self.kind == "local":
+            return self.count > 1
+        machines = {address.host for address in self.addresses}
+        machines |= {target.host for target in self.targets}
+        return 0 < len(machines) < self.count
 
-    def make(self, settings: Settings, *, namespaces: bool, guarded: bool = True) -> Hosts:
+    def make(
+        self,
+        settings: Settings,
+        *,
+        namespaces: bool,
+        guarded: bool = True,
+        progress: Progress = SILENT,
+    ) -> Hosts:
         """The hosts, not started yet.
 
         Args:
             settings: in force.
             namespaces: of hosts on this machine; see ``LocalHosts``.
             guarded: end them when this process ends. Else they stay until they are stopped.
+            progress: told about waiting.
         """
         if self.addresses:
             return NetworkHosts(self.addresses, settings)
+        if self.kind == "ssh":
+            return SshHosts(self.targets, settings, guarded=guarded)
+        if self.kind == "slurm":
+            return SlurmHosts(
+                self.count, self.options, settings, guarded=guarded, progress=progress
+            )
         return LocalHosts(self.count, settings, namespaces=namespaces, guarded=guarded)
 
 
-KINDS: dict[str, type[Hosts]] = {"local": LocalHosts, SECURE: NetworkHosts, OPEN: NetworkHosts}
+KINDS: dict[str, type[Hosts]] = {
+    "local": LocalHosts,
+    "ssh": SshHosts,
+    "slurm": SlurmHosts,
+    SECURE: NetworkHosts,
+    OPEN: NetworkHosts,
+}
 """What makes hosts of each kind."""
 
 
 def parse(text: str) -> HostSpec:
-    """Read ``local:N`` or ``tls://HOST:PORT,HOST:PORT,…``.
+    """Read ``local:N``, ``ssh:HOST,…``, ``slurm:N,…`` or ``tls://HOST:PORT,HOST:PORT,…``.
 
     Raises:
         InputError: it is nothing that hosts can be made of.
@@ -70,11 +103,18 @@ def parse(text: str) -> HostSpec:
     if "://" in text:
         addresses = Address.parse_all(text)
         return HostSpec(addresses[0].scheme, len(addresses), addresses)
+    kind, _, rest = text.partition(":")
+    if kind == "ssh":
+        targets = tuple(map(Target.parse, rest.split(",")))
+        return HostSpec(kind, len(targets), targets=targets)
+    if kind == "slurm":
+        count, options = slurm.parse(rest)
+        return HostSpec(kind, count, options=options)
     match = re.fullmatch(r"local(?::(\d{1,4}))?", text)
     if match is None:
         raise InputError(
             f"cannot make hosts of {text!r}",
-            hint="give local:N, for example --hosts local:2, or tls://HOST:PORT,HOST:PORT,…",
+            hint="give local:N, ssh:HOST,…, slurm:N or tls://HOST:PORT,…",
         )
     count = int(match.group(1) or 1)
     if not 1 <= count <= MOST_LOCAL:

@@ -36,7 +36,7 @@ def mount(
         ):
             return standing.mntpoints
     namespaces = spec.shared and "{host}" not in (mntpoint or "")
-    with spec.make(settings, namespaces=namespaces) as hosts:
+    with spec.make(settings, namespaces=namespaces, progress=progress) as hosts:
         made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)
         made.open()
         try:

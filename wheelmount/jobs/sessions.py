@@ -60,7 +60,7 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
 
 def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
     settings = session.settings
-    hosts = spec.make(settings, namespaces=True, guarded=False)
+    hosts = spec.make(settings, namespaces=True, guarded=False, progress=progress)
     with _engine(), progress.task("start", unit="hosts") as task:
         hosts.start()
         try:

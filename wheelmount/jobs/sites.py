@@ -67,7 +67,7 @@ def at(
         return
     try:
         with (
-            spec.make(settings, namespaces=namespaces) as hosts,
+            spec.make(settings, namespaces=namespaces, progress=progress) as hosts,
             Runners(list(hosts), settings.start_timeout) as runners,
         ):
             yield _Passing(list(hosts), runners, settings, progress)

@@ -1,0 +1,198 @@
+"""The same on every kind of hosts that engines of others start: a real sshd, a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_source
+from tests.testbed import LOGIN, Lab
+from tests.testbed.slurm import start_slurm
+from tests.testbed.sshd import start_sshd
+from tests.testbed.traces import Traces
+
+pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
+
+PATH = "/mnt/tree"
+
+KINDS = ["ssh:host0,host1", "slurm:2"]
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="wm-", dir="/tmp") as place:
+        yield make_source(Path(place) / "source")
+
+
+@pytest.fixture(scope="module")
+def lab(source: Path) -> Iterator[Lab]:
+    before = Traces()
+    with Lab(3, shared=[source.parent]) as made:
+        start_sshd(made)
+        start_slurm(made)
+        traces = Traces(besides=before)
+        yield made
+    assert traces.left() == []
+
+
+def _command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "wheelmount.cli.main", *map(str, words)]
+
+
+def _call(
+    lab: Lab, *words: str | Path, script: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return lab.run(
+        LOGIN, _command(*words), stdin=None, input=script, env={**os.environ, **environment}
+    )
+
+
+def _queue(lab: Lab) -> list[str]:
+    return lab.run(LOGIN, ["squeue", "--noheader", "--format=%T %r"]).stdout.splitlines()
+
+
+def _processes(lab: Lab, host: str) -> list[str]:
+    """Processes of ours on a host."""
+    done = lab.run(host, ["pgrep", "--full", "--list-full", "wheelmount|monarch"])
+    return done.stdout.splitlines()
+
+
+def _assert_clean(lab: Lab, hosts: Sequence[str] | None = None) -> None:
+    deadline = time.monotonic() + 40
+    for host in hosts or lab.hosts:
+        while _processes(lab, host) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert _processes(lab, host) == []
+        assert lab.run(host, ["sh", "-c", f"ls {PATH} /tmp/wheelmount-0/*/*"]).stdout == ""
+    while _queue(lab) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert _queue(lab) == []
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_a_script_runs_where_the_directory_is(lab: Lab, source: Path, spec: str) -> None:
+    script = "hostname; pwd; cat .hidden; exit $WHEELMOUNT_RANK"
+    done = _call(lab, "run", source, "-", "--hosts", spec, "--mntpoint", PATH, script=script)
+    assert done.returncode == 1, done.stderr
+    assert "security" not in done.stderr
+    blocks = [f"== {host} ==\n{host}\n{PATH}\nhidden\n" for host in ("host0", "host1")]
+    assert done.stdout == "".join(blocks)
+    _assert_clean(lab)
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
+    up = _call(lab, "up", "--hosts", spec)
+    assert (up.returncode, up.stdout) == (0, "session default is up: host0, host1\n"), up.stderr
+    for text in ("hidden\n", "edited\n"):
+        (source / ".hidden").write_text(text)
+        done = _call(lab, "run", source, "-", "--mntpoint", PATH, script="cat .hidden")
+        assert done.stdout == f"== host0 ==\n{text}== host1 ==\n{text}", done.stderr
+        assert "connected to session default: 2 hosts" in done.stderr
+    status = _call(lab, "status")
+    assert f"session default: {spec}  up" in status.stdout
+    assert status.stdout.count(f"{source} at {PATH}") == 2, status.stderr
+    down = _call(lab, "down")
+    assert (down.returncode, down.stdout) == (0, ""), down.stderr
+    _assert_clean(lab)
+    (source / ".hidden").write_text("hidden\n")
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_an_interrupted_client_leaves_nothing(lab: Lab, source: Path, spec: str) -> None:
+    started = source.parent / "started"
+    script = source.parent / "script"
+    script.write_text(f"touch {started}; sleep 100")
+    command = _command("run", source, script, "--hosts", spec, "--mntpoint", PATH)
+    for number in (signal.SIGINT, signal.SIGKILL):
+        started.unlink(missing_ok=True)
+        # In a session of its own, as what nsenter started is asked and not nsenter.
+        with lab.popen(LOGIN, ["setsid", "--wait", *command], stderr=subprocess.PIPE) as client:
+            while not started.exists():
+                assert client.poll() is None, client.communicate()[1]
+                time.sleep(0.05)
+            signalled = ["pkill", f"-{number}", "--full", "--oldest", "cli.main run"]
+            lab.run(LOGIN, signalled, check=True)
+            client.communicate(timeout=60)
+        _assert_clean(lab)
+
+
+def test_hosts_that_ssh_cannot_reach_are_named(lab: Lab, source: Path) -> None:
+    done = _call(lab, "run", source, "-", "--hosts", "ssh:host0,nowhere", "--mntpoint", PATH)
+    assert done.returncode == 68
+    assert "error: nowhere: ssh: Could not resolve hostname nowhere" in done.stderr
+    assert "hint: `ssh HOST true` must work" in done.stderr
+    _assert_clean(lab)
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_hosts_without_wheelmount_are_named(lab: Lab, source: Path, spec: str) -> None:
+    done = _call(
+        lab, "run", source, "-", "--hosts", spec, "--mntpoint", PATH, WHEELMOUNT_PYTHON="/no/python"
+    )
+    assert done.returncode == 68
+    assert "error: host" in done.stderr
+    assert "/no/python" in done.stderr
+    assert "hint: wheelmount must be installed there" in done.stderr
+    _assert_clean(lab)
+
+
+def test_a_job_that_waits_says_why_and_goes_with_an_interrupt(lab: Lab, source: Path) -> None:
+    holder = lab.popen(LOGIN, ["srun", "--nodes=3", "--exclusive", "sleep", "100"])
+    while "RUNNING None" not in _queue(lab):
+        time.sleep(0.1)
+    command = _command("run", source, "-", "--hosts", "slurm:2,exclusive", "--mntpoint", PATH)
+    with lab.popen(LOGIN, ["setsid", "--wait", *command], stderr=subprocess.PIPE) as client:
+        while "PENDING Resources" not in _queue(lab):
+            assert client.poll() is None
+            time.sleep(0.1)
+        lab.run(LOGIN, ["pkill", "-INT", "--full", "--oldest", "cli.main run"], check=True)
+        _, errors = client.communicate(timeout=60)
+    assert b"waits: Resources" in errors
+    assert b"interrupted" in errors
+    assert _queue(lab) == ["RUNNING None"]
+    holder.terminate()
+    holder.wait(30)
+    lab.run(LOGIN, ["scancel", "--user=root"], check=True)
+    _assert_clean(lab)
+
+
+def test_options_go_to_slurm_and_its_refusal_to_the_user(lab: Lab, source: Path) -> None:
+    done = _call(lab, "up", "--hosts", "slurm:1,partition=none")
+    assert done.returncode == 68
+    assert "invalid partition specified: none" in done.stderr.lower()
+    done = _call(lab, "run", source, "-", "--hosts", "slurm:1,partition=none")
+    assert done.returncode == 68
+    assert "partition" in done.stderr.lower()
+    _assert_clean(lab)
+
+
+def test_a_job_cancelled_from_outside_is_said_and_leaves_no_mount(lab: Lab, source: Path) -> None:
+    _call(lab, "up", "--hosts", "slurm:2")
+    done = _call(lab, "mount", source, PATH)
+    assert done.stdout == f"host0 {PATH}\nhost1 {PATH}\n", done.stderr
+    lab.run(LOGIN, ["scancel", "--user=root"], check=True)
+    _assert_clean(lab)
+    status = _call(lab, "status")
+    assert "cannot be used: job" in status.stdout
+    done = _call(lab, "run", source, "-", "--mntpoint", PATH, script="pwd")
+    assert done.returncode == 68
+    assert "has ended" in done.stderr
+    assert "`wheelmount up --name default` makes it anew" in done.stderr
+    assert _call(lab, "down").returncode == 0
+
+
+def test_inside_an_allocation_its_nodes_are_used(lab: Lab, source: Path) -> None:
+    command = _command("run", source, "-", "--hosts", "slurm:2", "--mntpoint", PATH)
+    inside = ["salloc", "--nodes=2", "--quiet", *command]
+    done = lab.run(LOGIN, inside, stdin=None, input="hostname")
+    assert done.stdout == "== host0 ==\nhost0\n== host1 ==\nhost1\n", done.stderr
+    _assert_clean(lab)

@@ -1,0 +1,177 @@
+"""Starts a worker on the machine where this runs, for a client elsewhere.
+
+Run there by ssh or Slurm as ``python -m wheelmount.hosts.outpost TOKEN NAME PORT MODE``, with the
+user's credentials (``Authority.encode``) as the beginning of its input. When the worker is about to
+listen it says one line of JSON, ``{"address": …}`` or ``{"error": …, "hint": …}``. MODE is
+
+``guarded``    end the worker, and all that it started, when the input ends or this is asked to;
+``attended``   go on when the input ends, until this is asked to end;
+``detached``   leave the worker running, and end;
+``ended``      end the worker that ``detached`` left, and all that it started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from wheelmount import config
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, WheelmountError
+from wheelmount.hosts import worker
+from wheelmount.hosts.address import SECURE, Address
+
+GUARDED, ATTENDED, DETACHED, ENDED = "guarded", "attended", "detached", "ended"
+
+END = b"-----END PRIVATE KEY-----"
+"""Last line of credentials."""
+
+GRACE = 0.3
+"""Seconds in which a worker that cannot start ends."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("token")
+    parser.add_argument("name")
+    parser.add_argument("port", type=int)
+    parser.add_argument("mode", choices=[GUARDED, ATTENDED, DETACHED, ENDED])
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        settings = config.load()
+        outpost = Outpost(settings, arguments.token, arguments.name or own_name())
+        if arguments.mode == ENDED:
+            outpost.end()
+            return 0
+        address = own_address(arguments.port)
+        process = outpost.start(address, read_credentials(), guarded=arguments.mode != DETACHED)
+    except WheelmountError as error:
+        print(json.dumps({"error": error.message, "hint": error.hint}), flush=True)
+        return error.exit_code
+    print(json.dumps({"address": str(address)}), flush=True)
+    if arguments.mode == DETACHED:
+        return 0
+    try:
+        if arguments.mode == GUARDED:
+            threading.Thread(target=_await_end_of_input, daemon=True).start()
+        return process.wait()
+    finally:
+        outpost.end()
+
+
+class Outpost:
+    """The place of one worker on this machine.
+
+    Args:
+        settings: in force.
+        token: of all that is started together.
+        name: of the host.
+    """
+
+    def __init__(self, settings: Settings, token: str, name: str) -> None:
+        if not all(re.fullmatch(r"[\w.-]+", word, re.ASCII) for word in (token, name)):
+            raise HostError(f"{token} {name} is no name of a host")
+        self.directory = settings.private_runtime() / f"hosts-{token}"
+        self.mark = self.directory / name
+
+    def start(
+        self, address: Address, credentials: str, *, guarded: bool
+    ) -> subprocess.Popen[bytes]:
+        """Start it.
+
+        Raises:
+            HostError: it cannot be, and what it said.
+        """
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        log = self.mark.with_suffix(".log")
+        environment = {**os.environ, worker.MARK: str(self.mark), worker.AUTHORITY: credentials}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "wheelmount.hosts.worker", str(address)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(GRACE)
+            said = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            self.end()
+            raise HostError(f"the worker ended with code {code}: {said[-1]}")
+        if not guarded:
+            process.returncode = 0  # it goes on, and nobody here waits for it
+        return process
+
+    def end(self) -> None:
+        """End it with all that it started."""
+        worker.end(self.mark)
+        self.mark.with_suffix(".log").unlink(missing_ok=True)
+        if not list(self.directory.glob("*.log")):  # of others on this machine
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def read_credentials() -> str:
+    """The beginning of the input.
+
+    Raises:
+        HostError: it ends before that.
+    """
+    lines = []
+    for line in sys.stdin.buffer:
+        lines.append(line)
+        if line.strip() == END:
+            return b"".join(lines).decode()
+    raise HostError("no credentials came")
+
+
+def own_address(port: int) -> Address:
+    """Where the client reaches this machine: as ssh was reached, or under its name for Slurm.
+
+    Args:
+        port: to listen at; 0 for any that is free.
+
+    Raises:
+        HostError: there is no such address.
+    """
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    host = connection[2] if len(connection) == 4 else own_name()
+    if port == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+    address = Address(SECURE, host, port)
+    try:
+        address.check_own()
+    except WheelmountError as error:
+        raise HostError(error.message, hint=error.hint) from None
+    return address
+
+
+def own_name() -> str:
+    """What this machine is called, by Slurm if that is what runs it."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def _await_end_of_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(worker.KILL_TIMEOUT * worker.ROUNDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,357 @@
+"""``slurm:N``: nodes of a Slurm job, on which ``srun`` starts workers.
+
+Monarch's own SlurmJob does not understand what the ``squeue`` of Slurm 22.05 prints, so a job is
+submitted here; all else is Monarch's. A job that ends with its command is an ``srun`` of this
+process, one of a session is submitted by ``sbatch``; inside an allocation it is a step of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
+from wheelmount.hosts import outpost
+from wheelmount.hosts.address import SECURE, Address
+from wheelmount.hosts.credentials import Authority
+from wheelmount.hosts.network import NetworkHosts
+from wheelmount.progress import SILENT, Progress
+
+PORTS = range(20000, 30000)
+"""Of which a job gets one, by chance: jobs that share a node must not have the same."""
+
+GLANCE = 0.2
+"""Seconds between looks at the queue at first; they grow tenfold."""
+
+ASK_TIMEOUT = 60.0
+"""Seconds that Slurm's controller may take to answer."""
+
+STOP_TIMEOUT = 30.0
+"""Seconds that a job may take to end after it was cancelled; Slurm's KillWait is 30 by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A line of the queue.
+
+    Attributes:
+        number: of the job.
+        state: such as ``RUNNING``.
+        reason: why it waits.
+        nodes: it has, as Slurm abbreviates them.
+    """
+
+    number: str
+    state: str
+    reason: str
+    nodes: str
+
+
+def parse(text: str) -> tuple[int, tuple[str, ...]]:
+    """Read ``N[,OPTION[=VALUE]]…``: nodes, and long options of ``sbatch`` without their dashes.
+
+    Raises:
+        InputError: it is something else.
+    """
+    count, *options = text.split(",")
+    if re.fullmatch(r"[1-9]\d{0,4}", count) is None:
+        raise InputError(
+            f"slurm:{text} does not say how many nodes",
+            hint="give slurm:N, for example slurm:4,partition=gpu,time=1:00:00",
+        )
+    for option in options:
+        if re.fullmatch(r"[a-z][a-z-]*(=\S*)?", option) is None:
+            raise InputError(
+                f"{option!r} is no option of sbatch", hint="give slurm:N,partition=gpu,exclusive"
+            )
+    return int(count), tuple(options)
+
+
+class SlurmHosts(NetworkHosts):
+    """Nodes of one job, named as Slurm names them; wheelmount is installed there.
+
+    Args:
+        count: nodes.
+        options: long options of ``sbatch`` without their dashes.
+        settings: in force; ``python`` is the Python there.
+        guarded: end the job when this process ends. Else it stays until ``stop``.
+        progress: told about waiting.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        options: Sequence[str],
+        settings: Settings,
+        *,
+        guarded: bool,
+        progress: Progress = SILENT,
+    ) -> None:
+        super().__init__((), settings)
+        self._count, self._options = count, list(options)
+        self._progress = progress
+        self._guarded = guarded
+        self._token = secrets.token_hex(4)
+        self._job: str | None = None
+        self._step: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Submit the job, wait until it runs, and until each node answers.
+
+        Raises:
+            UnavailableError: there is no Slurm here.
+            HostError: Slurm does not take the job, or it ends again.
+            WaitError: it did not run within ``queue_timeout``.
+        """
+        port = PORTS[secrets.randbelow(len(PORTS))]
+        credentials = Authority.of_user(self._settings).encode()
+        try:
+            inside = os.environ.get("SLURM_JOB_ID")
+            if inside is not None:
+                nodes = _expand(os.environ["SLURM_JOB_NODELIST"])[: self._count]
+                self._check_count(nodes)
+                where = [f"--jobid={inside}", "--overlap", f"--nodelist={','.join(nodes)}"]
+                self._run(port, credentials, where)
+            else:
+                if self._guarded:
+                    self._run(port, credentials, [])
+                else:
+                    self._submit(port, credentials)
+                nodes = self._await_nodes()
+            self._names = nodes
+            self._addresses = [Address(SECURE, node, port) for node in nodes]
+            self._await_workers()
+            self.attach()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def _name(self) -> str:
+        return f"wheelmount-{self._token}"
+
+    def _worker(self, port: int, mode: str) -> list[str]:
+        settings = self._settings
+        python = settings.python or sys.executable
+        command = [python, "-m", "wheelmount.hosts.outpost", self._token, "", str(port), mode]
+        if settings.runtime_dir != Settings().runtime_dir:
+            return ["env", f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}", *command]
+        return command
+
+    def _wanted(self) -> list[str]:
+        options = [f"--{option}" for option in self._options]
+        return [f"--job-name={self._name}", f"--nodes={self._count}", *options]
+
+    def _run(self, port: int, credentials: bytes, where: list[str]) -> None:
+        """Start workers by ``srun``, which ends them when its input ends if they are guarded."""
+        mode = outpost.GUARDED if self._guarded else outpost.ATTENDED
+        command = ["srun", *self._wanted(), *where, "--ntasks-per-node=1", "--input=all", "--"]
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step runs
+        try:
+            self._step = subprocess.Popen(
+                [*command, *self._worker(port, mode)],
+                stdin=subprocess.PIPE,
+                stdout=self._messages,
+                stderr=self._messages,
+                start_new_session=True,  # a ^C is for the client, which ends it in order
+            )
+        except FileNotFoundError:
+            raise _missing("srun") from None
+        with contextlib.suppress(BrokenPipeError):
+            if self._step.stdin is not None:
+                self._step.stdin.write(credentials)
+                self._step.stdin.flush()
+
+    def _submit(self, port: int, credentials: bytes) -> None:
+        """Submit a job of its own. Slurm keeps its script for its owner's eyes only."""
+        run = ["srun", "--ntasks-per-node=1", "--input=all", "--"]
+        run += self._worker(port, outpost.ATTENDED)
+        script = (
+            f"#!/bin/bash\n{shlex.join(run)} <<'CREDENTIALS'\n{credentials.decode()}CREDENTIALS\n"
+        )
+        output = ["--output=/dev/null", "--parsable", "--ntasks-per-node=1"]
+        said = _ask(["sbatch", *self._wanted(), *output], script)
+        self._job = said.strip().partition(";")[0]
+
+    def _await_nodes(self) -> list[str]:
+        started, wait = time.monotonic(), GLANCE
+        with self._progress.task("queue", unit="") as task:
+            while True:
+                job = self._look()
+                if job is not None:
+                    self._job = job.number
+                    task.note(f"job {job.number} {job.state.lower()}")
+                    if job.state == "RUNNING":
+                        nodes = _expand(job.nodes)
+                        self._check_count(nodes)
+                        return nodes
+                    if job.state not in ("PENDING", "CONFIGURING"):
+                        raise HostError(f"job {job.number} is {job.state.lower()}: {job.reason}")
+                    task.note(f"job {job.number} waits: {job.reason}")
+                    task.advance(0)
+                elif self._step is None or self._step.poll() is not None:
+                    raise HostError(f"Slurm does not run the job: {self._said()}")
+                if time.monotonic() - started > self._settings.queue_timeout:
+                    raise WaitError(
+                        f"the job did not run within {self._settings.queue_timeout:g} s",
+                        hint="raise WHEELMOUNT_QUEUE_TIMEOUT, or ask for less",
+                    )
+                time.sleep(wait)
+                wait = min(wait * 1.2, 10 * GLANCE)
+
+    def _look(self) -> Job | None:
+        """The job as the queue has it; None if it is not there, or not yet."""
+        which = f"--name={self._name}" if self._job is None else f"--jobs={self._job}"
+        # A job that has ended long ago is an error to squeue.
+        said = _ask(["squeue", "--noheader", which, "--format=%A|%T|%r|%N"], ended=True)
+        for line in said.splitlines():
+            return Job(*line.strip().split("|", 3))
+        return None
+
+    def _said(self) -> str:
+        """What ``srun`` said last."""
+        if self._step is None:
+            return "it is gone"
+        self._messages.seek(0)
+        lines = self._messages.read().decode(errors="replace").strip().splitlines()
+        said = [line for line in lines if not line.startswith("srun: job ")]
+        return said[-1].removeprefix("srun: error: ") if said else "srun ended"
+
+    def _check_count(self, nodes: list[str]) -> None:
+        if len(nodes) != self._count:
+            raise HostError(f"{self._count} nodes were asked for, the job has {len(nodes)}")
+
+    def _await_workers(self) -> None:
+        deadline = time.monotonic() + self._settings.start_timeout
+        for address in self._addresses:
+            while True:
+                try:
+                    address.await_answer(self._settings.start_timeout)
+                    break
+                except HostError as error:
+                    ended = self._step is not None and self._step.poll() is not None
+                    if ended or time.monotonic() > deadline:
+                        reason = self._said() if ended else error.message
+                        raise HostError(
+                            f"{address.host}: {reason}",
+                            hint="wheelmount must be installed there: where this one is, or at "
+                            "WHEELMOUNT_PYTHON",
+                        ) from None
+                    time.sleep(GLANCE)
+
+    def stop(self) -> None:
+        """End the job."""
+        step, self._step = self._step, None
+        if step is not None:
+            if step.stdin is not None:
+                with contextlib.suppress(OSError):
+                    step.stdin.close()  # the end of their input ends them, if they are guarded
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                step.wait(GRACE if self._addresses else 0)
+            for end in (step.terminate, step.kill):
+                if step.poll() is None:
+                    end()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        step.wait(STOP_TIMEOUT)
+            self._messages.close()
+        if self._job is not None:
+            self._cancel(self._job)
+            self._job = None
+        self._hosts = []
+
+    def _cancel(self, job: str) -> None:
+        with contextlib.suppress(HostError):
+            _ask(["scancel", job], ended=True)
+            deadline = time.monotonic() + STOP_TIMEOUT
+            while time.monotonic() < deadline and self._look() is not None:
+                time.sleep(GLANCE)
+
+    def check(self, patience: float = 0) -> None:
+        """See that the job runs, and each node listens.
+
+        Raises:
+            HostError: it does not.
+        """
+        if self._job is not None:
+            job = self._look()
+            if job is None or job.state != "RUNNING":
+                state = "has ended" if job is None else f"is {job.state.lower()}"
+                raise HostError(f"job {self._job} {state}")
+        super().check(patience)
+
+    def leave(self) -> dict[str, Any]:
+        """Let go of them without stopping them; they must not be guarded."""
+        self._step = None
+        return {
+            "count": self._count,
+            "job": self._job,
+            "token": self._token,
+            **super().leave(),
+        }
+
+    @classmethod
+    def resume(cls, record: dict[str, Any], settings: Settings) -> SlurmHosts:
+        """Hosts that another process left."""
+        hosts = cls(record["count"], (), settings, guarded=False)
+        hosts._job, hosts._token = record["job"], record["token"]
+        hosts.recall(record)
+        return hosts
+
+    def __len__(self) -> int:
+        return self._count
+
+
+GRACE = 10.0
+"""Seconds in which nodes end what runs on them when their input ends."""
+
+
+def _ask(command: list[str], text: str = "", *, ended: bool = False) -> str:
+    """Ask Slurm.
+
+    Args:
+        command: one of Slurm's.
+        text: its input.
+        ended: whether it may fail because a job is not there any more.
+
+    Raises:
+        UnavailableError: Slurm is not installed.
+        HostError: it fails, or does not answer.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=ASK_TIMEOUT,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise _missing(command[0]) from None
+    except subprocess.TimeoutExpired:
+        raise HostError(
+            f"{command[0]} does not answer within {ASK_TIMEOUT:g} s", hint="look at `scontrol ping`"
+        ) from None
+    if done.returncode and not ended:
+        said = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
+        raise HostError(f"{command[0]}: {said[-1].removeprefix(f'{command[0]}: error: ')}")
+    return done.stdout
+
+
+def _expand(nodes: str) -> list[str]:
+    return _ask(["scontrol", "show", "hostnames", nodes]).split()
+
+
+def _missing(program: str) -> UnavailableError:
+    return UnavailableError(f"there is no {program} here", hint="run it where Slurm is installed")

@@ -1,0 +1,226 @@
+"""``ssh:a,b``: hosts to which the user has access by ssh, which starts workers there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import selectors
+import shlex
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any, cast
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, InputError
+from wheelmount.hosts import outpost
+from wheelmount.hosts.address import Address
+from wheelmount.hosts.credentials import Authority
+from wheelmount.hosts.network import NetworkHosts
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where ssh goes to.
+
+    Attributes:
+        host: name or alias of ssh's own configuration.
+        user: there; None for what ssh takes.
+        port: of sshd; None likewise.
+    """
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Read ``[USER@]HOST[:PORT]``.
+
+        Raises:
+            InputError: it is something else.
+        """
+        match = re.fullmatch(r"(?:(\w[\w.-]*)@)?(\w[\w.-]*)(?::(\d{1,5}))?", text, re.ASCII)
+        if match is None:
+            raise InputError(f"{text!r} is no host for ssh", hint="give ssh:[USER@]HOST[:PORT],…")
+        return cls(match[2], match[1], int(match[3]) if match[3] else None)
+
+    def __str__(self) -> str:
+        user = f"{self.user}@" if self.user else ""
+        return f"{user}{self.host}" + (f":{self.port}" if self.port else "")
+
+    def command(self, argv: Sequence[str], timeout: float) -> list[str]:
+        """The command that runs another there, with no questions asked."""
+        command = [
+            "ssh",
+            "-T",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            f"ConnectTimeout={max(1, int(timeout))}",
+        ]
+        command += ["-o", "ServerAliveInterval=15"]  # a host that is cut off ends it in 45 s
+        if self.port:
+            command += ["-p", str(self.port)]
+        if self.user:
+            command += ["-l", self.user]
+        return [*command, "--", self.host, shlex.join(argv)]
+
+
+class SshHosts(NetworkHosts):
+    """Hosts on which ssh starts a worker each; wheelmount is installed there.
+
+    Args:
+        targets: where.
+        settings: in force; ``python`` is the Python there.
+        guarded: end them when this process ends. Else they stay until ``stop``.
+    """
+
+    def __init__(self, targets: Sequence[Target], settings: Settings, *, guarded: bool) -> None:
+        super().__init__((), settings)
+        self._targets = list(targets)
+        self._names = _names(targets)
+        self._guarded = guarded
+        self._token = secrets.token_hex(4)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start workers, all at once, and wait until each answers."""
+        credentials = Authority.of_user(self._settings).encode()
+        mode = outpost.GUARDED if self._guarded else outpost.DETACHED
+        try:
+            for name, target in zip(self._names, self._targets, strict=True):
+                process = self._spawn(target, name, mode)
+                self._processes.append(process)
+                with contextlib.suppress(BrokenPipeError):
+                    stdin = cast(IO[bytes], process.stdin)
+                    stdin.write(credentials)
+                    stdin.flush()
+            self._addresses = self._await_addresses()
+            self.check(self._settings.start_timeout)  # they were about to listen
+            self.attach()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _spawn(self, target: Target, name: str, mode: str) -> subprocess.Popen[bytes]:
+        settings = self._settings
+        python = settings.python or sys.executable
+        argv = [python, "-m", "wheelmount.hosts.outpost", self._token, name, "0", mode]
+        if settings.runtime_dir != Settings().runtime_dir:
+            argv = ["env", f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}", *argv]
+        return subprocess.Popen(
+            target.command(argv, settings.start_timeout),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a ^C is for the client, which ends it in order
+        )
+
+    def _await_addresses(self) -> list[Address]:
+        timeout = self._settings.start_timeout
+        deadline = time.monotonic() + timeout
+        found: dict[str, Address] = {}
+        with selectors.DefaultSelector() as selector:
+            for name, process in zip(self._names, self._processes, strict=True):
+                stdout = cast(IO[bytes], process.stdout)
+                selector.register(stdout, selectors.EVENT_READ, (name, process))
+            while selector.get_map():
+                ready = selector.select(max(0, deadline - time.monotonic()))
+                if not ready:
+                    missing = [name for name in self._names if name not in found]
+                    raise HostError(
+                        f"{', '.join(missing)}: no worker within {timeout:g} s",
+                        hint="raise WHEELMOUNT_START_TIMEOUT, or try `ssh` by hand",
+                    )
+                for key, _ in ready:
+                    name, process = key.data
+                    selector.unregister(key.fileobj)
+                    found[name] = self._address(name, process)
+        return [found[name] for name in self._names]
+
+    def _address(self, name: str, process: subprocess.Popen[bytes]) -> Address:
+        line = cast(IO[bytes], process.stdout).readline()
+        try:
+            said: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise HostError(f"{name}: {_last_words(process)}", hint=_hint(process)) from None
+        if "error" in said:
+            raise HostError(f"{name}: {said['error']}", hint=said["hint"])
+        return Address.parse(said["address"])
+
+    def stop(self) -> None:
+        """End them and all that runs on them."""
+        if self._guarded:
+            for process in self._processes:  # all at once: the end of its input ends each
+                for stream in (process.stdin, process.stdout, process.stderr):
+                    _close(stream)
+        else:
+            for process in self._processes:
+                process.kill()
+            self._processes = [
+                self._spawn(target, name, outpost.ENDED)
+                for name, target in zip(self._names, self._targets, strict=True)
+            ]
+            for process in self._processes:
+                _close(process.stdin)
+        for process in self._processes:
+            try:
+                process.wait(self._settings.start_timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for stream in (process.stdout, process.stderr):
+                _close(stream)
+        self._processes, self._hosts = [], []
+
+    def leave(self) -> dict[str, Any]:
+        """Let go of them without stopping them; they must not be guarded."""
+        own = {"targets": list(map(str, self._targets)), "token": self._token}
+        return super().leave() | own
+
+    @classmethod
+    def resume(cls, record: dict[str, Any], settings: Settings) -> SshHosts:
+        """Hosts that another process left."""
+        hosts = cls(list(map(Target.parse, record["targets"])), settings, guarded=False)
+        hosts._token = record["token"]
+        hosts.recall(record)
+        return hosts
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+
+def _names(targets: Sequence[Target]) -> list[str]:
+    """What to call hosts: as ssh does, with a number where several have one name."""
+    times = Counter(target.host for target in targets)
+    return [
+        target.host if times[target.host] == 1 else f"{target.host}-{number}"
+        for number, target in enumerate(targets)
+    ]
+
+
+def _close(stream: IO[bytes] | None) -> None:
+    if stream is not None:
+        with contextlib.suppress(OSError):
+            stream.close()
+
+
+def _last_words(process: subprocess.Popen[bytes]) -> str:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    if process.poll() is None:
+        return "it does not say where it listens"
+    said = cast(IO[bytes], process.stderr).read().decode(errors="replace").strip().splitlines()
+    return said[-1] if said else f"ssh ended with code {process.returncode}"
+
+
+def _hint(process: subprocess.Popen[bytes]) -> str:
+    if process.returncode == 255:
+        return "`ssh HOST true` must work without a question"
+    return "wheelmount must be installed there: where this one is, or at WHEELMOUNT_PYTHON"
