@@ -139,39 +139,38 @@ def test_hosts_without_wheelmount_are_named(lab: Lab, source: Path, spec: str) -
         lab, "run", source, "-", "--hosts", spec, "--mntpoint", PATH, WHEELMOUNT_PYTHON="/no/python"
     )
     assert done.returncode == 68
-    assert "error: host" in done.stderr
     assert "/no/python" in done.stderr
     assert "hint: wheelmount must be installed there" in done.stderr
     _assert_clean(lab)
 
 
 def test_a_job_that_waits_says_why_and_goes_with_an_interrupt(lab: Lab, source: Path) -> None:
-    holder = lab.popen(LOGIN, ["srun", "--nodes=3", "--exclusive", "sleep", "100"])
-    while "RUNNING None" not in _queue(lab):
-        time.sleep(0.1)
-    command = _command("run", source, "-", "--hosts", "slurm:2,exclusive", "--mntpoint", PATH)
-    with lab.popen(LOGIN, ["setsid", "--wait", *command], stderr=subprocess.PIPE) as client:
-        while "PENDING Resources" not in _queue(lab):
-            assert client.poll() is None
+    holder = ["sbatch", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 100"]
+    lab.run(LOGIN, holder, check=True)
+    try:
+        while "RUNNING None" not in _queue(lab):
             time.sleep(0.1)
-        lab.run(LOGIN, ["pkill", "-INT", "--full", "--oldest", "cli.main run"], check=True)
-        _, errors = client.communicate(timeout=60)
-    assert b"waits: Resources" in errors
-    assert b"interrupted" in errors
-    assert _queue(lab) == ["RUNNING None"]
-    holder.terminate()
-    holder.wait(30)
-    lab.run(LOGIN, ["scancel", "--user=root"], check=True)
+        command = _command("run", source, "-", "--hosts", "slurm:2,exclusive", "--mntpoint", PATH)
+        with lab.popen(LOGIN, ["setsid", "--wait", *command], stderr=subprocess.PIPE) as client:
+            assert client.stderr is not None
+            while b"waits: Resources" not in client.stderr.readline():
+                assert client.poll() is None
+            lab.run(LOGIN, ["pkill", "-INT", "--full", "--oldest", "cli.main run"], check=True)
+            _, errors = client.communicate(timeout=60)
+        assert b"interrupted" in errors
+        assert _queue(lab) == ["RUNNING None"]
+    finally:
+        lab.run(LOGIN, ["scancel", "--user=root"], check=True)
     _assert_clean(lab)
 
 
 def test_options_go_to_slurm_and_its_refusal_to_the_user(lab: Lab, source: Path) -> None:
     done = _call(lab, "up", "--hosts", "slurm:1,partition=none")
     assert done.returncode == 68
-    assert "invalid partition specified: none" in done.stderr.lower()
+    assert "invalid partition name specified" in done.stderr.lower()
     done = _call(lab, "run", source, "-", "--hosts", "slurm:1,partition=none")
     assert done.returncode == 68
-    assert "partition" in done.stderr.lower()
+    assert "invalid partition name specified" in done.stderr.lower()
     _assert_clean(lab)
 
 

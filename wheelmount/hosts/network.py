@@ -19,6 +19,10 @@ from wheelmount.hosts.local import attach
 log = logging.getLogger("wheelmount")
 
 
+INSTALL = "wheelmount must be installed there: where this one is, or at WHEELMOUNT_PYTHON"
+"""What to do where a worker cannot be started."""
+
+
 class NetworkHosts(Hosts):
     """Hosts that run ``wheelmount worker``, named as in their addresses.
 

@@ -25,7 +25,7 @@ from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
 from wheelmount.hosts import outpost
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.credentials import Authority
-from wheelmount.hosts.network import NetworkHosts
+from wheelmount.hosts.network import INSTALL, NetworkHosts
 from wheelmount.progress import SILENT, Progress
 
 PORTS = range(20000, 30000)
@@ -120,7 +120,11 @@ class SlurmHosts(NetworkHosts):
             inside = os.environ.get("SLURM_JOB_ID")
             if inside is not None:
                 nodes = _expand(os.environ["SLURM_JOB_NODELIST"])[: self._count]
-                self._check_count(nodes)
+                if len(nodes) < self._count:
+                    raise InputError(
+                        f"this allocation has {len(nodes)} nodes, not {self._count}",
+                        hint="ask for as many, or run this outside of it",
+                    )
                 where = [f"--jobid={inside}", "--overlap", f"--nodelist={','.join(nodes)}"]
                 self._run(port, credentials, where)
             else:
@@ -185,7 +189,8 @@ class SlurmHosts(NetworkHosts):
         self._job = said.strip().partition(";")[0]
 
     def _await_nodes(self) -> list[str]:
-        started, wait = time.monotonic(), GLANCE
+        """Wait until the job runs; gives its nodes."""
+        started, wait, waits = time.monotonic(), GLANCE, ""
         with self._progress.task("queue", unit="") as task:
             while True:
                 job = self._look()
@@ -193,15 +198,14 @@ class SlurmHosts(NetworkHosts):
                     self._job = job.number
                     task.note(f"job {job.number} {job.state.lower()}")
                     if job.state == "RUNNING":
-                        nodes = _expand(job.nodes)
-                        self._check_count(nodes)
-                        return nodes
+                        return _expand(job.nodes)
                     if job.state not in ("PENDING", "CONFIGURING"):
                         raise HostError(f"job {job.number} is {job.state.lower()}: {job.reason}")
-                    task.note(f"job {job.number} waits: {job.reason}")
-                    task.advance(0)
+                    if job.reason not in ("None", waits):
+                        waits = job.reason
+                        self._progress.log(f"job {job.number} waits: {waits}")
                 elif self._step is None or self._step.poll() is not None:
-                    raise HostError(f"Slurm does not run the job: {self._said()}")
+                    raise HostError(f"Slurm does not run the job: {self._said()}", hint=INSTALL)
                 if time.monotonic() - started > self._settings.queue_timeout:
                     raise WaitError(
                         f"the job did not run within {self._settings.queue_timeout:g} s",
@@ -228,10 +232,6 @@ class SlurmHosts(NetworkHosts):
         said = [line for line in lines if not line.startswith("srun: job ")]
         return said[-1].removeprefix("srun: error: ") if said else "srun ended"
 
-    def _check_count(self, nodes: list[str]) -> None:
-        if len(nodes) != self._count:
-            raise HostError(f"{self._count} nodes were asked for, the job has {len(nodes)}")
-
     def _await_workers(self) -> None:
         deadline = time.monotonic() + self._settings.start_timeout
         for address in self._addresses:
@@ -243,11 +243,7 @@ class SlurmHosts(NetworkHosts):
                     ended = self._step is not None and self._step.poll() is not None
                     if ended or time.monotonic() > deadline:
                         reason = self._said() if ended else error.message
-                        raise HostError(
-                            f"{address.host}: {reason}",
-                            hint="wheelmount must be installed there: where this one is, or at "
-                            "WHEELMOUNT_PYTHON",
-                        ) from None
+                        raise HostError(f"{address.host}: {reason}", hint=INSTALL) from None
                     time.sleep(GLANCE)
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import outpost
 from wheelmount.hosts.address import Address
 from wheelmount.hosts.credentials import Authority
-from wheelmount.hosts.network import NetworkHosts
+from wheelmount.hosts.network import INSTALL, NetworkHosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,4 +223,4 @@ def _last_words(process: subprocess.Popen[bytes]) -> str:
 def _hint(process: subprocess.Popen[bytes]) -> str:
     if process.returncode == 255:
         return "`ssh HOST true` must work without a question"
-    return "wheelmount must be installed there: where this one is, or at WHEELMOUNT_PYTHON"
+    return INSTALL
