@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -22,9 +19,6 @@ from rich.progress import (
 
 from wheelmount.errors import WheelmountError
 from wheelmount.progress import Task
-
-if TYPE_CHECKING:
-    from wheelmount.hosts.runners import Result  # with Monarch, which most commands do without
 
 PLAIN_EVERY = 10.0
 """Seconds between lines about a long step where there is no terminal."""
@@ -123,6 +117,19 @@ class ConsoleProgress:
                 bar.stop()
                 self._bar = None
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While something else writes to the terminal: bars are out of its way."""
+        with self._lock:
+            if self._bar is None:
+                yield
+                return
+            self._bar.stop()
+            try:
+                yield
+            finally:
+                self._bar.start()
+
     def log(self, text: str) -> None:
         """See ``wheelmount.progress.Progress``."""
         self.console.print(text, markup=False, highlight=False)
@@ -137,37 +144,3 @@ class ConsoleProgress:
 
 def _plain(text: str) -> str:
     return text.replace("[", "\\[")
-
-
-def show_results(results: Mapping[str, Result | WheelmountError], *, as_json: bool) -> None:
-    """Print what came of a command, host by host in order."""
-    if as_json:
-        print(json.dumps([_record(n, r, result) for n, (r, result) in enumerate(results.items())]))
-        return
-    for name, result in results.items():
-        if isinstance(result, WheelmountError):
-            continue
-        _write(sys.stdout, f"== {name} ==\n", result.stdout)
-        if result.stderr:
-            _write(sys.stderr, f"== {name} stderr ==\n", result.stderr)
-
-
-def _write(stream: Any, title: str, output: bytes) -> None:
-    stream.write(title)
-    stream.flush()
-    stream.buffer.write(output)
-    if output and not output.endswith(b"\n"):
-        stream.buffer.write(b"\n")
-    stream.flush()
-
-
-def _record(rank: int, name: str, result: Result | WheelmountError) -> dict[str, Any]:
-    record: dict[str, Any] = {"host": name, "rank": rank}
-    if isinstance(result, WheelmountError):
-        return record | {"code": result.exit_code, "error": result.message, "hint": result.hint}
-    return record | {
-        "code": result.code,
-        "seconds": round(result.seconds, 3),
-        "stdout": result.stdout.decode(errors="replace"),
-        "stderr": result.stderr.decode(errors="replace"),
-    }

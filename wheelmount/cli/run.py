@@ -9,10 +9,9 @@ from pathlib import Path
 import click
 
 from wheelmount import config
-from wheelmount.cli import options
-from wheelmount.cli.console import ConsoleProgress, show_results
-from wheelmount.errors import WheelmountError
-from wheelmount.hosts.runners import Results, worst
+from wheelmount.cli import options, output
+from wheelmount.cli.console import ConsoleProgress
+from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import scripts
 
@@ -24,7 +23,7 @@ from wheelmount.jobs import scripts
 @click.option("--mntpoint", help="Where to mount on the hosts; default the path of SOURCE.")
 @options.hosts
 @options.adapter
-@options.as_json
+@output.options
 @options.quiet
 def run(
     source: Path,
@@ -33,26 +32,33 @@ def run(
     mntpoint: str | None,
     spec: HostSpec,
     adapter: str,
-    as_json: bool,
+    show: output.Show,
     quiet: bool,
 ) -> int:
     """Mount SOURCE on every host and run the bash script SCRIPT (`-`: standard input) on each.
 
     It runs in the mounted directory, which is read-only, as soon as that stands: what it reads
-    arrives first. Output is printed host by host, in order; the exit code is the worst of all.
+    arrives first. The exit code is the worst of all. One host gets the standard input of this
+    command, unless the script is read from it.
     """
     text = sys.stdin.read() if script == "-" else scripts.read(script)
     progress = ConsoleProgress(quiet=quiet)
     settings = replace(config.load(), adapter=adapter)
-    results = scripts.run(spec, source, text, arguments, mntpoint, settings, progress)
-    return finish(results, progress, as_json=as_json)
+    with show.open(progress) as told:
+        results = scripts.run(
+            spec,
+            source,
+            text,
+            arguments,
+            mntpoint,
+            settings,
+            progress,
+            output=told,
+            stdin=None if script == "-" else output.standard_input(),
+        )
+    return show.end(results, progress)
 
 
 def finish(results: Results, progress: ConsoleProgress, *, as_json: bool) -> int:
     """Show what came of it; gives the exit code."""
-    show_results(results, as_json=as_json)
-    for name, result in results.items():
-        if isinstance(result, WheelmountError):
-            result.message = f"{name}: {result.message}"
-            progress.error(result)
-    return worst(results)
+    return output.Show(as_json=as_json, live=False, directory=None).end(results, progress)

@@ -7,7 +7,8 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import RawIOBase
+from typing import Any
 
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine
@@ -89,14 +90,15 @@ class Runners:
         self,
         commands: Mapping[str, Command],
         output: Output | None = None,
-        stdin: BinaryIO | None = None,
+        stdin: RawIOBase | None = None,
     ) -> Results:
         """Run a command on each host, all at once, and wait for them.
 
         Args:
             commands: by host.
             output: told of output as it comes, from one thread; else the results hold all of it.
-            stdin: passed on to the command if it is fed.
+            stdin: passed on to commands that are fed, of which there is one. Not buffered, as
+                Python cannot end while a thread waits in a buffer.
         """
         results: dict[str, Result | WheelmountError] = {}
 
@@ -113,7 +115,7 @@ class Runners:
         return {name: results[name] for name in commands}
 
     async def _run(
-        self, name: str, command: Command, output: Output | None, stdin: BinaryIO | None
+        self, name: str, command: Command, output: Output | None, stdin: RawIOBase | None
     ) -> Result:
         actor, key = self.actors[name], secrets.token_hex(8)
         self._running.add((name, key))
@@ -138,7 +140,7 @@ class Runners:
             report.code, bytes(streams["stdout"]), bytes(streams["stderr"]), report.seconds
         )
 
-    def _feed(self, actor: Any, key: str, stdin: BinaryIO) -> None:
+    def _feed(self, actor: Any, key: str, stdin: RawIOBase) -> None:
         loop = asyncio.get_running_loop()
 
         async def give(data: bytes) -> bool:
@@ -148,7 +150,7 @@ class Runners:
         def pump() -> None:
             try:
                 while True:
-                    data = stdin.read1(READ) if hasattr(stdin, "read1") else stdin.read(READ)
+                    data = stdin.read(READ) or b""
                     if not asyncio.run_coroutine_threadsafe(give(data), loop).result() or not data:
                         return
             except (OSError, RuntimeError, WheelmountError, asyncio.CancelledError):

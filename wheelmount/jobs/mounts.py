@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from io import RawIOBase
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Results
+from wheelmount.hosts.runners import Output, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
 from wheelmount.mount import serving
@@ -86,14 +87,19 @@ def on_mounts(
     step: str,
     *,
     namespaces: bool = False,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
 ) -> Results:
-    """Mount a directory on all hosts; run a command on each, made of its name and mount point."""
+    """Mount a directory on all hosts; run a command on each, made of its name and mount point.
+
+    See ``Runners.run`` for ``output`` and ``stdin``.
+    """
     with (
         sites.at(spec, settings, progress, namespaces=namespaces) as site,
         site.mount(source, mntpoint) as mount,
         progress.task(step, unit="hosts") as task,
     ):
         commands = {name: command(name, path) for name, path in mount.mntpoints.items()}
-        results = site.runners.run(commands)
+        results = site.runners.run(commands, output, stdin)
         task.advance(len(results))
         return results

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import RawIOBase
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.errors import SourceError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Results
+from wheelmount.hosts.runners import Output, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
@@ -22,19 +23,43 @@ def run(
     mntpoint: str | None,
     settings: Settings,
     progress: Progress,
+    *,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
 ) -> Results:
     """Mount a directory on all hosts and run a bash script on each, in the mounted directory.
 
     The script finds the mount point in ``WHEELMOUNT_MOUNT``, its host's name and place in
     ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK``.
+
+    Args:
+        spec: the hosts.
+        source: the directory.
+        script: its text.
+        arguments: of the script.
+        mntpoint: see ``remotemount``.
+        settings: in force.
+        progress: told about each step.
+        output: told of output as it comes.
+        stdin: what the script reads, if there is one host.
     """
+    fed = stdin is not None and spec.count == 1
 
     def command(_host: str, path: str) -> Command:
-        return Command(tuple(arguments), script, {"WHEELMOUNT_MOUNT": path}, cwd=path)
+        return Command(tuple(arguments), script, {"WHEELMOUNT_MOUNT": path}, cwd=path, fed=fed)
 
     namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
     return on_mounts(
-        spec, source, mntpoint, command, settings, progress, "run", namespaces=namespaces
+        spec,
+        source,
+        mntpoint,
+        command,
+        settings,
+        progress,
+        "run",
+        namespaces=namespaces,
+        output=output,
+        stdin=stdin,
     )
 
 

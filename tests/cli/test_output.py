@@ -1,0 +1,74 @@
+"""Output of commands: live, in order, in files; and what they are given to read."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+SCRIPT = "echo $WHEELMOUNT_HOST one; echo bad >&2; sleep .3; printf 'no end'"
+
+
+@pytest.fixture
+def script(workplace: Path) -> Path:
+    path = workplace / "script"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_goes_where_it_is_wanted(cli: Cli, source: Path, workplace: Path, script: Path) -> None:
+    cli("up", "--hosts", "local:2", "--quiet")
+    live = cli("run", "--live", source, script, "--quiet")
+    assert sorted(live.stdout.splitlines()) == [
+        "host0: host0 one",
+        "host0: no end",
+        "host1: host1 one",
+        "host1: no end",
+    ]
+    assert sorted(live.stderr.splitlines()) == ["host0: bad", "host1: bad"]
+    files = cli("run", "--output-dir", workplace / "work" / "out", source, script, "--quiet")
+    assert files.stdout.splitlines() == [
+        f"host{n} 0 {workplace}/work/out/host{n}.out" for n in range(2)
+    ]
+    assert (workplace / "work" / "out" / "host1.out").read_text() == "host1 one\nno end"
+    assert (workplace / "work" / "out" / "host1.err").read_text() == "bad\n"
+    both = cli("run", "--json", "--live", source, script)
+    assert (both.returncode, "exclude each other" in both.stderr) == (64, True)
+    assert _on_terminal("run", source, script) == {b"host0 one", b"host1 one", b"bad", b"no end"}
+    assert cli("down").returncode == 0
+
+
+def _on_terminal(*arguments: str | Path) -> set[bytes]:
+    """What follows the names of hosts in what a terminal is shown."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "wheelmount.cli.main", *map(str, arguments)]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower) as done:
+        os.close(follower)
+        shown = b""
+        try:
+            while piece := os.read(leader, 1 << 16):
+                shown += piece
+        except OSError:  # the other end is closed
+            pass
+        os.close(leader)
+    assert done.returncode == 0, shown
+    lines = shown.replace(b"\r\n", b"\n").split(b"\n")
+    return {line.rpartition(b"\x1b[0m: ")[2] for line in lines if b"\x1b[0m: " in line}
+
+
+def test_one_host_reads_what_the_command_is_given(cli: Cli, source: Path, workplace: Path) -> None:
+    script = workplace / "script"
+    script.write_text("wc -c; cat .hidden")
+    given = "x" * 300_000
+    one = cli("run", source, script, "--quiet", input=given, stdin=None)
+    assert one.stdout == "== host0 ==\n300000\nhidden\n"
+    two = cli("run", source, script, "--quiet", "--hosts", "local:2", input=given, stdin=None)
+    assert two.stdout == "".join(f"== host{n} ==\n0\nhidden\n" for n in range(2))

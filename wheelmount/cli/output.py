@@ -1,0 +1,205 @@
+"""Output of commands on hosts: as it comes, in order, into files, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from io import RawIOBase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+from click import style
+
+from wheelmount.cli.console import ConsoleProgress
+from wheelmount.errors import InputError, SourceError, WheelmountError
+
+if TYPE_CHECKING:
+    from wheelmount.hosts.runners import Output, Result, Results  # with Monarch
+
+COLOURS = "cyan", "magenta", "green", "yellow", "blue"
+"""Of hosts' names on a terminal."""
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for where output goes, given on as ``show``."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print results as JSON, at the end.")
+    @click.option(
+        "--live/--in-order",
+        default=None,
+        help="Show output as it comes, each line with its host's name, or host by host at the end. "
+        "Default live on a terminal.",
+    )
+    @click.option(
+        "--output-dir",
+        type=click.Path(path_type=Path),
+        help="Write output to HOST.out and HOST.err in this directory instead.",
+    )
+    @wraps(command)
+    def wrapped(
+        *arguments: Any, as_json: bool, live: bool | None, output_dir: Path | None, **values: Any
+    ) -> Any:
+        if as_json + (output_dir is not None) + (live is not None) > 1:
+            raise InputError(
+                "--json, --live or --in-order, and --output-dir exclude each other",
+                hint="give one of them",
+            )
+        if live is None:
+            live = sys.stdout.isatty() and not as_json
+        values["show"] = Show(as_json=as_json, live=live, directory=output_dir)
+        return command(*arguments, **values)
+
+    return wrapped
+
+
+class Show:
+    """Where output goes.
+
+    Args:
+        as_json: printed as JSON at the end.
+        live: printed as it comes.
+        directory: written to files there as it comes.
+    """
+
+    def __init__(self, *, as_json: bool, live: bool, directory: Path | None) -> None:
+        self._as_json, self._live, self._directory = as_json, live, directory
+
+    @contextmanager
+    def open(self, progress: ConsoleProgress) -> Iterator[Output | None]:
+        """What is to be told of output as it comes; None if nothing is.
+
+        Raises:
+            SourceError: its files cannot be made.
+        """
+        if self._directory is not None:
+            with _Files(self._directory) as files:
+                yield files
+        elif self._live:
+            lines = _Lines(progress)
+            yield lines
+            lines.flush()
+        else:
+            yield None
+
+    def end(self, results: Results, progress: ConsoleProgress) -> int:
+        """Show what came of it; gives the exit code."""
+        from wheelmount.hosts.runners import worst
+
+        if self._as_json:
+            records = [_record(n, *item) for n, item in enumerate(results.items())]
+            print(json.dumps(records))
+        elif self._directory is not None:
+            for name, result in results.items():
+                if not isinstance(result, WheelmountError):
+                    print(f"{name} {result.code} {self._directory / name}.out")
+        elif not self._live:
+            for name, result in results.items():
+                if not isinstance(result, WheelmountError):
+                    _print(name, result)
+        for name, result in results.items():
+            if isinstance(result, WheelmountError):
+                result.message = f"{name}: {result.message}"
+                progress.error(result)
+        return worst(results)
+
+
+def standard_input() -> RawIOBase | None:
+    """What this command is given; None if nothing."""
+    try:
+        return open(0, "rb", buffering=0, closefd=False)
+    except OSError:
+        return None
+
+
+class _Lines:
+    """Prints whole lines as they come, each with its host's name."""
+
+    def __init__(self, progress: ConsoleProgress) -> None:
+        self._progress = progress
+        self._rests: dict[tuple[str, str], bytes] = {}
+        self._names: dict[str, str] = {}
+
+    def __call__(self, host: str, stream: str, data: bytes) -> None:
+        whole, end, rest = (self._rests.get((host, stream), b"") + data).rpartition(b"\n")
+        self._rests[host, stream] = rest
+        if end:
+            self._print(host, stream, whole.split(b"\n"))
+
+    def flush(self) -> None:
+        """Print what does not end with a line's end."""
+        for (host, stream), rest in self._rests.items():
+            if rest:
+                self._print(host, stream, [rest])
+        self._rests.clear()
+
+    def _print(self, host: str, stream: str, lines: list[bytes]) -> None:
+        to = sys.stdout if stream == "stdout" else sys.stderr
+        prefix = f"{self._name(host)}: ".encode() if to.isatty() else f"{host}: ".encode()
+        with self._progress.aside():
+            to.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
+            to.flush()
+
+    def _name(self, host: str) -> str:
+        colour = COLOURS[len(self._names) % len(COLOURS)]
+        return self._names.setdefault(
+            host, host if self._progress.console.no_color else style(host, fg=colour)
+        )
+
+
+class _Files:
+    """Writes output to a file for each host and stream."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[tuple[str, str], BinaryIO] = {}
+
+    def __enter__(self) -> _Files:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SourceError(
+                f"cannot make {self._directory}: {error.strerror}", hint="give another --output-dir"
+            ) from None
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def __call__(self, host: str, stream: str, data: bytes) -> None:
+        if (host, stream) not in self._files:
+            suffix = {"stdout": "out", "stderr": "err"}[stream]
+            self._files[host, stream] = (self._directory / f"{host}.{suffix}").open("wb")
+        self._files[host, stream].write(data)
+        self._files[host, stream].flush()
+
+
+def _print(name: str, result: Result) -> None:
+    _write(sys.stdout, f"== {name} ==\n", result.stdout)
+    if result.stderr:
+        _write(sys.stderr, f"== {name} stderr ==\n", result.stderr)
+
+
+def _write(stream: Any, title: str, output: bytes) -> None:
+    stream.write(title)
+    stream.flush()
+    stream.buffer.write(output)
+    if output and not output.endswith(b"\n"):
+        stream.buffer.write(b"\n")
+    stream.flush()
+
+
+def _record(rank: int, name: str, result: Result | WheelmountError) -> dict[str, Any]:
+    record: dict[str, Any] = {"host": name, "rank": rank}
+    if isinstance(result, WheelmountError):
+        return record | {"code": result.exit_code, "error": result.message, "hint": result.hint}
+    return record | {
+        "code": result.code,
+        "seconds": round(result.seconds, 3),
+        "stdout": result.stdout.decode(errors="replace"),
+        "stderr": result.stderr.decode(errors="replace"),
+    }
