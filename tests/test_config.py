@@ -35,6 +35,15 @@ def test_a_file_without_our_table_is_passed_over(tmp_path: Path) -> None:
     assert config.load({}, below).hosts == "local:4"
 
 
+def test_a_file_of_its_own_beats_the_project_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.wheelmount]\nhosts = "local:4"\nring = 3\n')
+    (tmp_path / "wheelmount.toml").write_text('hosts = "local:5"\n')
+    settings, origins = config.load_with_origins({"WHEELMOUNT_FANOUT": "2"}, tmp_path)
+    assert (settings.hosts, settings.ring, settings.fanout) == ("local:5", Settings().ring, 2)
+    assert origins["hosts"] == str(tmp_path / "wheelmount.toml")
+    assert (origins["fanout"], origins["ring"]) == ("WHEELMOUNT_FANOUT", config.DEFAULT)
+
+
 @pytest.mark.parametrize(
     ("environ", "words"),
     [

@@ -1,7 +1,8 @@
-"""Settings: a flag beats ``WHEELMOUNT_*`` in the environment, which beats ``[tool.wheelmount]``.
+"""Settings: a flag beats ``WHEELMOUNT_*`` in the environment, which beats a file.
 
-The file is the nearest ``pyproject.toml`` from the working directory upwards that has a
-``[tool.wheelmount]`` table. Flags are applied by the command line with ``dataclasses.replace``.
+The file is the nearest from the working directory upwards: ``wheelmount.toml``, or a
+``pyproject.toml`` that has a ``[tool.wheelmount]`` table. Flags are applied by the command line
+with ``dataclasses.replace``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ else:
     import tomli as tomllib
 
 MIB = 1 << 20
+
+FILE = "wheelmount.toml"
+"""Name of a file with nothing but settings."""
 
 MEMORY = "memory"
 """Value of ``store``: not on a disk."""
@@ -136,39 +140,59 @@ def private_directory(path: Path) -> Path:
     return path
 
 
+DEFAULT = "default"
+"""Origin of a setting that nobody has set."""
+
+
 def load(environ: Mapping[str, str] = os.environ, directory: Path | None = None) -> Settings:
     """Read the settings in force.
 
     Args:
         environ: the environment to look for ``WHEELMOUNT_*`` in.
-        directory: where the search for ``pyproject.toml`` starts; default the working directory.
+        directory: where the search for a file starts; default the working directory.
 
     Raises:
         ConfigError: an unknown name or a value of the wrong type, naming where it stands.
     """
+    return load_with_origins(environ, directory)[0]
+
+
+def load_with_origins(
+    environ: Mapping[str, str] = os.environ, directory: Path | None = None
+) -> tuple[Settings, dict[str, str]]:
+    """Read the settings in force, and by name where each comes from: see ``load``."""
     values: dict[str, Any] = {}
-    file, table = _table(directory or Path.cwd())
+    origins = {field.name: DEFAULT for field in dataclasses.fields(Settings)}
+    where, table = _table(directory or Path.cwd())
     for name, value in table.items():
-        values[name] = _convert(name, value, f"[tool.wheelmount] in {file}")
-    for field in dataclasses.fields(Settings):
-        variable = f"WHEELMOUNT_{field.name.upper()}"
+        values[name] = _convert(name, value, where)
+        origins[name] = where
+    for name in list(origins):
+        variable = f"WHEELMOUNT_{name.upper()}"
         if variable in environ:
-            values[field.name] = _convert(field.name, environ[variable], variable)
-    return Settings(**values)
+            values[name] = _convert(name, environ[variable], variable)
+            origins[name] = variable
+    return Settings(**values), origins
 
 
-def _table(directory: Path) -> tuple[Path | None, dict[str, Any]]:
+def _table(directory: Path) -> tuple[str, dict[str, Any]]:
+    """Where settings stand, in words, and what they are."""
     for folder in (directory, *directory.parents):
-        file = folder / "pyproject.toml"
-        if not file.is_file():
-            continue
-        try:
-            table = tomllib.loads(file.read_text()).get("tool", {}).get("wheelmount")
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: {error}", hint="mend the file") from None
-        if table is not None:
-            return file, table
-    return None, {}
+        own, project = folder / FILE, folder / "pyproject.toml"
+        if own.is_file():
+            return str(own), _read(own)
+        if project.is_file():
+            table = _read(project).get("tool", {}).get("wheelmount")
+            if table is not None:
+                return f"[tool.wheelmount] in {project}", table
+    return "", {}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}", hint="mend the file") from None
 
 
 @functools.cache

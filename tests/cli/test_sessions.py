@@ -74,6 +74,25 @@ def test_mounts_of_a_session_can_be_made_refreshed_and_taken_down(cli: Cli, sour
     assert cli("down").returncode == 0
 
 
+def test_a_mount_follows_what_changes(cli: Cli, source: Path) -> None:
+    cli("up", "--hosts", "local:1")
+    cli("mount", source)
+    (mount,) = mounts_shown(cli)
+    shown = Path(f"/proc/{mount['pid']}/root{source}")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "refresh", "--watch", str(source)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as watching:  # type: ignore[call-overload]
+        assert watching.stdout.readline() == f"host0 {source} unchanged\n"
+        for number in range(2):
+            (source / f"new{number}").touch()
+            while "refreshed" not in watching.stdout.readline():
+                pass
+            assert (shown / f"new{number}").exists()
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 130
+    assert cli("down").returncode == 0
+
+
 def test_two_clients_at_once(cli: Cli, source: Path, workplace: Path) -> None:
     cli("up", "--hosts", "local:2")
     script = workplace / "script"

@@ -30,6 +30,7 @@ COMMANDS = {
     "image": "images:image",
     "up": "sessions:up",
     "down": "sessions:down",
+    "config": "settings:show",
     "worker": "worker:worker",
     "doctor": "doctor:examine",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,8 +50,9 @@ def mount(source: Path, mntpoint: str | None, spec: HostSpec, adapter: str, quie
 
 @click.command()
 @click.argument("targets", nargs=-1, required=True)
+@click.option("--watch", is_flag=True, help="Again whenever a file changes, until interrupted.")
 @options.quiet
-def refresh(targets: tuple[str, ...], quiet: bool) -> None:
+def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
     """Have mounts show their directories as they are now.
 
     TARGETS are mount points, sources or identities that status shows. Only what changed travels;
@@ -60,18 +61,29 @@ def refresh(targets: tuple[str, ...], quiet: bool) -> None:
     from wheelmount.jobs import mounts, sessions
 
     settings, progress = config.load(), ConsoleProgress(quiet=quiet)
-    for identity, found in _find(settings, targets).items():
-        if isinstance(found, _OfSession):
-            changed, points = sessions.refresh(found.session, identity, progress)
+    found = _find(settings, targets)
+    if watch and len(found) > 1:
+        raise InputError(f"{targets[0]} is {len(found)} mounts", hint="watch one of them")
+    for mount in found.values():
+        if isinstance(mount, _OfSession):
+            occasions = mounts.changes(Path(mount.note.source)) if watch else [None]
+            for changed, points in sessions.refresh(*mount, progress, occasions):
+                _say(points, changed)
         else:
-            changed = mounts.refresh(found, settings, progress)
-            points = {task.host: task.mntpoint for task in map(Task.read, found)}
-        for host, point in points.items():
-            print(f"{host} {point} {'refreshed' if changed else 'unchanged'}")
+            tasks = list(map(Task.read, mount))
+            occasions = mounts.changes(Path(tasks[0].source)) if watch else [None]
+            for changed in mounts.refresh(mount, settings, progress, occasions):
+                _say({task.host: task.mntpoint for task in tasks}, changed)
+
+
+def _say(points: Mapping[str, str], changed: bool) -> None:
+    for host, point in points.items():
+        print(f"{host} {point} {'refreshed' if changed else 'unchanged'}", flush=True)
 
 
 class _OfSession(NamedTuple):
     session: Session
+    note: records.MountNote
 
 
 def _find(settings: Settings, targets: Sequence[str] | None) -> dict[str, list[Path] | _OfSession]:
@@ -83,7 +95,7 @@ def _find(settings: Settings, targets: Sequence[str] | None) -> dict[str, list[P
         names = (path, target) if target else ()
         for session, note in standing:
             if not names or {note.identity, note.source, note.mntpoint}.intersection(names):
-                found[note.identity] = _OfSession(session)
+                found[note.identity] = _OfSession(session, note)
         try:
             here = serving.find(settings, *names)
         except MountError:

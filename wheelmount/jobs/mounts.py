@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import RawIOBase
 from pathlib import Path
+
+import watchfiles
 
 from wheelmount.config import Settings
 from wheelmount.hosts import engine
@@ -51,15 +53,21 @@ def mount(
     return made.mntpoints
 
 
-def refresh(directories: Sequence[Path], settings: Settings, progress: Progress) -> bool:
+def refresh(
+    directories: Sequence[Path],
+    settings: Settings,
+    progress: Progress,
+    occasions: Iterable[object] = (None,),
+) -> Iterator[bool]:
     """Have a mount that stands follow its directory.
 
     Args:
         directories: of the mount on each of its hosts, all on this machine.
         settings: in force.
         progress: told about each step.
+        occasions: on each of which it follows, the first of them at once.
 
-    Returns:
+    Yields:
         Whether anything had changed.
     """
     within = {}
@@ -71,10 +79,18 @@ def refresh(directories: Sequence[Path], settings: Settings, progress: Progress)
         mount = RemoteMount(hosts, task.source, None, settings, progress, identity=identity)
         try:
             mount.adopt()
-            return mount.refresh()
+            for _ in occasions:
+                yield mount.refresh()
         finally:
             mount.release()
             engine.stop()
+
+
+def changes(source: Path) -> Iterator[None]:
+    """Now, and whenever something changed in a directory, some moments after it did."""
+    yield
+    for _ in watchfiles.watch(source, watch_filter=None):
+        yield
 
 
 def on_mounts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Runners
 from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs.records import hosts_of, mounts_of
+from wheelmount.jobs.records import MountNote, hosts_of, mounts_of
 from wheelmount.jobs.sites import RUNNERS, join
 from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount
@@ -110,15 +110,28 @@ def _end(session: Session, record: Record) -> None:
     session.forget()
 
 
-def refresh(session: Session, identity: str, progress: Progress) -> tuple[bool, dict[str, str]]:
+def refresh(
+    session: Session,
+    note: MountNote,
+    progress: Progress,
+    occasions: Iterable[object] = (None,),
+) -> Iterator[tuple[bool, dict[str, str]]]:
     """Have one of its mounts follow its directory.
 
-    Returns:
+    Args:
+        session: whose mount it is.
+        note: on the mount.
+        progress: told about each step.
+        occasions: on each of which it follows, the first of them at once.
+
+    Yields:
         Whether anything had changed, and where it is mounted by host.
     """
-    (note,) = [n for n in mounts_of(session.read()).values() if n.identity == identity]
-    with join(session, progress) as site, site.mount(Path(note.source), note.mntpoint) as mount:
-        return site.refreshed > 0, mount.mntpoints
+    with join(session, progress) as site:
+        for _ in occasions:
+            before = site.refreshed
+            with site.mount(Path(note.source), note.mntpoint) as mount:
+                yield site.refreshed > before, mount.mntpoints
 
 
 def unmount(session: Session, identity: str, *, force: bool) -> None:
