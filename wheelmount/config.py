@@ -182,7 +182,7 @@ def _table(directory: Path) -> tuple[str, dict[str, Any]]:
         if own.is_file():
             return str(own), _read(own)
         if project.is_file():
-            table = _read(project).get("tool", {}).get("wheelmount")
+            table: dict[str, Any] | None = _read(project).get("tool", {}).get("wheelmount")
             if table is not None:
                 return f"[tool.wheelmount] in {project}", table
     return "", {}
