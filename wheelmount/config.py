@@ -182,7 +182,7 @@ def _table(directory: Path) -> tuple[str, dict[str, Any]]:
         if own.is_file():
             return str(own), _read(own)
         if project.is_file():
-            table: dict[str, Any] | None = _read(project).get("tool", {}).get("wheelmount")
+            table = _read(project).get("tool", {}).get("wheelmount")
             if table is not None:
                 return f"[tool.wheelmount] in {project}", table
     return "", {}
@@ -190,9 +190,10 @@ def _table(directory: Path) -> tuple[str, dict[str, Any]]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        table: dict[str, Any] = tomllib.loads(file.read_text())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}", hint="mend the file") from None
+    return table
 
 
 @functools.cache
