@@ -189,6 +189,26 @@ def test_a_job_cancelled_from_outside_is_said_and_leaves_no_mount(lab: Lab, sour
     assert _call(lab, "down").returncode == 0
 
 
+def test_a_node_that_goes_down_is_named_and_the_others_finish(lab: Lab, source: Path) -> None:
+    with Lab(2, shared=[source.parent]) as small:
+        start_slurm(small)
+        started = source.parent / "started"
+        started.unlink(missing_ok=True)
+        script = source.parent / "script"
+        script.write_text(f"touch {started}; sleep 3; hostname")
+        command = _command("run", source, script, "--hosts", "slurm:2", "--mntpoint", PATH)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with small.popen(LOGIN, command, **pipes) as client:
+            while not started.exists():
+                assert client.poll() is None
+                time.sleep(0.05)
+            small.kill("host1")
+            out, errors = client.communicate(timeout=60)
+        assert out == b"== host0 ==\nhost0\n"
+        assert b"error: host1: the host died" in errors
+        assert client.returncode == 68
+
+
 def test_inside_an_allocation_its_nodes_are_used(lab: Lab, source: Path) -> None:
     command = _command("run", source, "-", "--hosts", "slurm:2", "--mntpoint", PATH)
     inside = ["salloc", "--nodes=2", "--quiet", *command]

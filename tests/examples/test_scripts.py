@@ -1,0 +1,54 @@
+"""The scripts in ``examples/`` that run on hosts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import uv
+
+from tests.conftest import CHECKOUT, Cli
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+EXAMPLES = CHECKOUT / "examples"
+
+
+def _outputs(stdout: str) -> list[list[str]]:
+    """Lines by host."""
+    return [part.splitlines()[1:] for part in f"\n{stdout}".split("\n== ")[1:]]
+
+
+def test_a_virtual_environment_is_used_at_its_own_path(cli: Cli, workplace: Path) -> None:
+    venv = workplace / "venv"
+    tool = uv.find_uv_bin()
+    subprocess.run([tool, "venv", "--quiet", "--python", sys.executable, venv], check=True)
+    into = ["--quiet", "--link-mode", "copy", "--python", str(venv / "bin" / "python")]
+    subprocess.run([tool, "pip", "install", *into, "numpy"], check=True)
+    cli("up", "--hosts", "local:2")
+    for _ in range(2):  # the first run brings it there
+        done = cli("run", venv, EXAMPLES / "run_import.sh", "numpy")
+        assert done.returncode == 0, done.stderr
+        for first, second in _outputs(done.stdout):
+            assert re.fullmatch(rf"numpy \S+ from {venv}/lib/\S+/numpy", first)
+            assert re.fullmatch(r"\d+\.\d\d s", second)
+    assert cli("down").returncode == 0
+
+
+def test_all_of_a_directory_is_read(cli: Cli, source: Path) -> None:
+    done = cli("run", source, EXAMPLES / "run_disk_time.sh", "--hosts", "local:2")
+    assert done.returncode == 0, done.stderr
+    for (line,) in _outputs(done.stdout):
+        assert re.fullmatch(r"313 files, \d+\.\d MB in \d+\.\d\d s, \d+ MB/s", line)
+
+
+def test_plain_pip_installs_from_what_is_mounted(cli: Cli, workplace: Path) -> None:
+    wheels = workplace / "wheels"
+    assert cli("download", "six", "-d", wheels).returncode == 0
+    done = cli("run", wheels, EXAMPLES / "run_cached_pip.sh", "six", "--hosts", "local:2")
+    assert done.returncode == 0, done.stderr
+    for lines in _outputs(done.stdout):
+        assert any(line.startswith("six==") for line in lines)
