@@ -37,6 +37,12 @@ GLANCE = 0.2
 ASK_TIMEOUT = 60.0
 """Seconds that Slurm's controller may take to answer."""
 
+GRACE = 10.0
+"""Seconds in which nodes end what runs on them when their input ends."""
+
+KILL_TIMEOUT = 2.0
+"""Seconds that ``srun`` has to end when it is told to."""
+
 STOP_TIMEOUT = 30.0
 """Seconds that a job may take to end after it was cancelled; Slurm's KillWait is 30 by default."""
 
@@ -255,22 +261,27 @@ class SlurmHosts(NetworkHosts):
                     step.stdin.close()  # the end of their input ends them, if they are guarded
             with contextlib.suppress(subprocess.TimeoutExpired):
                 step.wait(GRACE if self._addresses else 0)
-            for end in (step.terminate, step.kill):
-                if step.poll() is None:
-                    end()
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        step.wait(STOP_TIMEOUT)
-            self._messages.close()
         if self._job is not None:
             self._cancel(self._job)
             self._job = None
+        if step is not None:
+            for end in (step.terminate, step.kill):  # it waits for nodes that are gone
+                if step.poll() is None:
+                    end()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        step.wait(KILL_TIMEOUT)
+            self._messages.close()
         self._hosts = []
 
     def _cancel(self, job: str) -> None:
         with contextlib.suppress(HostError):
             _ask(["scancel", job], ended=True)
-            deadline = time.monotonic() + STOP_TIMEOUT
-            while time.monotonic() < deadline and self._look() is not None:
+            started = time.monotonic()
+            while (found := self._look()) is not None:
+                waited = time.monotonic() - started
+                # Completing is ending what runs there, or waiting for a node that is gone.
+                if waited > STOP_TIMEOUT or (found.state == "COMPLETING" and waited > GRACE):
+                    break
                 time.sleep(GLANCE)
 
     def check(self, patience: float = 0) -> None:
@@ -306,10 +317,6 @@ class SlurmHosts(NetworkHosts):
 
     def __len__(self) -> int:
         return self._count
-
-
-GRACE = 10.0
-"""Seconds in which nodes end what runs on them when their input ends."""
 
 
 def _ask(command: list[str], text: str = "", *, ended: bool = False) -> str:
