@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,7 @@ import psutil
 from wheelmount.config import MEMORY, Settings
 from wheelmount.containers import apptainer
 from wheelmount.errors import MountError, UnavailableError, WheelmountError
+from wheelmount.hosts import gate
 from wheelmount.hosts.local import namespaces_allowed
 from wheelmount.hosts.worker import host_of
 from wheelmount.mount import adapter, kernel, point, serving
@@ -57,13 +60,22 @@ class Leftover:
 def examine(settings: Settings) -> list[Finding]:
     """Look at what mounts, hosts and containers need here."""
     return [
-        Finding("python", GOOD, platform.python_version()),
+        Finding("python", GOOD, f"{platform.python_version()} for {platform.machine()}"),
+        Finding("versions", GOOD, _versions()),
+        Finding("kernel", GOOD, platform.release()),
         _fuse(),
         _adapter(),
         _store(settings),
         _namespaces(),
         _apptainer(),
+        _rdma(),
+        _sockets(),
     ]
+
+
+def _versions() -> str:
+    names = "wheelmount", "torchmonarch", "uv"
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
 def _fuse() -> Finding:
@@ -109,6 +121,39 @@ def _apptainer() -> Finding:
         return Finding("apptainer", GOOD, apptainer.version())
     except UnavailableError as error:
         return Finding("apptainer", POOR, error.message, error.hint or "")
+
+
+def _rdma() -> Finding:
+    devices = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
+    if not devices:
+        return Finding("rdma", POOR, "no device: bytes travel by TCP")
+    if missing := [name for name in ("libibverbs.so.1", "libmlx5.so.1") if not _loads(name)]:
+        return Finding(
+            "rdma",
+            POOR,
+            f"{', '.join(devices)}, but no {missing[0]}: bytes travel by TCP",
+            "install rdma-core",
+        )
+    return Finding("rdma", GOOD, f"{', '.join(devices)}; Monarch takes those of Mellanox and EFA")
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _sockets() -> Finding:
+    if gate.close():
+        return Finding("sockets", GOOD, "closed to other users")
+    return Finding(
+        "sockets",
+        POOR,
+        "other users of this machine can connect to Monarch's, and run programs as you",
+        "use machines where nobody else is",
+    )
 
 
 def leftovers(settings: Settings) -> list[Leftover]:

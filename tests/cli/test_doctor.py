@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import Cli, mounts_shown
 from wheelmount import doctor
 from wheelmount.config import MEMORY
+from wheelmount.jobs import survey
 from wheelmount.mount import point
 
 pytestmark = pytest.mark.fuse
@@ -25,7 +26,23 @@ def test_tells_what_this_machine_can_do(cli: Cli) -> None:
     assert "ok  fuse: /dev/fuse can be used" in done.stdout
     assert "ok  adapter: bind" in done.stdout
     findings = json.loads(cli("doctor", "--json").stdout)["findings"]
-    assert {finding["what"] for finding in findings} >= {"fuse", "adapter", "store", "apptainer"}
+    looked_at = {finding["what"] for finding in findings}
+    assert looked_at >= {"fuse", "adapter", "store", "apptainer", "rdma"}
+    assert "ok  sockets: closed to other users" in done.stdout
+
+
+def test_tells_the_same_of_every_host_and_where_they_differ(cli: Cli) -> None:
+    done = cli("doctor", "--hosts", "local:2", "--json")
+    found = json.loads(done.stdout)
+    assert (list(found["hosts"]), found["differences"]) == (["host0", "host1"], []), done.stderr
+    assert all(abs(report["skew"]) < 1 for report in found["hosts"].values())
+    first, second = found["hosts"].values()
+    second["findings"][0]["text"], second["skew"] = "3.9.1", -60.0
+    python = first["findings"][0]["text"]
+    assert survey.differences({"a": first, "b": second, "c": first}) == [
+        f"b: python is 3.9.1, elsewhere {python}",
+        "b: its clock is -60.0 s off",
+    ]
 
 
 def test_what_dead_mounts_left_is_found_and_cleared(

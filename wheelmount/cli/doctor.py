@@ -4,48 +4,89 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from wheelmount import config, doctor
 from wheelmount.cli import options
-from wheelmount.errors import UnavailableError
+from wheelmount.cli.console import ConsoleProgress
+from wheelmount.errors import InputError, UnavailableError, WheelmountError
+from wheelmount.hosts.spec import HostSpec
 
 MARKS = {doctor.GOOD: "ok", doctor.POOR: "--", doctor.BAD: "!!"}
 
 
 @click.command("doctor")
 @click.option("--fix", is_flag=True, help="Delete what dead mounts and hosts have left.")
+@options.some_hosts
 @options.as_json
-def examine(fix: bool, as_json: bool) -> int:
+@options.quiet
+def examine(fix: bool, spec: HostSpec | None, as_json: bool, quiet: bool) -> int:
     """Tell what this machine can do, what it lacks, and what dead mounts have left.
 
-    Ends with 69 if something lacks that mounts need.
+    With --hosts the same of every host, and where they differ. Ends with 69 if something lacks that
+    mounts need.
     """
+    if spec is None:
+        report = _examine(fix=fix)
+        print(json.dumps(report) if as_json else "\n".join(_lines(report)))
+        return _code(report)
+    if fix:
+        raise InputError("--fix is for this machine", hint="run it on the host by `wheelmount run`")
+    from wheelmount.jobs import survey  # with Monarch
+
+    progress = ConsoleProgress(quiet=quiet)
+    found = survey.survey(spec, config.load(), progress)
+    reports = {n: r for n, r in found.items() if not isinstance(r, WheelmountError)}
+    differences = survey.differences(reports)
+    if as_json:
+        print(json.dumps({"hosts": reports, "differences": differences}))
+    else:
+        for name, report in reports.items():
+            print("\n".join([f"== {name} ==", *_lines(report)]))
+        for text in differences:
+            print(f"{MARKS[doctor.POOR]}  {text}")
+    codes = [_code(report) for report in reports.values()]
+    for name, error in found.items():
+        if isinstance(error, WheelmountError):
+            error.message = f"{name}: {error.message}"
+            progress.error(error)
+            codes.append(error.exit_code)
+    return max(codes)
+
+
+def _examine(*, fix: bool) -> dict[str, Any]:
     settings = config.load()
     findings = doctor.examine(settings)
     left = doctor.leftovers(settings)
     if fix:
         for each in left:
             doctor.clear(each)
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "findings": [dataclasses.asdict(finding) for finding in findings],
-                    "leftovers": [{"path": str(e.path), "text": e.text} for e in left],
-                    "cleared": fix,
-                }
-            )
-        )
-    else:
-        for finding in findings:
-            print(f"{MARKS[finding.state]}  {finding.what}: {finding.text}")
-            if finding.hint:
-                print(f"    hint: {finding.hint}")
-        for each in left:
-            print(f"{MARKS[doctor.POOR]}  {'cleared' if fix else 'left'}: {each.text}: {each.path}")
-        if left and not fix:
-            print("    hint: `wheelmount doctor --fix` deletes it")
-    bad = any(finding.state == doctor.BAD for finding in findings)
+    return {
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "leftovers": [{"path": str(each.path), "text": each.text} for each in left],
+        "cleared": fix,
+        "time": time.time(),
+    }
+
+
+def _lines(report: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for finding in report["findings"]:
+        lines.append(f"{MARKS[finding['state']]}  {finding['what']}: {finding['text']}")
+        if finding["hint"]:
+            lines.append(f"    hint: {finding['hint']}")
+    for each in report["leftovers"]:
+        what = "cleared" if report["cleared"] else "left"
+        lines.append(f"{MARKS[doctor.POOR]}  {what}: {each['text']}: {each['path']}")
+    if report["leftovers"] and not report["cleared"]:
+        lines.append("    hint: `wheelmount doctor --fix` deletes it")
+    return lines
+
+
+def _code(report: Mapping[str, Any]) -> int:
+    bad = any(finding["state"] == doctor.BAD for finding in report["findings"])
     return UnavailableError.exit_code if bad else 0

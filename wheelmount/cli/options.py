@@ -53,6 +53,9 @@ hosts = click.option(
     show_default="$WHEELMOUNT_HOSTS, else the session `default` if it is up, else local:1",
     help=f"{_FROM}, session:NAME for those of `wheelmount up`.",
 )
+some_hosts = click.option(
+    "--hosts", "spec", type=_Hosts(), help=f"{_FROM}, session:NAME for those of `wheelmount up`."
+)
 new_hosts = click.option(
     "--hosts",
     "spec",

@@ -1,0 +1,81 @@
+"""What ``doctor`` finds on every host, and where hosts differ."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, WheelmountError
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import sites
+from wheelmount.progress import Progress
+
+SAME = "python", "versions", "kernel"
+"""Findings that should be the same everywhere."""
+
+SKEW = 2.0
+"""Seconds by which a host's clock may differ; file times and certificates are compared by it."""
+
+Report = dict[str, Any]
+"""What ``wheelmount doctor --json`` prints."""
+
+
+def survey(
+    spec: HostSpec, settings: Settings, progress: Progress
+) -> dict[str, Report | WheelmountError]:
+    """Ask every host what it can do and what it lacks.
+
+    Returns:
+        By host, its report, with ``skew``: seconds that its clock is ahead of this one's.
+    """
+    command = Command(("python", "-m", "wheelmount.cli.main", "doctor", "--json"))
+    with (
+        sites.at(spec, settings, progress, namespaces=False) as site,
+        progress.task("ask", unit="hosts") as task,
+    ):
+        results = site.runners.run({host.name: command for host in site.hosts})
+        now = time.time()
+        task.advance(len(results))
+    found: dict[str, Report | WheelmountError] = {}
+    for name, result in results.items():
+        if isinstance(result, WheelmountError):
+            found[name] = result
+            continue
+        try:
+            report = json.loads(result.stdout)
+        except ValueError:
+            said = result.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
+            found[name] = HostError(f"doctor said {said[-1]} there")
+        else:
+            ahead = report["time"] - now
+            found[name] = report | {"skew": ahead if ahead > 0 else min(0, ahead + result.seconds)}
+    return found
+
+
+def differences(reports: Mapping[str, Report]) -> list[str]:
+    """Where hosts differ that should not, in words."""
+    said = []
+    for what in SAME:
+        texts = {
+            name: finding["text"]
+            for name, report in reports.items()
+            for finding in report["findings"]
+            if finding["what"] == what
+        }
+        usual = Counter(texts.values()).most_common(1)
+        said += [
+            f"{name}: {what} is {text}, elsewhere {usual[0][0]}"
+            for name, text in texts.items()
+            if text != usual[0][0]
+        ]
+    said += [
+        f"{name}: its clock is {report['skew']:+.1f} s off"
+        for name, report in reports.items()
+        if abs(report["skew"]) > SKEW
+    ]
+    return said
