@@ -170,6 +170,17 @@ def test_a_mount_can_be_left_standing_and_taken_down_there(lab: Lab, source: Pat
     _assert_clean(lab)
 
 
+def test_a_session_leaves_workers_as_they_were(lab: Lab, source: Path) -> None:
+    command = [sys.executable, "-m", "wheelmount.cli.main"]
+    assert lab.run(LOGIN, [*command, "up", "--hosts", _spec(lab, 2)]).returncode == 0
+    run = [*command, "run", str(source), "-", "--mntpoint", PATH, "--quiet"]
+    for _ in range(2):
+        done = lab.run(LOGIN, run, stdin=None, input="cat .hidden")
+        assert done.stdout.count("hidden\n") == 2, done.stderr
+    assert lab.run(LOGIN, [*command, "down"]).returncode == 0
+    _assert_clean(lab)
+
+
 def _assert_clean(lab: Lab) -> None:
     """Nothing is left on the hosts but the worker."""
     for host in lab.hosts:

@@ -202,6 +202,11 @@ class Runner(Actor):  # type: ignore[misc]
             await asyncio.to_thread(run.end)
 
     @concurrent_endpoint
+    async def quit(self) -> None:
+        """End this process, soon; for a client that did not start it."""
+        engine.quit_soon()
+
+    @concurrent_endpoint
     async def close(self) -> None:
         """End all commands; none may be started any more."""
         if self._watch is not None:

@@ -97,11 +97,9 @@ def _end(session: Session, record: Record) -> None:
             hosts.attach()
             for mount in _mounts(session, record, hosts):
                 mount.close(force=True)
-            bound = session.settings.start_timeout
-            actors = session.handles().get(RUNNERS, {})
-            engine.gather({name: actor.close.call_one() for name, actor in actors.items()}, bound)
-            for actor in actors.values():
-                engine.stop_mesh(actor)
+            runners, bound = session.handles()[RUNNERS], session.settings.start_timeout
+            engine.gather({name: actor.close.call_one() for name, actor in runners.items()}, bound)
+            engine.gather({name: actor.quit.call_one() for name, actor in runners.items()}, bound)
         noted = {note.identity for note in mounts_of(record).values()}
         for directory in serving.find(session.settings):  # of hosts here that did not answer
             if serving.identity(directory) in noted:

@@ -17,7 +17,7 @@ from monarch.actor import Actor, concurrent_endpoint
 
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, TransferError
-from wheelmount.hosts import gate
+from wheelmount.hosts import engine, gate
 from wheelmount.mount import control, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
@@ -298,6 +298,11 @@ class Agent(Actor):  # type: ignore[misc]
             await self._receiver.stop()
             # What arrived while the serving process deleted the rest.
             await asyncio.to_thread(stores.remove, self._store.directory)
+
+    @concurrent_endpoint
+    async def quit(self) -> None:
+        """End this process, soon; for a client that did not start it."""
+        engine.quit_soon()
 
     async def _connect(self, receiver: Receiver) -> None:
         reader, self._link = await asyncio.open_unix_connection(self._directory / control.SOCKET)

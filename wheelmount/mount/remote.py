@@ -27,7 +27,8 @@ from wheelmount.progress import SILENT, Progress, Task
 
 log = logging.getLogger("wheelmount")
 
-Handles = tuple[dict[str, Any], dict[str, Any]]
+Handles = dict[str, Any]
+"""Agents by host."""
 
 MESSAGE = 4 << 20
 """Bytes of a description that one call brings; Monarch's messages should stay below 16 MiB."""
@@ -140,8 +141,8 @@ class RemoteMount:
 
     @property
     def handles(self) -> Handles:
-        """The agents and their processes by host, which another process may go on with."""
-        return dict(self._agents), dict(self._procs)
+        """The agents, which another process may go on with."""
+        return dict(self._agents)
 
     @property
     def mntpoint(self) -> str:
@@ -155,7 +156,7 @@ class RemoteMount:
 
     def take(self, handles: Handles) -> None:
         """Go on with the agents of another process, for ``status`` or ``close``."""
-        self._agents, self._procs = dict(handles[0]), dict(handles[1])
+        self._agents = dict(handles)
 
     def adopt(self, handles: Handles | None = None) -> None:
         """Take charge of a mount that stands, made by another process.
@@ -389,10 +390,7 @@ class RemoteMount:
             if isinstance(result, MountError):
                 busy.append(result)
             else:
-                del self._agents[name]
-                procs = self._procs.pop(name)
-                if not isinstance(result, WheelmountError):  # a lost host has nothing to stop
-                    engine.stop_mesh(procs)
+                self._dismiss(name, lost=isinstance(result, WheelmountError))
         if busy and not force:
             raise busy[0]
         if self._offer is not None:
@@ -404,8 +402,18 @@ class RemoteMount:
     def release(self) -> None:
         """End the agents, and leave the mounts to themselves."""
         for name in list(self._agents):
-            del self._agents[name]
-            engine.stop_mesh(self._procs.pop(name))
+            self._dismiss(name)
+
+    def _dismiss(self, name: str, *, lost: bool = False) -> None:
+        """End an agent; one of a host that is lost is ended already."""
+        agent, procs = self._agents.pop(name), self._procs.pop(name, None)
+        if lost:
+            return
+        if procs is not None:
+            engine.stop_mesh(procs)
+        else:  # another process started it
+            with contextlib.suppress(WheelmountError):
+                engine.one(agent.quit.call_one(), self._settings.start_timeout)
 
     def _call(
         self,
