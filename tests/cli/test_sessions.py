@@ -88,8 +88,7 @@ def test_a_mount_follows_what_changes(cli: Cli, source: Path) -> None:
         assert watching.stdout.readline() == f"host0 {source} unchanged\n"
         for number in range(2):
             (source / f"new{number}").touch()
-            while "refreshed" not in watching.stdout.readline():
-                pass
+            assert any("refreshed" in line for line in iter(watching.stdout.readline, ""))
             assert (shown / f"new{number}").exists()
         watching.send_signal(signal.SIGINT)
         assert watching.wait(30) == 130

@@ -115,7 +115,7 @@ class LocalHosts(Hosts):
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._settings.start_timeout
         for name, process in zip(self._names, self._processes, strict=True):
-            while not (self.directory / name).exists():
+            while _refusal(self.directory / name) is not None:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise self._failure(name, process)
                 time.sleep(0.01)
@@ -133,11 +133,8 @@ class LocalHosts(Hosts):
     def check(self) -> None:
         """See that each listens."""
         for name in self._names:
-            try:
-                with socket.socket(socket.AF_UNIX) as probe:
-                    probe.connect(str(self.directory / name))
-            except OSError as error:
-                raise HostError(f"{name} does not answer: {error.strerror or error}") from None
+            if refusal := _refusal(self.directory / name):
+                raise HostError(f"{name} does not answer: {refusal}")
 
     def attach(self) -> None:
         """Reach hosts that run."""
@@ -182,6 +179,16 @@ def attach(addresses: list[str], names: list[str]) -> list[Host]:
         Host(name, attach_to_workers(ca="trust_all_connections", workers=[address]))
         for name, address in zip(names, addresses, strict=True)
     ]
+
+
+def _refusal(path: Path) -> str | None:
+    """Why nothing listens at a socket; None if something does."""
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(path))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _unshare() -> list[str]:
