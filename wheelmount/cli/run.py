@@ -11,9 +11,11 @@ import click
 from wheelmount import config
 from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
+from wheelmount.cli.image_options import container
 from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import scripts
+from wheelmount.jobs import containers, scripts
+from wheelmount.jobs.image import Image
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -22,6 +24,7 @@ from wheelmount.jobs import scripts
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--mntpoint", help="Where to mount on the hosts; default the path of SOURCE.")
 @options.hosts
+@container
 @options.adapter
 @output.options
 @options.quiet
@@ -31,6 +34,7 @@ def run(
     arguments: tuple[str, ...],
     mntpoint: str | None,
     spec: HostSpec,
+    image: Image | None,
     adapter: str,
     show: output.Show,
     quiet: bool,
@@ -40,11 +44,18 @@ def run(
     It runs in the mounted directory, which is read-only, as soon as that stands: what it reads
     arrives first. The exit code is the worst of all. One host gets the standard input of this
     command, unless the script is read from it.
+
+    With --image it runs in an offline container of each host, which sees SOURCE where the host
+    has it.
     """
     text = sys.stdin.read() if script == "-" else scripts.read(script)
     progress = ConsoleProgress(quiet=quiet)
     settings = replace(config.load(), adapter=adapter)
     with show.open(progress) as told:
+        if image is not None:
+            given = source, text, arguments, mntpoint, settings, progress
+            results = containers.script(spec, image, *given)
+            return finish(results, progress, as_json=False)
         results = scripts.run(
             spec,
             source,

@@ -27,8 +27,8 @@ from wheelmount.errors import ContainerError, UnavailableError
 
 CAP_SYS_RESOURCE = 24
 
-GRACE = 5.0
-"""Seconds a stopped container or build gets to end by itself."""
+GRACE = 2.0
+"""Seconds a stopped container or build gets to end by itself; less than a host's runner gives."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -160,6 +160,31 @@ def build(
         with contextlib.suppress(subprocess.CalledProcessError):
             list(lines)
         raise
+
+
+def make_overlay(path: Path, size: int) -> None:
+    """Make an overlay in one file, for containers of this user.
+
+    Args:
+        path: the file.
+        size: MiB, 64 or more; what is not used takes no room.
+
+    Raises:
+        ContainerError: it cannot be made.
+        UnavailableError: apptainer is missing.
+    """
+    # Whose containers run in user namespaces need other owners in it.
+    private = ["--fakeroot"] if "--fakeroot" in exec_privileges() else []
+    answer = run_command(
+        [str(find()), "overlay", "create", *private, "--sparse", "--size", str(size), str(path)],
+        quiet=True,
+    )
+    if answer["return_code"]:
+        reason = _reason(plain("".join(answer["message"])))
+        raise ContainerError(
+            f"no overlay of {size} MiB can be made: {reason}",
+            hint=_advice(reason) or "wheelmount doctor checks what containers need on this machine",
+        )
 
 
 def inspect(image: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from wheelmount.containers import apptainer
 from wheelmount.containers.overlay import remove_tree
+from wheelmount.containers.sif import check
 from wheelmount.errors import ContainerError, InputError, SourceError
 from wheelmount.progress import SILENT, Progress
 
@@ -46,19 +47,6 @@ def inspect(sif: Path) -> Image:
     check(sif)
     attributes = apptainer.inspect(sif.absolute())
     return Image(sif, attributes.get("labels") or {}, attributes.get("deffile") or "")
-
-
-def check(image: Path) -> None:
-    """Make sure that an image is there.
-
-    Raises:
-        SourceError: it is not, or cannot be read.
-    """
-    if not os.access(image, os.R_OK):
-        raise SourceError(
-            f"image {image} is missing or cannot be read",
-            hint=f"build it: wheelmount image build images/python.def {shlex.quote(str(image))}",
-        )
 
 
 def build(

@@ -9,29 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wheelmount.config import Settings
-from wheelmount.containers.order import Order
 from wheelmount.errors import InputError
-from wheelmount.hosts import engine
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Results, Runners
+from wheelmount.hosts.runners import Result, Results
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import instances, sites
+from wheelmount.jobs.image import Image, Shown, order
+from wheelmount.jobs.instances import on_site
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
-from wheelmount.wheels import redirect
 from wheelmount.wheels.missing import absent
 
+SCRIPT = "/run/wheelmount/script"
+"""Where a container finds the script that it is to run."""
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Image:
-    """Work in a container of each host.
-
-    Attributes:
-        path: of the SIF.
-        overlay: name of the overlay that keeps what is installed.
-    """
-
-    path: Path
-    overlay: str
+_FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 
 
 def execute(
@@ -48,50 +40,119 @@ def execute(
         spec: the hosts.
         image: the container.
         argv: the command.
-        packages: a wheelhouse to mount on the hosts and show at ``/packages``.
+        packages: a wheelhouse to mount on the hosts and show at ``/packages``; or a directory with
+            one in ``packages/`` and an image beside.
         settings: in force.
         progress: told about each step.
     """
-    if not argv:
-        raise InputError("no command to run in the container", hint="name one, such as: -- python")
+    check(spec, image, argv)
 
-    def command(host: str, path: str | None) -> Command:
-        order = Order(
-            host=host,
-            image=str(image.path.absolute()),
-            overlay=image.overlay,
-            state_dir=settings.state_dir,
-            runtime_dir=str(settings.private_runtime()),
-            packages=path,
-            environment=redirect.environment(),
-            files={
-                redirect.PIP_CONF: redirect.pip_conf(),
-                redirect.UV_TOML: redirect.uv_toml(),
-            },
+    def command(host: str, shown: Shown | None) -> Command:
+        return Command(order(host, image, shown, settings).command(argv))
+
+    if packages is not None and image.instance is not None:
+        results = instances.on_standing(spec, image, packages, command, settings, progress)
+    elif packages is not None:
+        results = on_mounts(
+            spec,
+            packages,
+            packages_point(settings),
+            lambda host, path: command(host, Shown(packages, path)),
+            settings,
+            progress,
+            "run",
         )
-        return Command(order.command(argv))
+    else:
+        with sites.at(spec, settings, progress, namespaces=False) as site:
+            commands = {host.name: command(host.name, None) for host in site.hosts}
+            results = on_site(site, commands, progress, "run")
+    explain(results, image, packages, progress)
+    return results
 
-    if packages is not None:
-        where = packages_point(settings)
-        results = on_mounts(spec, packages, where, command, settings, progress, "run")
-        failed = [r for r in results.values() if isinstance(r, Result) and r.code]
-        lacking = {name for r in failed for name in absent(r.stderr.decode(errors="replace"))}
-        if lacking:
-            progress.log(f"hint: wheelmount download {shlex.join(sorted(lacking))} -d {packages}")
-        return results
-    with spec.make(settings, namespaces=False) as hosts:
-        try:
-            with (
-                Runners(list(hosts), settings.start_timeout) as runners,
-                progress.task("run", unit="hosts") as task,
-            ):
-                results = runners.run({host.name: command(host.name, None) for host in hosts})
-                task.advance(len(results))
-                return results
-        finally:
-            engine.stop()
+
+def script(
+    spec: HostSpec,
+    image: Image,
+    source: Path,
+    text: str,
+    arguments: Sequence[str],
+    mntpoint: str | None,
+    settings: Settings,
+    progress: Progress,
+) -> Results:
+    """Mount a directory on all hosts and run a bash script on each, in a container that shows it.
+
+    The container has the directory where the host has it, read-only, and the script starts there.
+    ``WHEELMOUNT_MOUNT`` names it, ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK`` the host. Wheels in
+    it, or in its ``packages/``, are at ``/packages`` too.
+
+    Args:
+        spec: the hosts.
+        image: the container.
+        source: the directory.
+        text: of the script.
+        arguments: of the script.
+        mntpoint: where hosts mount it.
+        settings: in force.
+        progress: told about each step.
+    """
+    argv = ["bash", SCRIPT, *arguments]
+    check(spec, image, argv)
+
+    def command(host: str, path: str) -> Command:
+        ordered = order(host, image, Shown(source, path), settings)
+        ordered = dataclasses.replace(
+            ordered,
+            binds=[*ordered.binds, (path, path, False)],
+            environment={**ordered.environment, "WHEELMOUNT_MOUNT": path},
+            files={**ordered.files, SCRIPT: text},
+            cwd=path,
+        )
+        return Command(ordered.command(argv))
+
+    namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
+    results = on_mounts(
+        spec, source, mntpoint, command, settings, progress, "run", namespaces=namespaces
+    )
+    explain(results, image, source, progress)
+    return results
 
 
 def packages_point(settings: Settings) -> str:
     """Where a wheelhouse is mounted on hosts."""
     return str(settings.private_runtime() / f"packages-{secrets.token_hex(4)}-{{host}}")
+
+
+def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
+    """Refuse what cannot be, before anything is started."""
+    if not argv:
+        raise InputError("no command to run in the container", hint="name one, such as: -- python")
+    if spec.addresses:  # the names of those are known when they answer
+        return
+    known = local_names(spec)
+    for name in filter(None, image.paths):
+        if name not in known:
+            raise InputError(f"there is no host {name}", hint=f"hosts are {', '.join(known)}")
+    if image.paths:
+        for name in known:
+            image.own(name)
+
+
+def local_names(spec: HostSpec) -> list[str]:
+    return [f"host{number}" for number in range(spec.count)]
+
+
+def explain(results: Results, image: Image, packages: Path | None, progress: Progress) -> None:
+    """Say what failures mean that are told by what the command printed."""
+    failed = {n: r for n, r in results.items() if isinstance(r, Result) and r.code}
+    said = {name: result.stderr.decode(errors="replace") for name, result in failed.items()}
+    lacking = {name for text in said.values() for name in absent(text)}
+    if lacking and packages is not None:
+        progress.log(f"hint: wheelmount download {shlex.join(sorted(lacking))} -d {packages}")
+    full = [name for name, text in said.items() if any(sign in text for sign in _FULL)]
+    if full:
+        progress.log(
+            f"hint: overlay {image.overlay} is full on {', '.join(full)}; what was in it before "
+            "still is. A larger one: --overlay NAME --overlay-size SIZE; "
+            "what there is: wheelmount overlay ls"
+        )
