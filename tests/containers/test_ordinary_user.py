@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.test_ordinary_user import NOBODY, as_nobody, started_by_fork  # noqa: F401 - a fixture
+from tests.conftest import NOBODY
 from tests.mount.test_ordinary_user import _settings as mount_settings
+from tests.mount.test_ordinary_user import as_nobody, started_by_fork  # noqa: F401 - a fixture
 from tests.mount.test_server import Served
 from wheelmount.containers import apptainer, image
 from wheelmount.containers.container import Container
