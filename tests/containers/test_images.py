@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import CHECKOUT
+from tests.containers.conftest import built
 from wheelmount.containers import image
 from wheelmount.containers.container import Container
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
-
-
-def built(name: str, sif: Path, **build_args: str) -> Path:
-    """The image of ``images/NAME.def``, on top of that of ``python.def``."""
-    made = sif.with_name(f"{name}.sif")
-    definition = CHECKOUT / "images" / f"{name}.def"
-    image.build(definition, made, build_args={"base": str(sif), **build_args})
-    assert image.inspect(made).labels["wheelmount.image"] == name
-    return made
 
 
 def run(made: Path, place: Path, script: str) -> str:
@@ -34,11 +23,6 @@ def run(made: Path, place: Path, script: str) -> str:
         text = said.read()
     assert code == 0, text
     return text
-
-
-@pytest.fixture(scope="session")
-def ci(sif: Path) -> Path:
-    return built("ci", sif)
 
 
 def test_gpu(sif: Path, tmp_path: Path) -> None:
@@ -75,50 +59,6 @@ def test_ci(ci: Path, tmp_path: Path) -> None:
         "echo 'all:; @g++ --version >/dev/null' >Makefile; make; git add .; git status -s | wc -l"
     )
     assert run(ci, tmp_path, extension) == "3\n"
-
-
-@pytest.mark.network
-@pytest.mark.hosts
-@pytest.mark.fuse
-def test_a_project_is_tested_offline(ci: Path, workplace: Path) -> None:
-    """The example, as it stands: pluggy's own tests, with everything they need from the mount."""
-    script = CHECKOUT / "examples" / "ci" / "run.sh"
-    environment = {**os.environ, "IMAGE": str(ci), "JOB": str(workplace / "job")}
-    done = subprocess.run(
-        [script], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None, done.stdout
-    assert int(passed[1]) > 100
-    assert "failed" not in done.stdout
-    # As that of a CI, its code tells.
-    (workplace / "work" / "broken").write_text("exec python -m pytest -q /nowhere")
-    image = ["--image", str(workplace / "job" / "img.sif"), "--overlay", "broken"]
-    done = subprocess.run(
-        [sys.executable, "-m", "wheelmount.cli.main", "run", workplace / "job",
-         workplace / "work" / "broken", *image],
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1, "there is no pytest in a new overlay"
-
-
-@pytest.mark.parametrize("name", ["github.yml", "gitlab.yml", "slurm.sh"])
-def test_examples_name_what_is_there(name: str) -> None:
-    folder = CHECKOUT / "examples" / "ci"
-    text = (folder / name).read_text()
-    scripts = set(re.findall(r"examples/[\w/-]+\.sh", text))
-    assert f"examples/ci/{'test' if name == 'slurm.sh' else 'prepare'}.sh" in scripts
-    for script in scripts:
-        assert (CHECKOUT / script).is_file()
-        subprocess.run(["bash", "-n", CHECKOUT / script], check=True)
-    (run,) = re.findall(r"wheelmount run (.*)", text)
-    done = subprocess.run(
-        [sys.executable, "-m", "wheelmount.cli.main", "run", "--help"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    for option in re.findall(r"--[\w-]+", run):
-        assert option in done.stdout
 
 
 def test_wheels_and_settings_written_into_an_image(sif: Path, wheels: Path, tmp_path: Path) -> None:

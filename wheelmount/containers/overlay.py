@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-import psutil
-
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer
 from wheelmount.errors import ContainerError, InputError
@@ -275,6 +273,8 @@ def default_kind(directory: Path) -> Kind:
     makes, and ``user.*`` for others, and must not lie in an overlay itself (Linux:
     ``Documentation/filesystems/overlayfs.rst``).
     """
+    import psutil  # only here: every container would wait for it to be imported
+
     mounts = psutil.disk_partitions(all=True)
     real = directory.resolve()
     above = [m for m in mounts if real.is_relative_to(m.mountpoint)]
