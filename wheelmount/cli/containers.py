@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from wheelmount import config
-from wheelmount.cli import options
+from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.image_options import container
-from wheelmount.cli.run import finish
 from wheelmount.containers.overlay import Overlay
 from wheelmount.errors import ContainerError, InputError
 from wheelmount.hosts.spec import HostSpec
@@ -37,7 +36,7 @@ on_option = click.option("--on", "host", metavar="HOST", help="Which of several 
 @packages_option
 @click.option("-i", "--interactive", is_flag=True, help="Give it standard input; one host only.")
 @on_option
-@options.as_json
+@output.options
 @options.quiet
 def execute(
     command: tuple[str, ...],
@@ -46,25 +45,37 @@ def execute(
     packages: Path | None,
     interactive: bool,
     host: str | None,
-    as_json: bool,
+    show: output.Show,
     quiet: bool,
 ) -> int:
     """Run COMMAND on every host in a container without network.
 
-    What it installs or writes stays in the overlay. The exit code is the worst of all.
+    What it installs or writes stays in the overlay. The exit code is the worst of all. One host
+    gets the standard input of this command; with --interactive its output is passed on as it is.
     """
     image = _needed(image)
     progress = ConsoleProgress(quiet=quiet)
     if not interactive:
         if host is not None:
             raise InputError("--on goes with --interactive", hint="choose hosts by --hosts")
-        results = containers.execute(spec, image, command, packages, config.load(), progress)
-        return finish(results, progress, as_json=as_json)
-    if as_json:
-        raise InputError("--json and --interactive exclude each other", hint="give one of them")
-    return shells.attach(
-        spec, host, image, command, packages, config.load(), progress, terminal=False
-    )
+        with show.open(progress) as told:
+            results = containers.execute(
+                spec,
+                image,
+                command,
+                packages,
+                config.load(),
+                progress,
+                output=told,
+                stdin=output.standard_input(),
+            )
+        return show.end(results, progress)
+    given = click.get_current_context().params
+    if given["as_json"] or given["output_dir"]:
+        raise InputError(
+            "--interactive passes output on as it is", hint="leave --json and --output-dir out"
+        )
+    return _pipe(spec, host, image, command, packages, progress)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -82,16 +93,37 @@ def shell(
     host: str | None,
     quiet: bool,
 ) -> int:
-    """Open a shell (or COMMAND) in a container without network on one host of this machine.
+    """Open a shell (or COMMAND) in a container without network on one host.
 
-    On a terminal it has a terminal of its own; else it reads standard input.
+    On a terminal it has a terminal of its own, on hosts of this machine; else it reads standard
+    input.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    argv = command or (("bash", "-i") if terminal else ("bash",))
+    argv = command or ("bash",)
     progress = ConsoleProgress(quiet=quiet)
-    return shells.attach(
-        spec, host, _needed(image), argv, packages, config.load(), progress, terminal=terminal
+    if not terminal:
+        return _pipe(spec, host, _needed(image), argv, packages, progress)
+    return shells.attach(spec, host, _needed(image), argv, packages, config.load(), progress)
+
+
+def _pipe(
+    spec: HostSpec,
+    host: str | None,
+    image: Image,
+    command: tuple[str, ...],
+    packages: Path | None,
+    progress: ConsoleProgress,
+) -> int:
+    def told(_host: str, stream: str, data: bytes) -> None:
+        target = getattr(sys, stream).buffer
+        target.write(data)
+        target.flush()
+
+    settings, stdin = config.load(), output.standard_input()
+    results = shells.pipe(
+        spec, host, image, command, packages, settings, progress, stdin=stdin, output=told
     )
+    return output.Show(as_json=False, live=True, directory=None).end(results, progress)
 
 
 @click.group()

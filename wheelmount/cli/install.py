@@ -8,10 +8,9 @@ from typing import Literal, cast
 import click
 
 from wheelmount import config
-from wheelmount.cli import options
+from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.image_options import container
-from wheelmount.cli.run import finish
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import installs
@@ -33,7 +32,7 @@ from wheelmount.wheels.wanted import Wanted
     help="The wheelhouse; default one of its own in the cache.",
 )
 @options.target
-@options.as_json
+@output.options
 @options.quiet
 def install(
     wanted: Wanted | None,
@@ -43,7 +42,7 @@ def install(
     tool: str,
     directory: Path | None,
     target: Target | None,
-    as_json: bool,
+    show: output.Show,
     quiet: bool,
 ) -> int:
     """Install REQUIREMENTS on every host, from wheels that only this machine downloads.
@@ -57,14 +56,16 @@ def install(
         raise InputError("--venv and --image exclude each other", hint="give one of them")
     into = installs.Venv(str(Path(venv or ".venv").absolute())) if image is None else image
     progress = ConsoleProgress(quiet=quiet)
-    results = installs.install(
-        spec,
-        wanted,
-        into,
-        cast(Literal["uv", "pip"], tool),
-        config.load(),
-        progress,
-        directory=directory,
-        target=target,
-    )
-    return finish(results, progress, as_json=as_json)
+    with show.open(progress) as told:
+        results = installs.install(
+            spec,
+            wanted,
+            into,
+            cast(Literal["uv", "pip"], tool),
+            config.load(),
+            progress,
+            directory=directory,
+            target=target,
+            output=told,
+        )
+    return show.end(results, progress)

@@ -12,7 +12,6 @@ from wheelmount import config
 from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.image_options import container
-from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import containers, scripts
 from wheelmount.jobs.image import Image
@@ -51,25 +50,11 @@ def run(
     text = sys.stdin.read() if script == "-" else scripts.read(script)
     progress = ConsoleProgress(quiet=quiet)
     settings = replace(config.load(), adapter=adapter)
+    stdin = None if script == "-" else output.standard_input()
+    given = source, text, arguments, mntpoint, settings, progress
     with show.open(progress) as told:
-        if image is not None:
-            given = source, text, arguments, mntpoint, settings, progress
-            results = containers.script(spec, image, *given)
-            return finish(results, progress, as_json=False)
-        results = scripts.run(
-            spec,
-            source,
-            text,
-            arguments,
-            mntpoint,
-            settings,
-            progress,
-            output=told,
-            stdin=None if script == "-" else output.standard_input(),
-        )
+        if image is None:
+            results = scripts.run(spec, *given, output=told, stdin=stdin)
+        else:
+            results = containers.script(spec, image, *given, output=told, stdin=stdin)
     return show.end(results, progress)
-
-
-def finish(results: Results, progress: ConsoleProgress, *, as_json: bool) -> int:
-    """Show what came of it; gives the exit code."""
-    return output.Show(as_json=as_json, live=False, directory=None).end(results, progress)

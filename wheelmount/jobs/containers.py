@@ -6,12 +6,13 @@ import dataclasses
 import secrets
 import shlex
 from collections.abc import Sequence
+from io import RawIOBase
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Results
+from wheelmount.hosts.runners import Output, Result, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import instances, sites
 from wheelmount.jobs.image import Image, Shown, order
@@ -33,6 +34,9 @@ def execute(
     packages: Path | None,
     settings: Settings,
     progress: Progress,
+    *,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
 ) -> Results:
     """Run a command on every host in an offline container.
 
@@ -44,14 +48,19 @@ def execute(
             one in ``packages/`` and an image beside.
         settings: in force.
         progress: told about each step.
+        output: told of output as it comes.
+        stdin: what the command reads, if there is one host.
     """
     check(spec, image, argv)
+    fed = stdin is not None and spec.count == 1
 
     def command(host: str, shown: Shown | None) -> Command:
-        return Command(order(host, image, shown, settings).command(argv))
+        return Command(order(host, image, shown, settings).command(argv), fed=fed)
 
     if packages is not None and image.instance is not None:
-        results = instances.on_standing(spec, image, packages, command, settings, progress)
+        results = instances.on_standing(
+            spec, image, packages, command, settings, progress, output=output, stdin=stdin
+        )
     elif packages is not None:
         results = on_mounts(
             spec,
@@ -61,11 +70,13 @@ def execute(
             settings,
             progress,
             "run",
+            output=output,
+            stdin=stdin,
         )
     else:
         with sites.at(spec, settings, progress, namespaces=False) as site:
             commands = {host.name: command(host.name, None) for host in site.hosts}
-            results = on_site(site, commands, progress, "run")
+            results = on_site(site, commands, progress, output, stdin)
     explain(results, image, packages, progress)
     return results
 
@@ -79,6 +90,9 @@ def script(
     mntpoint: str | None,
     settings: Settings,
     progress: Progress,
+    *,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
 ) -> Results:
     """Mount a directory on all hosts and run a bash script on each, in a container that shows it.
 
@@ -95,9 +109,12 @@ def script(
         mntpoint: where hosts mount it.
         settings: in force.
         progress: told about each step.
+        output: told of output as it comes.
+        stdin: what the script reads, if there is one host.
     """
     argv = ["bash", SCRIPT, *arguments]
     check(spec, image, argv)
+    fed = stdin is not None and spec.count == 1
 
     def command(host: str, path: str) -> Command:
         ordered = order(host, image, Shown(source, path), settings)
@@ -108,11 +125,20 @@ def script(
             files={**ordered.files, SCRIPT: text},
             cwd=path,
         )
-        return Command(ordered.command(argv))
+        return Command(ordered.command(argv), fed=fed)
 
     namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
     results = on_mounts(
-        spec, source, mntpoint, command, settings, progress, "run", namespaces=namespaces
+        spec,
+        source,
+        mntpoint,
+        command,
+        settings,
+        progress,
+        "run",
+        namespaces=namespaces,
+        output=output,
+        stdin=stdin,
     )
     explain(results, image, source, progress)
     return results
@@ -127,7 +153,7 @@ def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
     """Refuse what cannot be, before anything is started."""
     if not argv:
         raise InputError("no command to run in the container", hint="name one, such as: -- python")
-    if spec.addresses:  # the names of those are known when they answer
+    if spec.kind != "local":  # the names of those are known when they answer
         return
     known = local_names(spec)
     for name in filter(None, image.paths):

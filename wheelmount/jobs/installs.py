@@ -14,7 +14,7 @@ from wheelmount.config import Settings
 from wheelmount.containers import probe
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Results
+from wheelmount.hosts.runners import Output, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs.containers import execute, packages_point
 from wheelmount.jobs.image import Image
@@ -46,6 +46,7 @@ def install(
     *,
     directory: Path | None = None,
     target: Target | None = None,
+    output: Output | None = None,
 ) -> Results:
     """Download, prove complete, mount, and install on every host from the mount, offline.
 
@@ -58,6 +59,7 @@ def install(
         progress: told about each step.
         directory: the wheelhouse; default one of its own in the cache for these requirements.
         target: default the images' Pythons, or this one.
+        output: told of output as it comes.
     """
     targets = _targets(into) if target is None else [target]
     house = Wheelhouse(directory or _wheelhouse(settings, wanted, targets))
@@ -70,7 +72,8 @@ def install(
         named = [f"{name}=={version}" for name, version in pins]
     if isinstance(into, Image):
         argv = [tool, "install"] if tool == "pip" else [tool, "pip", "install"]
-        return execute(spec, into, [*argv, "--", *named], house.directory, settings, progress)
+        argv += ["--", *named]
+        return execute(spec, into, argv, house.directory, settings, progress, output=output)
     venv = into.path
     if spec.shared and "{host}" not in venv:
         venv += "-{host}"
@@ -80,7 +83,9 @@ def install(
         return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *named))
 
     packages = packages_point(settings)
-    return on_mounts(spec, house.directory, packages, command, settings, progress, "install")
+    return on_mounts(
+        spec, house.directory, packages, command, settings, progress, "install", output=output
+    )
 
 
 def _targets(into: Venv | Image) -> list[Target]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from io import RawIOBase
 from pathlib import Path
 
 from blake3 import blake3
@@ -13,7 +14,7 @@ from wheelmount.config import Settings
 from wheelmount.containers.instance import Instance
 from wheelmount.errors import ContainerError, MountError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Results
+from wheelmount.hosts.runners import Output, Result, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
 from wheelmount.jobs.image import Image, Shown, order
@@ -30,6 +31,9 @@ def on_standing(
     command: Callable[[str, Shown], Command],
     settings: Settings,
     progress: Progress,
+    *,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
 ) -> Results:
     """Run in instances, with a mount that stands as long as they do.
 
@@ -55,7 +59,7 @@ def on_standing(
         commands = {host.name: command(host.name, place(host.name)) for host in site.hosts}
         found = running(site)
         if len(found) == len(commands):
-            return on_site(site, commands, progress, "run")
+            return on_site(site, commands, progress, output, stdin)
         if found:
             raise ContainerError(
                 f"instance {image.instance} runs on {', '.join(found)} only",
@@ -64,11 +68,11 @@ def on_standing(
         mounted = site.mount(packages, str(where))
         if not isinstance(mounted, RemoteMount):  # those of a session stay by themselves
             with mounted:
-                return on_site(site, commands, progress, "run")
+                return on_site(site, commands, progress, output, stdin)
         mounted.open()
         try:
             mounted.keep()
-            results = on_site(site, commands, progress, "run")
+            results = on_site(site, commands, progress, output, stdin)
         except BaseException:
             mounted.close(force=True)
             raise
@@ -79,10 +83,16 @@ def on_standing(
         return results
 
 
-def on_site(site: Site, commands: Mapping[str, Command], progress: Progress, step: str) -> Results:
-    """Run a command on each host, by the host's name, and wait for all."""
-    with progress.task(step, unit="hosts") as task:
-        results = site.runners.run(commands)
+def on_site(
+    site: Site,
+    commands: Mapping[str, Command],
+    progress: Progress,
+    output: Output | None,
+    stdin: RawIOBase | None,
+) -> Results:
+    """Run a command on each host, by the host's name, and wait for all; see ``Runners.run``."""
+    with progress.task("run", unit="hosts") as task:
+        results = site.runners.run(commands, output, stdin)
         task.advance(len(results))
         return results
 
