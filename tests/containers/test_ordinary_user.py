@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NOBODY
+from tests.containers.test_running import output
 from tests.mount.test_ordinary_user import _settings as mount_settings
 from tests.mount.test_ordinary_user import as_nobody, started_by_fork  # noqa: F401 - a fixture
 from tests.mount.test_server import Served
@@ -83,16 +84,6 @@ def with_subordinate_ids(work: Callable[[Path], None]) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def output(container: Container, script: str) -> str:
-    """What a shell script in the container prints; it has to succeed."""
-    with (container.workdir / "said").open("w+") as said:
-        code = container.run(["sh", "-ec", script], stdout=said, stderr=subprocess.STDOUT)
-        said.seek(0)
-        text = said.read()
-    assert code == 0, text
-    return text
 
 
 @pytest.mark.parametrize("run_as", [as_user, with_subordinate_ids])

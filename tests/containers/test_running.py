@@ -32,7 +32,7 @@ def container(sif: Path, wheels: Path, tmp_path: Path) -> Iterator[Container]:
 def output(container: Container, script: str) -> str:
     """What a shell script in the container prints; it has to succeed."""
     with (container.workdir / "output").open("w+") as file:
-        code = container.run(["sh", "-c", script], stdout=file, stderr=subprocess.STDOUT)
+        code = container.run(["sh", "-ec", script], stdout=file, stderr=subprocess.STDOUT)
         file.seek(0)
         text = file.read()
     assert code == 0, text

@@ -20,8 +20,9 @@ from typing import Any
 
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer
-from wheelmount.containers.container import NOT_STARTED, Container, Stream, attend
+from wheelmount.containers.container import NOT_STARTED, Container
 from wheelmount.containers.overlay import check_name, remove_tree
+from wheelmount.containers.process import Stream, attend
 from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import ContainerError, WaitError
 

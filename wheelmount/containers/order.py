@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from wheelmount.config import private_directory
-from wheelmount.containers.container import Bind, Container, Stream
+from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.overlay import Kind, Overlay
+from wheelmount.containers.process import Stream
 from wheelmount.containers.terminal import Terminal
 
 PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK")
