@@ -96,10 +96,29 @@ def test_an_instance_keeps_its_packages(cli: Cli, job: Path, sif: Path) -> None:
     assert refused.returncode == 71
     assert "in use by instance one" in refused.stderr
     assert cli("instance", "stop", "one").stdout == "one host0 stopped\none host1 stopped\n"
-    assert json.loads(cli("status", "--json").stdout)["mounts"] == []
+    assert _mounts(cli) == []
     assert cli("exec", "--instance", "one", "--", "true").returncode == 71
     assert cli("instance", "stop", "one").returncode == 71
     assert cli("overlay", "rm", "default").stdout.count("removed") == 2
+
+
+@pytest.mark.fuse
+def test_a_session_sends_packages_once(cli: Cli, job: Path) -> None:
+    assert cli("up", "--hosts", "local:2").returncode == 0
+    try:
+        install = ["exec", "--packages", job, "--", "pip", "install", "-q"]
+        assert cli(*install, "hello").returncode == 0
+        assert cli(*install, "greeting").returncode == 0
+        assert cli("exec", "--packages", job, "--instance", "one", "--", "true").returncode == 0
+        (mounted,) = {each["mntpoint"] for each in _mounts(cli) if each["host"] == "host0"}
+        assert cli("instance", "stop", "one").returncode == 0
+        assert mounted in {each["mntpoint"] for each in _mounts(cli)}, "it is the session's"
+    finally:
+        assert cli("down").returncode == 0
+
+
+def _mounts(cli: Cli) -> list[dict[str, str]]:
+    return json.loads(cli("status", "--json").stdout)["mounts"]  # type: ignore[no-any-return]
 
 
 def test_a_full_overlay_is_named(cli: Cli, sif: Path) -> None:

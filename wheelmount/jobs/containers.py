@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import shlex
 from collections.abc import Sequence
 from io import RawIOBase
@@ -15,7 +14,7 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Result, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import instances, sites
-from wheelmount.jobs.image import Image, Shown, order
+from wheelmount.jobs.image import Image, Shown, order, packages_point
 from wheelmount.jobs.instances import on_site
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
@@ -65,7 +64,7 @@ def execute(
         results = on_mounts(
             spec,
             packages,
-            packages_point(settings),
+            packages_point(spec, packages, settings),
             lambda host, path: command(host, Shown(packages, path)),
             settings,
             progress,
@@ -142,11 +141,6 @@ def script(
     )
     explain(results, image, source, progress)
     return results
-
-
-def packages_point(settings: Settings) -> str:
-    """Where a wheelhouse is mounted on hosts."""
-    return str(settings.private_runtime() / f"packages-{secrets.token_hex(4)}-{{host}}")
 
 
 def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:

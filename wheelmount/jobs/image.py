@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+
+from blake3 import blake3
 
 from wheelmount.config import Settings
 from wheelmount.containers.order import Order
 from wheelmount.containers.overlay import Kind
 from wheelmount.errors import InputError
+from wheelmount.hosts.spec import HostSpec
 from wheelmount.wheels import redirect
 
 BESIDE = "img.sif"
@@ -175,3 +180,14 @@ def _inside(path: Path, folder: Path) -> str | None:
         return str(path.resolve().relative_to(folder.resolve()))
     except ValueError:
         return None
+
+
+def packages_point(spec: HostSpec, packages: Path, settings: Settings) -> str:
+    """Where a wheelhouse is mounted on hosts: always there in a session, whose mounts stay."""
+    mark = secrets.token_hex(4) if spec.session is None else mark_of(packages)
+    return str(settings.private_runtime() / f"packages-{mark}-{{host}}")
+
+
+def mark_of(directory: Path) -> str:
+    """A name for a directory of this machine."""
+    return blake3(os.fsencode(directory.resolve())).hexdigest(8)

@@ -16,8 +16,8 @@ from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs.containers import execute, packages_point
-from wheelmount.jobs.image import Image
+from wheelmount.jobs.containers import execute
+from wheelmount.jobs.image import Image, packages_point
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
 from wheelmount.wheels.target import Target
@@ -82,7 +82,7 @@ def install(
         where = venv.replace("{host}", host)
         return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *named))
 
-    packages = packages_point(settings)
+    packages = packages_point(spec, house.directory, settings)
     return on_mounts(
         spec, house.directory, packages, command, settings, progress, "install", output=output
     )

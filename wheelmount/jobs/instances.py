@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from io import RawIOBase
 from pathlib import Path
-
-from blake3 import blake3
 
 from wheelmount.config import Settings
 from wheelmount.containers.instance import Instance
@@ -17,11 +14,14 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Result, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
-from wheelmount.jobs.image import Image, Shown, order
+from wheelmount.jobs.image import Image, Shown, mark_of, order, packages_point
 from wheelmount.jobs.sites import Site
 from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount
 from wheelmount.progress import Progress
+
+_OWN = "instance-"
+"""What the mount points begin with that go with an instance."""
 
 
 def on_standing(
@@ -40,12 +40,15 @@ def on_standing(
     Raises:
         ContainerError: the instance runs on some of the hosts only.
     """
-    # One place for each directory: an instance that shows another one is told by that.
-    mark = blake3(os.fsencode(packages.resolve())).hexdigest(8)
-    where = settings.private_runtime() / f"packages-{image.instance}-{mark}-{{host}}"
+    if spec.session is not None:
+        where = packages_point(spec, packages, settings)
+    else:
+        # One place for each directory: an instance that shows another one is told by that.
+        name = f"{_OWN}{image.instance}-{mark_of(packages)}-{{host}}"
+        where = str(settings.private_runtime() / name)
 
     def place(host: str) -> Shown:
-        return Shown(packages, str(where).replace("{host}", host))
+        return Shown(packages, where.replace("{host}", host))
 
     def running(site: Site) -> list[str]:
         asked = {
@@ -65,7 +68,7 @@ def on_standing(
                 f"instance {image.instance} runs on {', '.join(found)} only",
                 hint=f"end it there first: wheelmount instance stop {image.instance}",
             )
-        mounted = site.mount(packages, str(where))
+        mounted = site.mount(packages, where)
         if not isinstance(mounted, RemoteMount):  # those of a session stay by themselves
             with mounted:
                 return on_site(site, commands, progress, output, stdin)
@@ -130,10 +133,10 @@ def stop(instance: Instance, settings: Settings) -> None:
         return
     shown = Path(record.packages)
     for mntpoint in (shown, shown.parent):
-        with contextlib.suppress(MountError):
+        if not mntpoint.name.startswith(_OWN):  # that of a session stays
+            continue
+        found: list[Path] = []
+        with contextlib.suppress(MountError):  # taken down already
             found = serving.find(settings, str(mntpoint))
-            break
-    else:
-        return
-    for directory in found:
-        serving.stop(directory, force=False)
+        for directory in found:
+            serving.stop(directory, force=False)

@@ -16,8 +16,8 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
-from wheelmount.jobs.containers import check, local_names, packages_point
-from wheelmount.jobs.image import Image, Shown, order
+from wheelmount.jobs.containers import check, local_names
+from wheelmount.jobs.image import Image, Shown, order, packages_point
 from wheelmount.mount.remote import remotemount
 from wheelmount.progress import Progress
 
@@ -59,7 +59,9 @@ def pipe(
         with contextlib.ExitStack() as stack:
             shown = None
             if packages is not None:
-                mount = stack.enter_context(site.mount(packages, packages_point(settings)))
+                mount = stack.enter_context(
+                    site.mount(packages, packages_point(spec, packages, settings))
+                )
                 shown = Shown(packages, mount.mntpoints[chosen])
             command = Command(order(chosen, image, shown, settings).command(argv), fed=True)
             return site.runners.run({chosen: command}, output, stdin)
@@ -113,9 +115,9 @@ def attach(
 
     if packages is None:
         return run(None)
-    where = packages_point(settings).replace("{host}", chosen)
     # Here and not on a session's host, whose mounts are in a namespace of its own.
     here = dataclasses.replace(spec, count=1, session=None)
+    where = packages_point(here, packages, settings).replace("{host}", chosen)
     with here.make(settings, namespaces=False) as hosts:
         try:
             with remotemount(hosts, packages, where, settings=settings, progress=progress) as mount:
