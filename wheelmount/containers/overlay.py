@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
@@ -34,6 +35,10 @@ LEAST = 64 * MIB
 
 DEFAULT_SIZE = 16 << 30
 """Bytes of an image for which no size was given. It is sparse: what is not used takes no room."""
+
+LINGER = 0.5
+"""Seconds that the lock of a container may outlive it: helpers of apptainer, and a process that
+another thread is just starting, have it open as well."""
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 
@@ -235,6 +240,7 @@ class Overlay:
         return self.path.with_name(f".{self.host}.lock")
 
     def _acquire(self) -> int:
+        deadline = time.monotonic() + LINGER
         while True:
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -242,6 +248,9 @@ class Overlay:
             except BlockingIOError:
                 holder = _holder(descriptor)
                 os.close(descriptor)
+                if time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    continue
                 raise ContainerError(
                     f"overlay {self.name} is in use by {holder}",
                     hint="wait for it to end, or use another overlay",
