@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,10 @@ def built(name: str, sif: Path, **build_args: str) -> Path:
 @pytest.fixture(scope="session")
 def ci(sif: Path) -> Path:
     return built("ci", sif)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory that hosts of a lab see too, as they see the checkout."""
+    with tempfile.TemporaryDirectory(prefix="ci-", dir=CHECKOUT / "build") as name:
+        yield Path(name)

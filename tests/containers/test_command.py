@@ -146,6 +146,7 @@ def test_environment_of_apptainer_itself() -> None:
         ("INFO: a\nE: no such package x\nFATAL:   While building: exit status 100\n", "E: no such"),
         ("\x1b[31mFATAL:   could not open image\x1b[0m\n", "could not open image"),
         ("FATAL:   While building: exit status 1\n", "While building"),
+        ("FATAL: mount hook: while mounting overlay: invalid argument\n", "while mounting"),
         ("", "did not say why"),
     ],
 )

@@ -6,8 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +21,6 @@ pytestmark = [
     pytest.mark.fuse,
     pytest.mark.timeout(600),
 ]
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A directory that hosts of a lab see too, as they see the checkout."""
-    with tempfile.TemporaryDirectory(prefix="ci-", dir=CHECKOUT / "build") as name:
-        yield Path(name)
 
 
 def test_a_project_is_tested_offline(ci: Path, workplace: Path) -> None:

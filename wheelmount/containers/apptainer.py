@@ -240,6 +240,8 @@ _KNOWN = {
     "user namespace": "ordinary users need user namespaces: sysctl user.max_user_namespaces",
     "Requesting capability set": "set 'root default capabilities = no' in apptainer.conf",
     "debootstrap is not in PATH": "install debootstrap (examples/setup.sh does)",
+    "while mounting overlay": "an overlay cannot lie in that directory any more: use another one "
+    "(--overlay NAME), or set WHEELMOUNT_STATE_DIR",
     "No space left": "free some space, or set TMPDIR to a larger directory",
     "/dev/fuse": "load the fuse module; as root: chmod 666 /dev/fuse",
 }
