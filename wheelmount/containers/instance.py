@@ -32,6 +32,9 @@ START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
 """Seconds one may take to end: its processes get a few to do so by themselves."""
 
+INSTANCES = "instances"
+"""The directory of all of them."""
+
 _NAME = "wheelmount"
 _PATIENCE = "3"
 
@@ -81,13 +84,13 @@ class Instance:
     @classmethod
     def all(cls, runtime: Path) -> list[Instance]:
         """Every instance under ``runtime``, by name and host, also those that were killed."""
-        folders = sorted((runtime / "instances").glob("*/[!.]*"))
+        folders = sorted((runtime / INSTANCES).glob("*/[!.]*"))
         return [cls(runtime, f.parent.name, f.name) for f in folders if f.is_dir()]
 
     @property
     def path(self) -> Path:
         """Its private directory."""
-        return self.runtime / "instances" / self.name / self.host
+        return self.runtime / INSTANCES / self.name / self.host
 
     @property
     def workdir(self) -> Path:
@@ -133,7 +136,7 @@ class Instance:
                 f"there is no instance {self.name} on {self.host}",
                 hint="give --image to start one; see `wheelmount instance ls`",
             )
-        private_directory(self.runtime / "instances")
+        private_directory(self.runtime / INSTANCES)
         private_directory(self.path.parent)
         with self._alone():
             found = self.record()

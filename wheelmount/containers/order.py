@@ -13,6 +13,7 @@ from pathlib import Path
 from wheelmount.config import private_directory
 from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
+from wheelmount.containers.leftovers import PREFIX, claimed
 from wheelmount.containers.overlay import Kind, Overlay
 from wheelmount.containers.process import Stream
 from wheelmount.containers.terminal import Terminal
@@ -98,7 +99,8 @@ class Order:
             container = self._container(instance.workdir)
             instance.ensure(container if self.image else None)
             return instance.run(container, argv, stdin=stdin, terminal=terminal)
-        with self._container(runtime / f"container-{self.identity}") as container:
+        workdir = runtime / f"{PREFIX}{self.identity}"
+        with self._container(workdir) as container, claimed(workdir):
             return container.run(argv, stdin=stdin, terminal=terminal)
 
     @property
