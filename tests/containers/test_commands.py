@@ -184,6 +184,7 @@ def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
         (["exec", "--image", "x.sif", "--on", "host0", "--", "true"], "goes with --interactive"),
         (["shell", "--image", "x.sif", "--hosts", "local:2"], "one host only"),
         (["shell"], "no image"),
+        (["run", ".", "-", "--image", "x.sif", "--instance", "one"], "to an instance"),
         (["exec", "-i", "--json", "--image", "x.sif", "--", "true"], "as it is"),
         (["overlay", "rm", "none"], "there is no overlay none"),
         (["instance", "stop"], "nothing to stop"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.test_running import processes, wait_until
-from wheelmount.containers.container import Container
+from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.overlay import Overlay
 from wheelmount.errors import ContainerError, InputError
@@ -66,8 +66,13 @@ def test_it_is_as_shut_off_as_any_container(
 
 def test_another_one_of_its_name_is_refused(instance: Instance, container: Container) -> None:
     instance.ensure(container)
-    with pytest.raises(ContainerError, match="is another one") as error:
-        instance.ensure(replace(container, packages=container.workdir))
+    for other in (
+        replace(container, packages=container.workdir),
+        replace(container, binds=[Bind(container.workdir, "/x")]),
+        replace(container, overlay=None),
+    ):
+        with pytest.raises(ContainerError, match="is another one") as error:
+            instance.ensure(other)
     assert "instance stop mine" in str(error.value.hint)
 
 

@@ -47,6 +47,7 @@ class Record:
         image: path of its image.
         overlay: name of its overlay.
         packages: the wheelhouse it shows, or None.
+        binds: what else of the host it sees.
         nv: whether it has NVIDIA devices.
         since: when it was started, in seconds since the epoch.
         pid: the process that ends when it has ended.
@@ -55,6 +56,7 @@ class Record:
     image: str
     overlay: str
     packages: str | None
+    binds: list[str]
     nv: bool
     since: float
     pid: int
@@ -271,6 +273,7 @@ class Instance:
             image=str(container.image.absolute()),
             overlay=container.writer.name,
             packages=None if container.packages is None else str(container.packages),
+            binds=_binds(container),
             nv=container.nv,
             since=time.time(),
             pid=process["ppid"],
@@ -278,8 +281,12 @@ class Instance:
 
     def _refuse_other(self, found: Record, container: Container) -> None:
         wanted = str(container.image.absolute()), container.writer.name, container.nv
-        other_packages = container.packages and str(container.packages) != found.packages
-        if (found.image, found.overlay, found.nv) != wanted or other_packages:
+        packages = container.packages and str(container.packages)
+        if (
+            (found.image, found.overlay, found.nv) != wanted
+            or (packages and packages != found.packages)
+            or (container.binds and _binds(container) != found.binds)
+        ):
             shown = f" and {found.packages} at /packages" if found.packages else ""
             raise ContainerError(
                 f"instance {self.name} on {self.host} is another one: it runs {found.image} with "
@@ -330,6 +337,10 @@ class Instance:
                         ) from None
                     time.sleep(0.02)
             yield
+
+
+def _binds(container: Container) -> list[str]:
+    return [f"{bind.source}:{bind.target}:{bind.writable}" for bind in container.binds]
 
 
 def _alive(pid: int) -> bool:

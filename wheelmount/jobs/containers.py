@@ -113,6 +113,11 @@ def script(
     """
     argv = ["bash", SCRIPT, *arguments]
     check(spec, image, argv)
+    if image.instance is not None:
+        raise InputError(
+            "a script cannot be shown to an instance that may run already",
+            hint="leave --instance out, or use `wheelmount exec`",
+        )
     fed = stdin is not None and spec.count == 1
 
     def command(host: str, path: str) -> Command:
@@ -144,7 +149,11 @@ def script(
 
 
 def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
-    """Refuse what cannot be, before anything is started."""
+    """Refuse what cannot be, before anything is started.
+
+    Raises:
+        InputError: there is no command, or images and hosts do not fit each other.
+    """
     if not argv:
         raise InputError("no command to run in the container", hint="name one, such as: -- python")
     if spec.kind != "local":  # the names of those are known when they answer
@@ -159,6 +168,7 @@ def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
 
 
 def local_names(spec: HostSpec) -> list[str]:
+    """What the hosts of this machine are called."""
     return [f"host{number}" for number in range(spec.count)]
 
 
@@ -168,7 +178,8 @@ def explain(results: Results, image: Image, packages: Path | None, progress: Pro
     said = {name: result.stderr.decode(errors="replace") for name, result in failed.items()}
     lacking = {name for text in said.values() for name in absent(text)}
     if lacking and packages is not None:
-        progress.log(f"hint: wheelmount download {shlex.join(sorted(lacking))} -d {packages}")
+        folder = Shown(packages, str(packages)).packages
+        progress.log(f"hint: wheelmount download {shlex.join(sorted(lacking))} -d {folder}")
     full = [name for name, text in said.items() if any(sign in text for sign in _FULL)]
     if full:
         progress.log(
