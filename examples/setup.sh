@@ -55,7 +55,7 @@ find_missing() {
   missing=("${needed[@]}" "${wanted[@]}" "${servers[@]}")
 }
 
-# What tests run on several hosts that they make on this machine (tests/testbed).
+# What tests run: on several hosts that they make on this machine (tests/testbed), and a registry.
 find_servers() {
   { have ip && have tc; } || wanted+=(iproute2)
   have sshd || servers+=(openssh-server)
@@ -64,6 +64,7 @@ find_servers() {
   have slurmd || servers+=(slurmd)
   have srun || servers+=(slurm-client)  # brings munge
   have munged || servers+=(munge)
+  have docker-registry || servers+=(docker-registry)
 }
 
 have_apptainer() { have apptainer || have singularity; }

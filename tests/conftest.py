@@ -63,7 +63,7 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     while (_mounts(place) or _processes(place)) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [str(path) for name in ("runtime", "store") for path in (place / name).rglob("*")]
-    kept = f"wheelmount-{os.getuid()}", "/mounts", "/stores", "/sessions"
+    kept = f"wheelmount-{os.getuid()}", "/mounts", "/stores", "/sessions", "/instances"
     left = [path for path in left if not path.endswith(kept)]
     mounts, processes = _mounts(place), _processes(place)
     for path in mounts:

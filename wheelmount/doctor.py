@@ -15,6 +15,7 @@ import psutil
 
 from wheelmount.config import MEMORY, Settings
 from wheelmount.containers import apptainer
+from wheelmount.containers import leftovers as containers
 from wheelmount.errors import MountError, UnavailableError, WheelmountError
 from wheelmount.hosts import gate
 from wheelmount.hosts.local import namespaces_allowed
@@ -42,6 +43,9 @@ class Finding:
     state: str
     text: str
     hint: str = ""
+
+
+CONTAINER = "a container that is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,8 @@ def _leftovers(settings: Settings) -> Iterator[Leftover]:
     for hosts in sorted(settings.private_runtime().glob("hosts-*")):
         if hosts not in alive:
             yield Leftover(hosts, "hosts that are gone")
+    for container in containers.find(settings.private_runtime()):
+        yield Leftover(container, CONTAINER)
 
 
 def clear(leftover: Leftover) -> None:
@@ -192,4 +198,7 @@ def clear(leftover: Leftover) -> None:
     """
     if (leftover.path / TASK).exists():
         serving.stop(leftover.path, force=True)
+    if leftover.text == CONTAINER:
+        containers.remove(leftover.path)
+        return
     stores.remove(leftover.path)

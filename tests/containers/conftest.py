@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import CHECKOUT
+from wheelmount.containers import image
 
 FAKE = """#!/bin/sh
 [ "$1" != --version ] || { echo "apptainer version 0.0"; exit; }
@@ -60,3 +65,24 @@ def _wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in files.items():
             wheel.writestr(path, text)
+
+
+def built(name: str, sif: Path, **build_args: str) -> Path:
+    """The image of ``images/NAME.def``, on top of that of ``python.def``."""
+    made = sif.with_name(f"{name}.sif")
+    definition = CHECKOUT / "images" / f"{name}.def"
+    image.build(definition, made, build_args={"base": str(sif), **build_args})
+    assert image.inspect(made).labels["wheelmount.image"] == name
+    return made
+
+
+@pytest.fixture(scope="session")
+def ci(sif: Path) -> Path:
+    return built("ci", sif)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory that hosts of a lab see too, as they see the checkout."""
+    with tempfile.TemporaryDirectory(prefix="ci-", dir=CHECKOUT / "build") as name:
+        yield Path(name)

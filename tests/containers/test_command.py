@@ -39,8 +39,11 @@ def test_says_everything_once(tmp_path: Path, fake_apptainer: Path) -> None:
         "/mnt/wheels:/packages:ro",
         "/data:/data:ro",
         "/out:/results:rw",
-        f"{tmp_path}/work/files/0:/etc/pip.conf:ro",
+        f"{tmp_path}/work/files/0:/etc/hosts:ro",
+        f"{tmp_path}/work/files/1:/etc/resolv.conf:ro",
+        f"{tmp_path}/work/files/2:/etc/pip.conf:ro",
     ]
+    assert values(command, "--no-mount") == ["bind-paths"]
     assert command[-5:] == [f"{tmp_path}/python.sif", "pip", "install", "--quiet", "x"]
     assert "SECRET" not in " ".join(command), "other users can read a command line"
 
@@ -99,7 +102,7 @@ def test_context_makes_a_private_directory_and_removes_it(tmp_path: Path) -> Non
     container = Container(tmp_path / "i.sif", tmp_path / "work", files={"/etc/x": "text"})
     with container:
         assert (tmp_path / "work").stat().st_mode & 0o777 == 0o700
-        assert (tmp_path / "work" / "files" / "0").read_text() == "text"
+        assert (tmp_path / "work" / "files" / "2").read_text() == "text"
     assert not (tmp_path / "work").exists()
 
 
@@ -143,6 +146,7 @@ def test_environment_of_apptainer_itself() -> None:
         ("INFO: a\nE: no such package x\nFATAL:   While building: exit status 100\n", "E: no such"),
         ("\x1b[31mFATAL:   could not open image\x1b[0m\n", "could not open image"),
         ("FATAL:   While building: exit status 1\n", "While building"),
+        ("FATAL: mount hook: while mounting overlay: invalid argument\n", "while mounting"),
         ("", "did not say why"),
     ],
 )

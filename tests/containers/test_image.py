@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from wheelmount.containers import apptainer, image
+from wheelmount.containers import apptainer, image, inputs
 from wheelmount.errors import ContainerError, InputError, SourceError, UnavailableError
 
 DEFINITION = """Bootstrap: scratch
@@ -42,8 +43,38 @@ def builds(definition: Path) -> int:
 
 
 def test_sources() -> None:
-    assert image.sources(DEFINITION, {}) == ["here/uv", "with space", "*.toml"]
-    assert image.sources(DEFINITION, {"uv": "/bin/uv"})[0] == "/bin/uv"
+    assert inputs.sources(DEFINITION, {}) == ["here/uv", "with space", "*.toml"]
+    assert inputs.sources(DEFINITION, {"uv": "/bin/uv"})[0] == "/bin/uv"
+
+
+def test_the_image_it_starts_from_is_an_input(definition: Path, tmp_path: Path) -> None:
+    definition.write_text("Bootstrap: localimage\nFrom: {{ base }}\n%arguments\n  base=base.sif\n")
+    with pytest.raises(SourceError, match=r"needs base\.sif") as error:
+        image.build(definition, tmp_path / "x.sif")
+    assert "--build-arg" in str(error.value.hint)
+    (definition.parent / "base.sif").write_text("one")
+    assert image.build(definition, tmp_path / "x.sif")
+    assert image.state(tmp_path / "x.sif") == image.CURRENT
+    (definition.parent / "base.sif").write_text("another")
+    assert image.state(tmp_path / "x.sif") == image.OUTDATED
+    assert image.build(definition, tmp_path / "x.sif")
+    (tmp_path / "x.sif").write_text("put in its place")
+    assert image.state(tmp_path / "x.sif") == image.FOREIGN
+    definition.write_text("Bootstrap: docker\nFrom: python:3\n")
+    assert image.build(definition, tmp_path / "y.sif"), "that is no path of this machine"
+
+
+def test_a_checkout_elsewhere_is_the_same(definition: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(definition.parent, other, copy_function=shutil.copy2)
+    args = {"uv": str(definition.parent / "here" / "uv")}
+    elsewhere = {"uv": str(other / "here" / "uv")}
+    assert inputs.fingerprint(definition, args) == inputs.fingerprint(
+        other / definition.name, elsewhere
+    )
+    assert inputs.fingerprint(definition, args) != inputs.fingerprint(
+        definition, {"uv": "other-uv"}
+    )
 
 
 def test_kept_while_nothing_changes(definition: Path, tmp_path: Path) -> None:
@@ -94,7 +125,7 @@ def test_built_again_for_other_arguments(definition: Path, tmp_path: Path) -> No
 
 
 def test_missing_file(definition: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="copies nowhere"):
+    with pytest.raises(SourceError, match="needs nowhere"):
         image.build(definition, tmp_path / "x.sif", build_args={"uv": "nowhere"})
     with pytest.raises(SourceError, match=r"no\.def"):
         image.build(tmp_path / "no.def", tmp_path / "x.sif")

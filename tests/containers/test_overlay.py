@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from wheelmount.containers.overlay import Overlay, remove_tree
+from wheelmount.containers import overlay as overlays
+from wheelmount.containers.container import Container
+from wheelmount.containers.overlay import MIB, Kind, Overlay, default_kind, remove_tree
 from wheelmount.errors import ConfigError, ContainerError, InputError
 
 
@@ -90,3 +93,79 @@ def test_directories_their_owner_may_not_enter_are_removed(tmp_path: Path) -> No
     (tree / "work" / "work").chmod(0)
     remove_tree(tree)
     assert not tree.exists()
+
+
+def test_sizes_and_kinds_that_cannot_be(overlay: Overlay, fake_apptainer: Path) -> None:
+    for arguments in ((None, 1), ("directory", 100 * MIB), ("memory", 100 * MIB)):
+        with pytest.raises(InputError, match="cannot be made"):
+            Overlay(overlay.state_dir, "x", "n1", *arguments)
+    overlay.create()
+    (overlay.path / "upper").mkdir()
+    for wanted in ("image", "memory"):
+        with pytest.raises(InputError, match="of another kind: directory") as error:
+            Overlay(overlay.state_dir, "mine", "n1", wanted).create()
+        assert "overlay rm mine" in str(error.value.hint)
+
+
+def test_a_directory_only_where_one_can_be_an_overlay(tmp_path: Path) -> None:
+    assert default_kind(tmp_path) == "directory"
+    (tmp_path / "over").mkdir()
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from wheelmount.containers.overlay import default_kind\n"
+        "print(default_kind(Path(sys.argv[1])))"
+    )
+    for kind, options in (
+        ("ramfs", ""),  # knows no extended attributes
+        ("overlay", "-o lowerdir=/usr,upperdir=/run/u,workdir=/run/w"),
+    ):
+        mount = f"mkdir -p /run/u /run/w; mount -t {kind} {options} {kind} {tmp_path}/over"
+        shell = f"mount -t tmpfs t /run; {mount}; {sys.executable} -c '{script}' {tmp_path}/over"
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-ec", shell], capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "image\n", done.stderr
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", overlays.KINDS)
+def test_what_is_written_stays_in_each_kind(
+    kind: Kind, sif: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "memory":
+        monkeypatch.setattr(overlays, "MEMORY", tmp_path / "shm")
+    size = 64 * MIB if kind == "image" else None
+    overlay = Overlay(tmp_path / "state", "mine", "n1", kind, size)
+    with Container(sif, tmp_path / "work", overlay) as container:
+        assert container.run(["sh", "-c", "echo kept > /usr/kept"]) == 0
+    assert overlay.found == kind
+    again = Overlay(tmp_path / "state", "mine", "n1")
+    with Container(sif, tmp_path / "work", again) as container:
+        assert container.run(["grep", "-q", "kept", "/usr/kept"]) == 0
+    assert again.used() < 32 * MIB, "it takes what is used, not its size"
+    if kind == "image":
+        with pytest.raises(InputError, match="another size: 64 MiB"):
+            Overlay(tmp_path / "state", "mine", "n1", None, 100 * MIB).create()
+    assert again.user() == ""
+    with again.lock("a writer"):
+        assert "a writer" in again.user()
+    assert again.remove()
+    assert not list((tmp_path / "state" / "overlays").iterdir())
+    assert not (tmp_path / "shm").exists() or not list((tmp_path / "shm").iterdir())
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_when_it_is_full(sif: Path, tmp_path: Path) -> None:
+    overlay = Overlay(tmp_path / "state", "mine", "n1", None, 64 * MIB)
+    with (
+        Container(sif, tmp_path / "work", overlay) as container,
+        (tmp_path / "said").open("w+") as said,
+    ):
+        fill = "echo kept > /usr/kept && head -c 100M /dev/zero > /usr/large"
+        assert container.run(["sh", "-c", fill], stderr=said) != 0
+        said.seek(0)
+        assert "No space left on device" in said.read()
+        assert container.run(["sh", "-c", "grep -q kept /usr/kept && rm /usr/large"]) == 0
+        assert container.run(["sh", "-c", "head -c 10M /dev/zero > /usr/small"]) == 0

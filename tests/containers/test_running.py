@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ def container(sif: Path, wheels: Path, tmp_path: Path) -> Iterator[Container]:
 def output(container: Container, script: str) -> str:
     """What a shell script in the container prints; it has to succeed."""
     with (container.workdir / "output").open("w+") as file:
-        code = container.run(["sh", "-c", script], stdout=file, stderr=subprocess.STDOUT)
+        code = container.run(["sh", "-ec", script], stdout=file, stderr=subprocess.STDOUT)
         file.seek(0)
         text = file.read()
     assert code == 0, text
@@ -83,6 +85,41 @@ def test_no_network(container: Container) -> None:
     devices = output(container, "tail -n +3 /proc/net/dev | cut -d: -f1")
     assert devices.split() == ["lo"]
     assert output(container, "tail -n +2 /proc/net/route") == ""
+
+
+def test_no_names_of_the_outside_world(container: Container) -> None:
+    names = output(container, "cat /etc/resolv.conf /etc/hosts")
+    assert "nameserver" not in names
+    lookup = "import socket; print(socket.getaddrinfo('{}', 80))"
+    for name in ("localhost", socket.gethostname()):
+        assert "127.0.0.1" in output(container, f'python -c "{lookup.format(name)}"')
+    assert container.run(["python", "-c", lookup.format("pypi.org")], stderr=subprocess.DEVNULL)
+    listen = "s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())"
+    output(container, f'python -c "import socket; {listen}"')
+
+
+def test_users_and_masks(container: Container) -> None:
+    umask = os.umask(0o077)
+    try:
+        assert output(container, "id -u; id -g; umask; pwd").split() == ["0", "0", "0077", "/root"]
+    finally:
+        os.umask(umask)
+    assert output(container, "umask") == f"{umask:04o}\n"
+    assert output(container, "stat -c %u:%g /packages/*.whl | sort -u").strip() == "0:0"
+
+
+@pytest.mark.parametrize(
+    "name", ["--help", "-r/etc/passwd", "--index-url=http://x", "a;id", "$(id)"]
+)
+def test_hostile_names_of_packages_are_no_options(container: Container, name: str) -> None:
+    for tool in (["pip"], ["uv", "pip"]):
+        with (container.workdir / "output").open("w+") as file:
+            code = container.run([*tool, "install", "--", name], stdout=file, stderr=file)
+            file.seek(0)
+            said = file.read()
+        assert code != 0, said
+        assert "uid=" not in said
+        assert "root:x:0" not in said
 
 
 def test_packages_are_read_only(container: Container) -> None:
@@ -166,6 +203,18 @@ def test_two_overlays_at_once(container: Container, tmp_path: Path) -> None:
         missing = "python -c 'import greeting' 2>/dev/null && echo yes || echo no"
         assert output(container, missing) == "no\n"
         assert output(other, missing) == "yes\n"
+
+
+def test_eight_at_once(container: Container, wheels: Path, tmp_path: Path) -> None:
+    def one(number: int) -> None:
+        overlay = Overlay(tmp_path / "state", "mine", f"h{number}")
+        with Container(container.image, tmp_path / f"w{number}", overlay, packages=wheels) as made:
+            output(made, f"uv pip install -q greeting; echo {number} >/usr/mine; sleep 1")
+            assert output(made, "cat /usr/mine; python -c 'import greeting'") == f"{number}\n"
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(one, number) for number in range(8)]:
+            done.result()
 
 
 def test_second_writer_is_refused(container: Container, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 import uv
@@ -16,7 +17,7 @@ from wheelmount.errors import InputError
 
 @click.group()
 def image() -> None:
-    """Build and inspect container images."""
+    """Build, list and inspect container images."""
 
 
 @image.command()
@@ -38,6 +39,26 @@ def build(definition: Path, sif: Path, build_args: tuple[str, ...], quiet: bool)
     progress = ConsoleProgress(quiet=quiet)
     built = images.build(definition, sif, build_args=values, progress=progress)
     print(f"{sif}: {'built' if built else 'up to date'}")
+
+
+@image.command("ls")
+@click.argument("directories", nargs=-1, type=click.Path(path_type=Path))
+@options.as_json
+def ls(directories: tuple[Path, ...], as_json: bool) -> None:
+    """List images in DIRECTORIES, default this one: path, size, what it stands to its definition.
+
+    That is `current`, `outdated` (the definition or what it is made of has changed since), or
+    `foreign` (not built here).
+    """
+    found = [sif for each in directories or [Path()] for sif in sorted(each.glob("*.sif"))]
+    records: list[dict[str, Any]] = [
+        {"path": str(sif), "bytes": sif.stat().st_size, "state": images.state(sif)} for sif in found
+    ]
+    if as_json:
+        print(json.dumps(records))
+        return
+    for each in records:
+        print(f"{each['path']}  {each['bytes'] / 1e6:.1f} MB  {each['state']}")
 
 
 @image.command()

@@ -1,4 +1,4 @@
-"""``wheelmount install | exec``."""
+"""``wheelmount install``."""
 
 from __future__ import annotations
 
@@ -8,32 +8,22 @@ from typing import Literal, cast
 import click
 
 from wheelmount import config
-from wheelmount.cli import options
+from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
-from wheelmount.cli.run import finish
+from wheelmount.cli.image_options import container
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import containers, installs
+from wheelmount.jobs import installs
+from wheelmount.jobs.image import Image
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
-
-image_option = click.option(
-    "--image", type=click.Path(path_type=Path), help="In an offline container of this SIF."
-)
-overlay_option = click.option(
-    "--overlay",
-    default="default",
-    show_default=True,
-    help="Name of the overlay that keeps what containers install, one a host.",
-)
 
 
 @click.command()
 @options.wanted
 @options.hosts
 @click.option("--venv", help="Virtual environment on the hosts; made if there is none.  [.venv]")
-@image_option
-@overlay_option
+@container
 @click.option("--with", "tool", type=click.Choice(["uv", "pip"]), default="uv", show_default=True)
 @click.option(
     "-d",
@@ -42,18 +32,17 @@ overlay_option = click.option(
     help="The wheelhouse; default one of its own in the cache.",
 )
 @options.target
-@options.as_json
+@output.options
 @options.quiet
 def install(
     wanted: Wanted | None,
     spec: HostSpec,
     venv: str | None,
-    image: Path | None,
-    overlay: str,
+    image: Image | None,
     tool: str,
     directory: Path | None,
     target: Target | None,
-    as_json: bool,
+    show: output.Show,
     quiet: bool,
 ) -> int:
     """Install REQUIREMENTS on every host, from wheels that only this machine downloads.
@@ -65,55 +54,18 @@ def install(
         raise InputError("nothing to install", hint="name a package, or -r a file of them")
     if venv is not None and image is not None:
         raise InputError("--venv and --image exclude each other", hint="give one of them")
-    into = (
-        installs.Venv(str(Path(venv or ".venv").absolute()))
-        if image is None
-        else containers.Image(image, overlay)
-    )
+    into = installs.Venv(str(Path(venv or ".venv").absolute())) if image is None else image
     progress = ConsoleProgress(quiet=quiet)
-    results = installs.install(
-        spec,
-        wanted,
-        into,
-        cast(Literal["uv", "pip"], tool),
-        config.load(),
-        progress,
-        directory=directory,
-        target=target,
-    )
-    return finish(results, progress, as_json=as_json)
-
-
-@click.command("exec", context_settings={"ignore_unknown_options": True})
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@options.hosts
-@image_option
-@overlay_option
-@click.option(
-    "--packages",
-    type=click.Path(path_type=Path),
-    help="A wheelhouse to mount on the hosts: pip and uv in the containers install from it.",
-)
-@options.as_json
-@options.quiet
-def execute(
-    command: tuple[str, ...],
-    spec: HostSpec,
-    image: Path | None,
-    overlay: str,
-    packages: Path | None,
-    as_json: bool,
-    quiet: bool,
-) -> int:
-    """Run COMMAND on every host in a container without network.
-
-    What it installs or writes stays in the overlay. Output is printed host by host, in order; the
-    exit code is the worst of all.
-    """
-    if image is None:
-        raise InputError("no image to run it in", hint="give --image; images/python.def makes one")
-    progress = ConsoleProgress(quiet=quiet)
-    results = containers.execute(
-        spec, containers.Image(image, overlay), command, packages, config.load(), progress
-    )
-    return finish(results, progress, as_json=as_json)
+    with show.open(progress) as told:
+        results = installs.install(
+            spec,
+            wanted,
+            into,
+            cast(Literal["uv", "pip"], tool),
+            config.load(),
+            progress,
+            directory=directory,
+            target=target,
+            output=told,
+        )
+    return show.end(results, progress)

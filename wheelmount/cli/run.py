@@ -11,9 +11,10 @@ import click
 from wheelmount import config
 from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
-from wheelmount.hosts.runners import Results
+from wheelmount.cli.image_options import container
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import scripts
+from wheelmount.jobs import containers, scripts
+from wheelmount.jobs.image import Image
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -22,6 +23,7 @@ from wheelmount.jobs import scripts
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--mntpoint", help="Where to mount on the hosts; default the path of SOURCE.")
 @options.hosts
+@container
 @options.adapter
 @output.options
 @options.quiet
@@ -31,6 +33,7 @@ def run(
     arguments: tuple[str, ...],
     mntpoint: str | None,
     spec: HostSpec,
+    image: Image | None,
     adapter: str,
     show: output.Show,
     quiet: bool,
@@ -40,25 +43,18 @@ def run(
     It runs in the mounted directory, which is read-only, as soon as that stands: what it reads
     arrives first. The exit code is the worst of all. One host gets the standard input of this
     command, unless the script is read from it.
+
+    With --image it runs in an offline container of each host, which sees SOURCE where the host
+    has it.
     """
     text = sys.stdin.read() if script == "-" else scripts.read(script)
     progress = ConsoleProgress(quiet=quiet)
     settings = replace(config.load(), adapter=adapter)
+    stdin = None if script == "-" else output.standard_input()
+    given = source, text, arguments, mntpoint, settings, progress
     with show.open(progress) as told:
-        results = scripts.run(
-            spec,
-            source,
-            text,
-            arguments,
-            mntpoint,
-            settings,
-            progress,
-            output=told,
-            stdin=None if script == "-" else output.standard_input(),
-        )
+        if image is None:
+            results = scripts.run(spec, *given, output=told, stdin=stdin)
+        else:
+            results = containers.script(spec, image, *given, output=told, stdin=stdin)
     return show.end(results, progress)
-
-
-def finish(results: Results, progress: ConsoleProgress, *, as_json: bool) -> int:
-    """Show what came of it; gives the exit code."""
-    return output.Show(as_json=as_json, live=False, directory=None).end(results, progress)

@@ -1,40 +1,39 @@
 """Runs a command in a container on this host: ``python -m wheelmount.containers SPEC COMMAND…``.
 
-SPEC is the JSON of an ``Order``. Exits with the command's code, or with that of the error.
+SPEC is the JSON of an ``Order``. Exits with the command's code, or with that of the error. Without
+a command it exits with 0 if the order's instance runs, else with 1.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from pathlib import Path
+from types import FrameType
 
-from wheelmount.config import private_directory
-from wheelmount.containers.container import Container
 from wheelmount.containers.order import Order
-from wheelmount.containers.overlay import Overlay
 from wheelmount.errors import WheelmountError
 
 
 def main() -> int:
     """Do it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     order = Order(**json.loads(sys.argv[1]))
     try:
-        work = private_directory(Path(order.runtime_dir)) / f"container-{order.identity}"
-        container = Container(
-            image=Path(order.image),
-            workdir=work,
-            overlay=Overlay(Path(order.state_dir), order.overlay, order.host),
-            packages=Path(order.packages) if order.packages else None,
-            env=order.environment,
-            files=order.files,
-        )
-        with container:
-            return container.run(sys.argv[2:])
+        return order.run(sys.argv[2:], stdin=None) if sys.argv[2:] else int(not order.runs())
     except WheelmountError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         print(f"error: {error.message}{hint}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    # Once: who sends a second one would only keep what runs from being taken down.
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

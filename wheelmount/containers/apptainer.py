@@ -27,8 +27,8 @@ from wheelmount.errors import ContainerError, UnavailableError
 
 CAP_SYS_RESOURCE = 24
 
-GRACE = 5.0
-"""Seconds a stopped container or build gets to end by itself."""
+GRACE = 2.0
+"""Seconds a stopped container or build gets to end by itself; less than a host's runner gives."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -142,8 +142,7 @@ def build(
                 file.write(plain(line))
                 on_line()
     except subprocess.CalledProcessError as error:
-        reason = _reason(log.read_text(encoding="utf-8"))
-        advice = _advice(reason)
+        reason, advice = _explain(log.read_text(encoding="utf-8"))
         raise ContainerError(
             f"{definition.name} did not build: {reason or f'exit code {error.returncode}'}",
             hint=f"{advice}; the full log is {log}" if advice else f"the full log is {log}",
@@ -160,6 +159,31 @@ def build(
         with contextlib.suppress(subprocess.CalledProcessError):
             list(lines)
         raise
+
+
+def make_overlay(path: Path, size: int) -> None:
+    """Make an overlay in one file, for containers of this user.
+
+    Args:
+        path: the file.
+        size: MiB, 64 or more; what is not used takes no room.
+
+    Raises:
+        ContainerError: it cannot be made.
+        UnavailableError: apptainer is missing.
+    """
+    # Whose containers run in user namespaces need other owners in it.
+    private = ["--fakeroot"] if "--fakeroot" in exec_privileges() else []
+    answer = run_command(
+        [str(find()), "overlay", "create", *private, "--sparse", "--size", str(size), str(path)],
+        quiet=True,
+    )
+    if answer["return_code"]:
+        reason, advice = _explain(plain("".join(answer["message"])))
+        raise ContainerError(
+            f"no overlay of {size} MiB can be made: {reason}",
+            hint=advice or "wheelmount doctor checks what containers need on this machine",
+        )
 
 
 def inspect(image: Path) -> dict[str, Any]:
@@ -189,10 +213,10 @@ def plain(text: str) -> str:
 
 def start_error(image: Path, output: str) -> ContainerError:
     """The error for a container that did not start, from what apptainer printed."""
-    reason = _reason(plain(output))
+    reason, advice = _explain(plain(output))
     return ContainerError(
         f"apptainer could not start a container of {image}: {reason or 'it did not say why'}",
-        hint=_advice(reason) or "wheelmount doctor checks what containers need on this machine",
+        hint=advice or "wheelmount doctor checks what containers need on this machine",
     )
 
 
@@ -209,17 +233,30 @@ def _reason(output: str) -> str:
     return re.sub(r"^(FATAL|ERROR)\s*:\s*", "", last)
 
 
-def _advice(reason: str) -> str | None:
-    """What to do about the failures that are known."""
-    known = {
-        "/etc/subuid": "run examples/setup.sh, or as root: apptainer config fakeroot --add USER",
-        "user namespace": "ordinary users need user namespaces: sysctl user.max_user_namespaces",
-        "Requesting capability set": "set 'root default capabilities = no' in apptainer.conf",
-        "debootstrap is not in PATH": "install debootstrap (examples/setup.sh does)",
-        "No space left": "free some space, or set TMPDIR to a larger directory",
-        "/dev/fuse": "load the fuse module; as root: chmod 666 /dev/fuse",
-    }
-    return next((advice for sign, advice in known.items() if sign in reason), None)
+_KNOWN = {
+    "/etc/subuid": "run examples/setup.sh, or as root: apptainer config fakeroot --add USER",
+    "failed to change uid and gids": "images with files of several users are built by who has "
+    "subordinate ids: as root: apptainer config fakeroot --add USER",
+    "user namespace": "ordinary users need user namespaces: sysctl user.max_user_namespaces",
+    "Requesting capability set": "set 'root default capabilities = no' in apptainer.conf",
+    "debootstrap is not in PATH": "install debootstrap (examples/setup.sh does)",
+    "while mounting overlay": "an overlay cannot lie in that directory any more: use another one "
+    "(--overlay NAME), or set WHEELMOUNT_STATE_DIR",
+    "No space left": "free some space, or set TMPDIR to a larger directory",
+    "/dev/fuse": "load the fuse module; as root: chmod 666 /dev/fuse",
+}
+"""What to do about the failures that are known, by what is said of them."""
+
+
+def _explain(output: str) -> tuple[str, str | None]:
+    """What went wrong, and what to do about it: of the last line that tells, or of a known one."""
+    reason = _reason(output)
+    lines = [line for line in output.splitlines() if not line.startswith("INFO:")]
+    for line in (reason, *lines):
+        for sign, advice in _KNOWN.items():
+            if sign in line:
+                return _reason(line), advice
+    return reason, None
 
 
 def stop(session: int) -> None:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import re
+import secrets
 import shlex
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from wheelmount.config import private_directory
-from wheelmount.containers import apptainer, image
+from wheelmount.containers import apptainer, sif
 from wheelmount.containers.overlay import Overlay, remove_tree
-from wheelmount.errors import InputError, SourceError, WaitError
+from wheelmount.containers.process import Stream, attend
+from wheelmount.containers.terminal import Terminal
+from wheelmount.errors import InputError, SourceError, UnavailableError
 
 PACKAGES = "/packages"
 """Where a container sees the wheelhouse."""
 
-Stream = int | IO[bytes] | IO[str] | None
+GPU = Path("/dev/nvidiactl")
+"""What NVIDIA's driver makes where there is one of its devices."""
 
-# Ends a container whose owner died: standard input is a pipe that only the owner can write to.
-_GUARD = 'read -r _; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -- "-$1"'
+# The image's own may name the resolver of the machine that built it, apptainer's those of the host.
+_NAMES = {
+    "/etc/hosts": "127.0.0.1 localhost {host}\n::1 localhost\n",
+    "/etc/resolv.conf": "# There is no network.\n",
+}
 
-# What apptainer ends with when it cannot start a container; a command may end with it too.
-_NOT_STARTED = 255
+NOT_STARTED = 255
+"""What apptainer ends with when it cannot start a container; a command may end with it too."""
 
 
 class Bind(NamedTuple):
@@ -51,6 +57,8 @@ class Container:
         binds: what else of the host it sees.
         env: its environment, besides what the image sets. Nothing comes from the host's.
         files: texts it finds at these absolute paths, read-only: pip's and uv's configuration.
+        cwd: where commands start in it; default its user's home directory.
+        nv: let it use the host's NVIDIA devices, with the host's driver.
 
     Raises:
         InputError: a path or a name that could be taken for something else on a command line.
@@ -63,9 +71,11 @@ class Container:
     binds: Sequence[Bind] = ()
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    cwd: str | None = None
+    nv: bool = False
 
     def __post_init__(self) -> None:
-        for path in (self.workdir, self._writer.path):
+        for path in (self.workdir, self.writer.path):
             _refuse_specials(str(path.absolute()))
         for bind in self._binds():
             _refuse_specials(str(bind.source.absolute()))
@@ -90,27 +100,56 @@ class Container:
             InputError: there is no command in ``argv``.
             UnavailableError: apptainer is missing.
         """
-        if not argv:
-            raise InputError("no command to run in the container", hint="name one, such as: python")
-        command = [str(apptainer.find()), "--silent", "exec", *apptainer.exec_privileges()]
-        # --no-eval: else the environment's values are expanded by a shell.
-        command += ["--containall", "--no-eval", "--network", "none"]
-        command += ["--workdir", str(self._scratch), "--overlay", str(self._writer.path.absolute())]
-        for source, target, writable in self._binds():
-            command += ["--bind", f"{source.absolute()}:{target}:{'rw' if writable else 'ro'}"]
-        command += ["--env-file", str(self._env_file)]
+        command = [str(apptainer.find()), "--silent", "exec", *self.options(), *self._inside()]
         # Absolute, so that it can be neither an option nor a URI.
-        return [*command, str(self.image.absolute()), *argv]
+        return [*command, str(self.image.absolute()), *_checked(argv)]
+
+    def start_command(self, instance: str) -> list[str]:
+        """The command line that starts it as an instance of apptainer's, to run commands in."""
+        command = [str(apptainer.find()), "--silent", "instance", "start", *self.options()]
+        return [*command, str(self.image.absolute()), instance]
+
+    def join_command(self, instance: str, argv: Sequence[str]) -> list[str]:
+        """The command line that runs ``argv`` in this container where it is started already."""
+        # A user's instance is entered as the root that it was started as.
+        privileges = [o for o in apptainer.exec_privileges() if o != "--fakeroot"]
+        command = [str(apptainer.find()), "--silent", "exec", *privileges, "--cleanenv"]
+        return [*command, "--no-eval", *self._inside(), f"instance://{instance}", *_checked(argv)]
+
+    def options(self) -> list[str]:
+        """What shuts it off, and what it is shown."""
+        # --no-eval: else the environment's values are expanded by a shell.
+        options = [*apptainer.exec_privileges(), "--containall", "--no-eval", "--network", "none"]
+        # What the machine's own configuration shows every container.
+        options += ["--no-mount", "bind-paths"]
+        options += ["--workdir", str(self._scratch), "--overlay", str(self._layer.absolute())]
+        for source, target, writable in self._binds():
+            options += ["--bind", f"{source.absolute()}:{target}:{'rw' if writable else 'ro'}"]
+        return [*options, "--nv"] if self.nv else options
+
+    def _inside(self) -> list[str]:
+        where = [] if self.cwd is None else ["--pwd", self.cwd]
+        return ["--env-file", str(self._env_file), *where]
 
     def _binds(self) -> Iterator[Bind]:
         if self.packages is not None:
             yield Bind(self.packages, PACKAGES)
         yield from self.binds
-        for number, target in enumerate(self.files):
+        for number, target in enumerate(self._texts):
             yield Bind(self._files / str(number), target)
 
     @property
-    def _writer(self) -> Overlay:
+    def _texts(self) -> dict[str, str]:
+        host = socket.gethostname()
+        return {**{path: text.format(host=host) for path, text in _NAMES.items()}, **self.files}
+
+    @property
+    def _layer(self) -> Path:
+        return self.writer.layer
+
+    @property
+    def writer(self) -> Overlay:
+        """The overlay that is written to."""
         return self.overlay or Overlay(self.workdir, "temporary", "here")
 
     @property
@@ -134,8 +173,14 @@ class Container:
         Raises:
             SourceError: the image, the wheelhouse or something bound is missing.
             ConfigError: somebody else's directory is in the way.
+            UnavailableError: there is no device for ``nv``.
         """
-        image.check(self.image)
+        sif.check(self.image)
+        if self.nv and not GPU.exists():
+            raise UnavailableError(
+                f"{socket.gethostname()} has no NVIDIA device: there is no {GPU}",
+                hint="leave --nv out, or choose hosts with one; the driver must be loaded there",
+            )
         for bind in (*self.binds, *([Bind(self.packages, PACKAGES)] if self.packages else ())):
             try:
                 bind.source.stat()
@@ -148,13 +193,19 @@ class Container:
         private_directory(self.workdir)
         self._scratch.mkdir(exist_ok=True)
         self._files.mkdir(exist_ok=True)
-        for number, text in enumerate(self.files.values()):
+        for number, text in enumerate(self._texts.values()):
             (self._files / str(number)).write_text(text, encoding="utf-8")
-        self._env_file.write_text(
+        self.write_environment()
+        self.writer.create()
+
+    def write_environment(self) -> None:
+        """Write the environment down for the commands that start from now on."""
+        fresh = self._env_file.with_name(f"env-{secrets.token_hex(4)}")
+        fresh.write_text(
             "".join(f"{name}={shlex.quote(value)}\n" for name, value in self.env.items()),
             encoding="utf-8",
         )
-        self._writer.create()
+        fresh.replace(self._env_file)  # others may be reading it
 
     def cleanup(self) -> None:
         """Remove the private directory; the overlay stays.
@@ -184,6 +235,7 @@ class Container:
         stderr: Stream = None,
         stdin: Stream = subprocess.DEVNULL,
         timeout: float | None = None,
+        terminal: Terminal | None = None,
     ) -> int:
         """Run a command and wait for it.
 
@@ -195,6 +247,7 @@ class Container:
             stderr: the same; apptainer's own errors go there too.
             stdin: the same; nothing by default.
             timeout: seconds it may take.
+            terminal: is what the command has for all three instead.
 
         Returns:
             The command's exit code; 128 and the signal's number where one ended it.
@@ -205,28 +258,20 @@ class Container:
             WaitError: the time ran out.
         """
         command = self.command(argv)
-        with self._writer.lock(shlex.join(argv)[:200]) as lock:
+        with self.writer.lock(shlex.join(argv)[:200]) as lock:
             # The lock is inherited: it holds until the container has ended.
-            process = subprocess.Popen(
+            code = attend(
                 command,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env=apptainer.environment(),
-                start_new_session=True,
+                timeout=timeout,
+                terminal=terminal,
                 pass_fds=[lock],
             )
-            with _ended_with_this_process(process):
-                try:
-                    code = process.wait(timeout)
-                except subprocess.TimeoutExpired:
-                    raise WaitError(
-                        f"{argv[0]} was stopped: it took longer than {timeout:g} s",
-                        hint="give it more time, or look at what it printed",
-                    ) from None
-            if code == _NOT_STARTED:
+            if code == NOT_STARTED:
                 self._check_start()
-        return code if code >= 0 else 128 - code
+        return code
 
     def _check_start(self) -> None:
         """Tell a command that ended with 255 from a container that did not start."""
@@ -240,35 +285,19 @@ class Container:
             errors="replace",
             check=False,
         )
-        if attempt.returncode == _NOT_STARTED:
+        if attempt.returncode == NOT_STARTED:
             raise apptainer.start_error(self.image, attempt.stderr)
 
 
-@contextlib.contextmanager
-def _ended_with_this_process(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Stop ``process``, a session's leader, when the context fails or this process dies."""
-    reading, writing = os.pipe()
-    guard = None
-    try:
-        guard = subprocess.Popen(
-            ["sh", "-c", _GUARD, "guard", str(process.pid), str(apptainer.GRACE)],
-            stdin=reading,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        yield
-    except BaseException:
-        apptainer.stop(process.pid)
-        process.wait()
-        raise
-    finally:
-        # Killed before the pipe is closed: it must not wake up for a session that has ended.
-        if guard is not None:
-            guard.kill()
-            guard.wait()
-        os.close(reading)
-        os.close(writing)
+def _checked(argv: Sequence[str]) -> list[str]:
+    """``argv``, if there is a command in it.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not argv:
+        raise InputError("no command to run in the container", hint="name one, such as: python")
+    return list(argv)
 
 
 def _refuse_specials(path: str) -> None:

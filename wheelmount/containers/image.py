@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import json
 import os
 import re
-import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import filelock
-from blake3 import blake3
 
 from wheelmount.containers import apptainer
+from wheelmount.containers.inputs import fingerprint
 from wheelmount.containers.overlay import remove_tree
+from wheelmount.containers.sif import check
 from wheelmount.errors import ContainerError, InputError, SourceError
 from wheelmount.progress import SILENT, Progress
 
@@ -48,17 +47,24 @@ def inspect(sif: Path) -> Image:
     return Image(sif, attributes.get("labels") or {}, attributes.get("deffile") or "")
 
 
-def check(image: Path) -> None:
-    """Make sure that an image is there.
+CURRENT, OUTDATED, FOREIGN = "current", "outdated", "foreign"
+"""Built here, of what is there now; built here, of something else; not built here."""
 
-    Raises:
-        SourceError: it is not, or cannot be read.
-    """
-    if not os.access(image, os.R_OK):
-        raise SourceError(
-            f"image {image} is missing or cannot be read",
-            hint=f"build it: wheelmount image build images/python.def {shlex.quote(str(image))}",
-        )
+
+def state(sif: Path) -> str:
+    """How an image stands to the definition that it was built from: ``CURRENT`` and so on."""
+    stamp = _stamp(sif)
+    if stamp is None or stamp.size < 0:
+        return FOREIGN
+    definition = Path(stamp.definition)
+    try:
+        digest = fingerprint(definition, stamp.build_args)
+    except SourceError:
+        return OUTDATED
+    now = _Stamp.of(sif, digest, definition, stamp.build_args)
+    if (now.size, now.mtime_ns) != (stamp.size, stamp.mtime_ns):
+        return FOREIGN
+    return CURRENT if now.same(stamp) else OUTDATED
 
 
 def build(
@@ -100,11 +106,11 @@ def build(
             )
     with _lock(sif, progress):
         digest = fingerprint(definition, values)
-        if _stamp(sif) == _Stamp.of(sif, digest):
+        if _Stamp.of(sif, digest, definition, values).same(_stamp(sif)):
             return False
         with progress.task("build image", unit="lines") as task:
             _build(definition, sif, values, lambda: task.advance(1))
-            stamp = _Stamp.of(sif, digest)
+            stamp = _Stamp.of(sif, digest, definition, values)
             _stamp_file(sif).write_text(json.dumps(dataclasses.asdict(stamp)), encoding="utf-8")
             task.note(f"{sif.name}, {stamp.size / 1e6:.0f} MB")
     return True
@@ -152,7 +158,7 @@ def _lock(sif: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-# --- what an image is made of ---------------------------------------------------------------------
+# --- which image a file is ------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,14 +168,25 @@ class _Stamp:
     inputs: str
     size: int
     mtime_ns: int
+    definition: str
+    build_args: dict[str, str]
 
     @classmethod
-    def of(cls, sif: Path, inputs: str) -> _Stamp:
+    def of(cls, sif: Path, inputs: str, definition: Path, build_args: Mapping[str, str]) -> _Stamp:
         try:
             found = sif.stat()
+            size, mtime_ns = found.st_size, found.st_mtime_ns
         except FileNotFoundError:
-            return cls(inputs, -1, -1)
-        return cls(inputs, found.st_size, found.st_mtime_ns)
+            size, mtime_ns = -1, -1
+        return cls(inputs, size, mtime_ns, str(definition), dict(build_args))
+
+    def same(self, other: _Stamp | None) -> bool:
+        """Whether both are one file, made of the same."""
+        return other is not None and (self.inputs, self.size, self.mtime_ns) == (
+            other.inputs,
+            other.size,
+            other.mtime_ns,
+        )
 
 
 def _stamp_file(sif: Path) -> Path:
@@ -183,63 +200,3 @@ def _stamp(sif: Path) -> _Stamp | None:
     except (OSError, ValueError, TypeError):
         return None
     return stamp if stamp.size >= 0 else None
-
-
-def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
-    """A hash over everything of this machine that goes into an image.
-
-    Raises:
-        SourceError: the definition, or a file it copies, is missing.
-    """
-    try:
-        text = definition.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(
-            f"definition {definition} cannot be read: {error}",
-            hint="the project's own is images/python.def",
-        ) from None
-    digest = blake3(json.dumps([text, sorted(build_args.items())]).encode())
-    for source in sources(text, build_args):
-        # Path.glob() takes no absolute patterns.
-        found = sorted(glob.glob(source, root_dir=definition.parent))  # noqa: PTH207
-        if not found:
-            raise SourceError(
-                f"{definition.name} copies {source}, which is not there",
-                hint=f"relative paths start at {definition.parent}",
-            )
-        for name in found:
-            for file in _files(definition.parent / name):
-                digest.update(f"\0{file}\0{file.lstat().st_mode}\0".encode())
-                if file.is_file():
-                    digest.update_mmap(file)
-    return digest.hexdigest()
-
-
-def sources(text: str, build_args: Mapping[str, str]) -> list[str]:
-    """The paths of this machine, patterns among them, that a definition's ``%files`` names."""
-    values: dict[str, str] = {}
-    for line in _section(text, "%arguments"):
-        name, found, value = line.partition("=")
-        if found and not name.startswith("#"):
-            values[name.strip()] = value.strip()
-    values.update(build_args)
-    filled = re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda m: values.get(m[1], m[0]), text)
-    words = [shlex.split(line, comments=True) for line in _section(filled, "%files")]
-    return [first for first, *_ in filter(None, words)]
-
-
-def _section(text: str, name: str) -> Iterator[str]:
-    """The lines of one section. ``%files from STAGE`` is another: it copies inside the build."""
-    current = ""
-    for line in map(str.strip, text.splitlines()):
-        if line.startswith("%"):
-            current = line
-        elif current == name:
-            yield line
-
-
-def _files(path: Path) -> Iterator[Path]:
-    yield path
-    if path.is_dir() and not path.is_symlink():
-        for inner in sorted(path.iterdir()):
-            yield from _files(inner)

@@ -1,11 +1,25 @@
-"""A container as it is ordered from a host."""
+"""A container as it is ordered from a host, and what the host does about it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import secrets
+import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from wheelmount.config import private_directory
+from wheelmount.containers.container import Bind, Container
+from wheelmount.containers.instance import Instance
+from wheelmount.containers.leftovers import PREFIX, claimed
+from wheelmount.containers.overlay import Kind, Overlay
+from wheelmount.containers.process import Stream
+from wheelmount.containers.terminal import Terminal
+
+PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK")
+"""Variables of the host that a command in a container finds too: who of all hosts it is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -14,13 +28,20 @@ class Order:
 
     Attributes:
         host: the host's name.
-        image: path of the SIF there.
+        image: path of the SIF there; empty for that of an instance that runs.
         overlay: name of the overlay that keeps what is installed.
         state_dir: where overlays are kept.
         runtime_dir: private directory for what goes with the container.
-        packages: where the wheelhouse is mounted, or None.
+        overlay_kind: see `Overlay`.
+        overlay_size: see `Overlay`.
+        instance: name of the instance to run it in, started if it does not run; None for a
+            container that ends with the command.
+        packages: where the wheelhouse is, or None.
+        binds: source, target and whether it may be written, of what else it sees.
         environment: variables to set in it.
         files: texts it finds at these paths.
+        cwd: where the command starts in it; default the home directory.
+        nv: whether it may use NVIDIA devices.
         identity: tells containers of one host apart.
     """
 
@@ -29,12 +50,79 @@ class Order:
     overlay: str
     state_dir: str
     runtime_dir: str
+    overlay_kind: Kind | None = None
+    overlay_size: int | None = None
+    instance: str | None = None
     packages: str | None = None
+    binds: Sequence[tuple[str, str, bool]] = ()
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    cwd: str | None = None
+    nv: bool = False
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The command that carries it out; ``python`` is to be the host's own."""
         spec = json.dumps(dataclasses.asdict(self))
         return "python", "-m", "wheelmount.containers", spec, *argv
+
+    @property
+    def question(self) -> tuple[str, ...]:
+        """The command that ends with 0 where its instance runs, and with 1 where it does not."""
+        return self.command(())
+
+    def runs(self) -> bool:
+        """Whether its instance runs on this host."""
+        name = self.instance
+        return name is not None and bool(Instance(self._runtime, name, self.host).record())
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: Stream = subprocess.DEVNULL,
+        terminal: Terminal | None = None,
+    ) -> int:
+        """Carry it out on this host: run ``argv``, and wait for its exit code.
+
+        Args:
+            argv: the command.
+            stdin: as for `subprocess.Popen`.
+            terminal: what the command has for all its streams instead.
+
+        Raises:
+            WheelmountError: see `Container.run` and `Instance.run`.
+        """
+        runtime = self._runtime
+        if self.instance is not None:
+            instance = Instance(runtime, self.instance, self.host)
+            container = self._container(instance.workdir)
+            instance.ensure(container if self.image else None)
+            return instance.run(container, argv, stdin=stdin, terminal=terminal)
+        workdir = runtime / f"{PREFIX}{self.identity}"
+        with self._container(workdir) as container, claimed(workdir):
+            return container.run(argv, stdin=stdin, terminal=terminal)
+
+    @property
+    def _runtime(self) -> Path:
+        return private_directory(Path(self.runtime_dir))
+
+    def _container(self, workdir: Path) -> Container:
+        passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        return Container(
+            image=Path(self.image),
+            workdir=workdir,
+            overlay=Overlay(
+                Path(self.state_dir),
+                self.overlay,
+                self.host,
+                self.overlay_kind,
+                self.overlay_size,
+            ),
+            packages=Path(self.packages) if self.packages else None,
+            binds=[Bind(Path(source), target, rw) for source, target, rw in self.binds],
+            env={**passed_on, **self.environment},
+            files=self.files,
+            cwd=self.cwd,
+            nv=self.nv,
+        )

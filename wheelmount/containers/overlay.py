@@ -1,25 +1,50 @@
-"""Overlays: the directories in which what a container installs stays.
+"""Overlays: what keeps the things that a container installs or writes.
 
-A directory and not an ext3 file: it is as fast for root, four times faster for ordinary users, and
-needs no size. One container writes to an overlay at a time; a lock says so.
+Three kinds. A directory is as fast as an ext3 image for root and four times faster for ordinary
+users, and needs no size. An image is one file of a given size, for file systems on which a
+directory cannot be an overlay (NFS, or another overlay) or where many small files are unwelcome.
+Memory is gone when the machine starts anew. One container writes to an overlay at a time; a lock
+says so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, get_args
 
 from wheelmount.config import private_directory
+from wheelmount.containers import apptainer
 from wheelmount.errors import ContainerError, InputError
 
+Kind = Literal["directory", "image", "memory"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+MIB = 1 << 20
+LEAST = 64 * MIB
+"""Bytes of the smallest image that apptainer makes."""
+
+DEFAULT_SIZE = 16 << 30
+"""Bytes of an image for which no size was given. It is sparse: what is not used takes no room."""
+
+LINGER = 0.5
+"""Seconds that the lock of a container may outlive it: helpers of apptainer, and a process that
+another thread is just starting, have it open as well."""
+
+MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_IMAGE = "overlay.img"
+_MEMORY = "memory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,22 +55,27 @@ class Overlay:
         state_dir: directory under which the overlays of this user are kept.
         name: what the user calls it.
         host: the host that writes to it; hosts may share ``state_dir``, never an overlay.
+        kind: what it is to be made as; None for what is there, or the best for ``state_dir``.
+        size: bytes of an image.
 
     Raises:
-        InputError: a name that is no plain file name.
+        InputError: a name that is no plain file name, a size that cannot be.
     """
 
     state_dir: Path
     name: str
     host: str
+    kind: Kind | None = None
+    size: int | None = None
 
     def __post_init__(self) -> None:
         for what, value in (("overlay", self.name), ("host", self.host)):
-            if not _NAME.fullmatch(value):
-                raise InputError(
-                    f"{value!r} is no name for the directory of an overlay ({what})",
-                    hint="use letters, digits, dots, dashes and underscores",
-                )
+            check_name(f"the directory of an overlay ({what})", value)
+        if self.size is not None and (self.size < LEAST or self.kind in ("directory", "memory")):
+            raise InputError(
+                f"an overlay of {self.size / MIB:.0f} MiB cannot be made",
+                hint=f"only an image has a size, of {LEAST // MIB} MiB or more",
+            )
 
     @classmethod
     def all(cls, state_dir: Path) -> list[Overlay]:
@@ -55,17 +85,105 @@ class Overlay:
 
     @property
     def path(self) -> Path:
-        """The directory itself."""
+        """Its own private directory; what apptainer is given lies there."""
         return self.state_dir / "overlays" / self.name / self.host
 
+    @property
+    def found(self) -> Kind | None:
+        """What it is; None if there is no such overlay yet."""
+        if (self.path / _IMAGE).exists():
+            return "image"
+        if (self.path / _MEMORY).is_symlink():
+            return "memory"
+        return "directory" if (self.path / "upper").is_dir() else None
+
+    @property
+    def layer(self) -> Path:
+        """What apptainer is given: a directory, or an image."""
+        kind = self.found
+        if kind == "image":
+            return self.path / _IMAGE
+        return (self.path / _MEMORY).readlink() if kind == "memory" else self.path
+
     def create(self) -> Path:
-        """Make the directory, for this user only, or take the one that is there.
+        """Make it, for this user only, or take the one that is there.
+
+        Returns:
+            What apptainer is given.
 
         Raises:
             ConfigError: somebody else's directory is in the way.
+            ContainerError: an image cannot be made.
+            InputError: there is one of another kind or size.
+            UnavailableError: apptainer is missing.
         """
         private_directory(self.state_dir / "overlays")
-        return private_directory(self.path)
+        private_directory(self.path)
+        found = self.found
+        wanted = self.kind or ("image" if self.size is not None else None)
+        if found is not None:
+            self._refuse_other(found, wanted)
+        elif (wanted or default_kind(self.path)) == "image":
+            self._make_image()
+        elif wanted == "memory":
+            (self.path / _MEMORY).symlink_to(self._in_memory)
+        if self.found == "memory":  # gone with the last start of the machine
+            private_directory(self._in_memory.parent)
+            private_directory(self._in_memory)
+        return self.layer
+
+    @property
+    def _in_memory(self) -> Path:
+        # Dots and dashes are in names too; this is not.
+        place = MEMORY / f"wheelmount-{os.getuid()}-overlays"
+        return place / f"{self.name}={self.host}"
+
+    def _refuse_other(self, found: Kind, wanted: Kind | None) -> None:
+        size = self.layer.stat().st_size if found == "image" else None
+        if wanted not in (None, found):
+            what = f"is of another kind: {found}"
+        elif self.size is not None and size != _whole(self.size):
+            what = f"has another size: {(size or 0) // MIB} MiB"
+        else:
+            return
+        raise InputError(
+            f"overlay {self.name} of {self.host} {what}",
+            hint=f"use another name, or first: wheelmount overlay rm {self.name}",
+        )
+
+    def _make_image(self) -> None:
+        fresh = self.path / f".{_IMAGE}"
+        with self.lock("create"):
+            if self.found is not None:
+                return
+            fresh.unlink(missing_ok=True)  # of one who was killed
+            try:
+                apptainer.make_overlay(fresh, _whole(self.size or DEFAULT_SIZE) // MIB)
+                fresh.replace(self.path / _IMAGE)
+            finally:
+                fresh.unlink(missing_ok=True)
+
+    def used(self) -> int:
+        """Bytes that it takes on the disk or in memory."""
+        layer = self.layer
+        files = [layer, *layer.rglob("*")] if layer.is_dir() else [layer]
+        total = 0
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += file.lstat().st_blocks * 512
+        return total
+
+    def user(self) -> str:
+        """Who writes to it now; empty if nobody does."""
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _holder(descriptor)
+            finally:
+                os.close(descriptor)
+        return ""
 
     def remove(self) -> bool:
         """Delete the overlay with everything installed in it.
@@ -79,10 +197,14 @@ class Overlay:
         if not self.path.is_dir():
             return False
         with self.lock("remove"):
+            if self.found == "memory" and self._in_memory.is_dir():
+                remove_tree(self._in_memory)
             remove_tree(self.path)
             self._lock_file.unlink()
         with contextlib.suppress(OSError):  # other hosts' overlays of this name are still there
             self.path.parent.rmdir()
+        with contextlib.suppress(OSError):
+            self._in_memory.parent.rmdir()
         return True
 
     @contextlib.contextmanager
@@ -118,15 +240,19 @@ class Overlay:
         return self.path.with_name(f".{self.host}.lock")
 
     def _acquire(self) -> int:
+        deadline = time.monotonic() + LINGER
         while True:
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = os.pread(descriptor, 1000, 0).decode(errors="replace")
+                holder = _holder(descriptor)
                 os.close(descriptor)
+                if time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    continue
                 raise ContainerError(
-                    f"overlay {self.name} is in use by {holder or 'another container'}",
+                    f"overlay {self.name} is in use by {holder}",
                     hint="wait for it to end, or use another overlay",
                 ) from None
             # It may have been removed, or removed and made again, since it was opened.
@@ -134,6 +260,53 @@ class Overlay:
                 if os.path.samestat(os.fstat(descriptor), self._lock_file.stat()):
                     return descriptor
             os.close(descriptor)
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse what is no plain name of a file.
+
+    Raises:
+        InputError: ``name`` is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{name!r} is no name for {what}",
+            hint="use letters, digits, dots, dashes and underscores",
+        )
+
+
+def default_kind(directory: Path) -> Kind:
+    """The fastest kind that works in ``directory`` and stays.
+
+    A directory needs extended attributes there, ``trusted.*`` for root, whose overlays the kernel
+    makes, and ``user.*`` for others, and must not lie in an overlay itself (Linux:
+    ``Documentation/filesystems/overlayfs.rst``).
+    """
+    import psutil  # only here: every container would wait for it to be imported
+
+    mounts = psutil.disk_partitions(all=True)
+    real = directory.resolve()
+    above = [m for m in mounts if real.is_relative_to(m.mountpoint)]
+    if above and max(above, key=lambda m: len(m.mountpoint)).fstype == "overlay":
+        return "image"
+    name = f"{'trusted' if os.geteuid() == 0 else 'user'}.wheelmount"
+    try:
+        os.setxattr(directory, name, b"")
+        os.removexattr(directory, name)
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.EPERM):
+            return "image"
+        raise
+    return "directory"
+
+
+def _whole(size: int) -> int:
+    """``size`` in whole MiB, as apptainer takes it."""
+    return size // MIB * MIB
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 1000, 0).decode(errors="replace") or "another container"
 
 
 def remove_tree(tree: Path) -> None:

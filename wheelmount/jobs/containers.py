@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import shlex
 from collections.abc import Sequence
+from io import RawIOBase
 from pathlib import Path
 
 from wheelmount.config import Settings
-from wheelmount.containers.order import Order
 from wheelmount.errors import InputError
-from wheelmount.hosts import engine
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Results, Runners
+from wheelmount.hosts.runners import Output, Result, Results
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import instances, sites
+from wheelmount.jobs.image import Image, Shown, order, packages_point
+from wheelmount.jobs.instances import on_site
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
-from wheelmount.wheels import redirect
 from wheelmount.wheels.missing import absent
 
+SCRIPT = "/run/wheelmount/script"
+"""Where a container finds the script that it is to run."""
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Image:
-    """Work in a container of each host.
-
-    Attributes:
-        path: of the SIF.
-        overlay: name of the overlay that keeps what is installed.
-    """
-
-    path: Path
-    overlay: str
+_FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 
 
 def execute(
@@ -41,6 +33,9 @@ def execute(
     packages: Path | None,
     settings: Settings,
     progress: Progress,
+    *,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
 ) -> Results:
     """Run a command on every host in an offline container.
 
@@ -48,50 +43,147 @@ def execute(
         spec: the hosts.
         image: the container.
         argv: the command.
-        packages: a wheelhouse to mount on the hosts and show at ``/packages``.
+        packages: a wheelhouse to mount on the hosts and show at ``/packages``; or a directory with
+            one in ``packages/`` and an image beside.
         settings: in force.
         progress: told about each step.
+        output: told of output as it comes.
+        stdin: what the command reads, if there is one host.
+    """
+    check(spec, image, argv)
+    fed = stdin is not None and spec.count == 1
+
+    def command(host: str, shown: Shown | None) -> Command:
+        return Command(order(host, image, shown, settings).command(argv), fed=fed)
+
+    if packages is not None and image.instance is not None:
+        results = instances.on_standing(
+            spec, image, packages, command, settings, progress, output=output, stdin=stdin
+        )
+    elif packages is not None:
+        results = on_mounts(
+            spec,
+            packages,
+            packages_point(spec, packages, settings),
+            lambda host, path: command(host, Shown(packages, path)),
+            settings,
+            progress,
+            "run",
+            output=output,
+            stdin=stdin,
+        )
+    else:
+        with sites.at(spec, settings, progress, namespaces=False) as site:
+            commands = {host.name: command(host.name, None) for host in site.hosts}
+            results = on_site(site, commands, progress, output, stdin)
+    explain(results, image, packages, progress)
+    return results
+
+
+def script(
+    spec: HostSpec,
+    image: Image,
+    source: Path,
+    text: str,
+    arguments: Sequence[str],
+    mntpoint: str | None,
+    settings: Settings,
+    progress: Progress,
+    *,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
+) -> Results:
+    """Mount a directory on all hosts and run a bash script on each, in a container that shows it.
+
+    The container has the directory where the host has it, read-only, and the script starts there.
+    ``WHEELMOUNT_MOUNT`` names it, ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK`` the host. Wheels in
+    it, or in its ``packages/``, are at ``/packages`` too.
+
+    Args:
+        spec: the hosts.
+        image: the container.
+        source: the directory.
+        text: of the script.
+        arguments: of the script.
+        mntpoint: where hosts mount it.
+        settings: in force.
+        progress: told about each step.
+        output: told of output as it comes.
+        stdin: what the script reads, if there is one host.
+    """
+    argv = ["bash", SCRIPT, *arguments]
+    check(spec, image, argv)
+    if image.instance is not None:
+        raise InputError(
+            "a script cannot be shown to an instance that may run already",
+            hint="leave --instance out, or use `wheelmount exec`",
+        )
+    fed = stdin is not None and spec.count == 1
+
+    def command(host: str, path: str) -> Command:
+        ordered = order(host, image, Shown(source, path), settings)
+        ordered = dataclasses.replace(
+            ordered,
+            binds=[*ordered.binds, (path, path, False)],
+            environment={**ordered.environment, "WHEELMOUNT_MOUNT": path},
+            files={**ordered.files, SCRIPT: text},
+            cwd=path,
+        )
+        return Command(ordered.command(argv), fed=fed)
+
+    namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
+    results = on_mounts(
+        spec,
+        source,
+        mntpoint,
+        command,
+        settings,
+        progress,
+        "run",
+        namespaces=namespaces,
+        output=output,
+        stdin=stdin,
+    )
+    explain(results, image, source, progress)
+    return results
+
+
+def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
+    """Refuse what cannot be, before anything is started.
+
+    Raises:
+        InputError: there is no command, or images and hosts do not fit each other.
     """
     if not argv:
         raise InputError("no command to run in the container", hint="name one, such as: -- python")
+    if spec.kind != "local":  # the names of those are known when they answer
+        return
+    known = local_names(spec)
+    for name in filter(None, image.paths):
+        if name not in known:
+            raise InputError(f"there is no host {name}", hint=f"hosts are {', '.join(known)}")
+    if image.paths:
+        for name in known:
+            image.own(name)
 
-    def command(host: str, path: str | None) -> Command:
-        order = Order(
-            host=host,
-            image=str(image.path.absolute()),
-            overlay=image.overlay,
-            state_dir=settings.state_dir,
-            runtime_dir=str(settings.private_runtime()),
-            packages=path,
-            environment=redirect.environment(),
-            files={
-                redirect.PIP_CONF: redirect.pip_conf(),
-                redirect.UV_TOML: redirect.uv_toml(),
-            },
+
+def local_names(spec: HostSpec) -> list[str]:
+    """What the hosts of this machine are called."""
+    return [f"host{number}" for number in range(spec.count)]
+
+
+def explain(results: Results, image: Image, packages: Path | None, progress: Progress) -> None:
+    """Say what failures mean that are told by what the command printed."""
+    failed = {n: r for n, r in results.items() if isinstance(r, Result) and r.code}
+    said = {name: result.stderr.decode(errors="replace") for name, result in failed.items()}
+    lacking = {name for text in said.values() for name in absent(text)}
+    if lacking and packages is not None:
+        folder = Shown(packages, str(packages)).packages
+        progress.log(f"hint: wheelmount download {shlex.join(sorted(lacking))} -d {folder}")
+    full = [name for name, text in said.items() if any(sign in text for sign in _FULL)]
+    if full:
+        progress.log(
+            f"hint: overlay {image.overlay} is full on {', '.join(full)}; what was in it before "
+            "still is. A larger one: --overlay NAME --overlay-size SIZE; "
+            "what there is: wheelmount overlay ls"
         )
-        return Command(order.command(argv))
-
-    if packages is not None:
-        where = packages_point(settings)
-        results = on_mounts(spec, packages, where, command, settings, progress, "run")
-        failed = [r for r in results.values() if isinstance(r, Result) and r.code]
-        lacking = {name for r in failed for name in absent(r.stderr.decode(errors="replace"))}
-        if lacking:
-            progress.log(f"hint: wheelmount download {shlex.join(sorted(lacking))} -d {packages}")
-        return results
-    with spec.make(settings, namespaces=False) as hosts:
-        try:
-            with (
-                Runners(list(hosts), settings.start_timeout) as runners,
-                progress.task("run", unit="hosts") as task,
-            ):
-                results = runners.run({host.name: command(host.name, None) for host in hosts})
-                task.advance(len(results))
-                return results
-        finally:
-            engine.stop()
-
-
-def packages_point(settings: Settings) -> str:
-    """Where a wheelhouse is mounted on hosts."""
-    return str(settings.private_runtime() / f"packages-{secrets.token_hex(4)}-{{host}}")

@@ -1,0 +1,209 @@
+"""How fast containers start, and how fast overlays are: ``python -m benchmarks.containers``.
+
+From the checkout, with an image of images/python.def. Medians of all rounds, everything in turn in
+every round; containers read wheels and image from a local disk unless it says otherwise.
+
+overlays   pandas installed by uv and by pip into a new overlay of each kind
+start      ``true`` by apptainer alone, by this project, and in an instance
+mounted    an image that lies in a mount, against the same as a local file (as root)
+together   several containers at once that install and import requests
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from wheelmount import config, remotemount
+from wheelmount.containers import apptainer
+from wheelmount.containers.container import Container
+from wheelmount.containers.instance import Instance
+from wheelmount.containers.order import Order
+from wheelmount.containers.overlay import KINDS, Overlay
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.wheels import redirect
+
+PARTS = ("overlays", "start", "mounted", "together")
+
+Samples = dict[str, list[float]]
+
+
+class Bench:
+    """One run of it, in a directory of its own."""
+
+    def __init__(self, image: Path, packages: Path, work: Path) -> None:
+        self.image, self.packages, self.work = image, packages, work
+        self._count = 0
+        self.samples: Samples = {}
+
+    def container(
+        self, name: str, overlay: Overlay | None = None, image: Path | None = None
+    ) -> Container:
+        """A container with pip and uv pointed at the wheels."""
+        self._count += 1
+        return Container(
+            image or self.image,
+            self.work / f"{name}{self._count}",
+            overlay,
+            packages=self.packages,
+            env=redirect.environment(),
+            files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
+        )
+
+    def measure(self, name: str, work: Callable[[], int]) -> None:
+        """Time it; it has to end with 0."""
+        started = time.perf_counter()
+        code = work()
+        self.samples.setdefault(name, []).append(time.perf_counter() - started)
+        if code:
+            raise SystemExit(f"{name}: ended with {code}")
+
+    # ----------------------------------------------------------------------------------------------
+
+    def overlays(self) -> None:
+        """See above."""
+        for kind in KINDS:
+            for tool in (["uv", "pip"], ["pip"]):
+                overlay = Overlay(self.work / "state", f"{kind}-{tool[0]}", "n1", kind)
+                argv = [*tool, "install", "--quiet", "pandas"]
+                with self.container("overlay", overlay) as container:
+                    what = f"{tool[0]} install pandas, {kind}"
+                    self.measure(what, partial(quiet, container, argv))
+                overlay.remove()
+
+    def start(self) -> None:
+        """See above."""
+        plain = [str(apptainer.find()), "--silent", "exec", *apptainer.exec_privileges()]
+        self.measure("apptainer exec true", lambda: call([*plain, str(self.image), "true"]))
+        with self.container("start", Overlay(self.work / "state", "start", "n1")) as container:
+            command = container.command(["true"])
+            self.measure("the same, shut off, with an overlay", lambda: call(command))
+        order = Order(
+            "n1", str(self.image), "start", str(self.work / "state"), str(self.work / "runtime"),
+            packages=str(self.packages),
+            environment=redirect.environment(),
+            files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
+        )  # fmt: skip
+        if os.access(sys.executable, os.X_OK):
+            ours = [sys.executable, *order.command(["true"])[1:]]
+            self.measure("wheelmount's own command on a host", lambda: call(ours))
+        instance = Instance(self.work / "runtime", "bench", "n1")
+        held = Container(self.image, instance.workdir, Overlay(self.work / "state", "start", "n1"))
+        self.measure("an instance started", lambda: instance.ensure(held).pid * 0)
+        self.measure("true in it", lambda: instance.run(held, ["true"]))
+        instance.stop()
+
+    def mounted(self) -> None:
+        """See above."""
+        folder = self.work / "images"
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "img.sif").write_bytes(self.image.read_bytes())
+        read = ["sh", "-c", "find /usr -type f -print0 | xargs -0 cat >/dev/null"]
+        places: dict[str, str | None] = {"local file": None, "bind": "bind", "devfuse": "devfuse"}
+        for name, adapter in places.items():
+            settings = replace(config.load(), adapter=adapter or "auto", runtime_dir=str(self.work))
+            with LocalHosts(1, settings, namespaces=False) as hosts:
+                if adapter is None:
+                    self._start_from(name, folder / "img.sif", read)
+                    continue
+                started = time.perf_counter()
+                with remotemount(hosts, folder, str(self.work / "mnt"), settings=settings) as mount:
+                    image = Path(mount.mntpoints["host0"], "img.sif")
+                    with self.container("arriving", image=image) as container:
+                        code = quiet(container, ["true"])
+                    took = time.perf_counter() - started
+                    self.samples.setdefault(f"{name}: mount, and true in it", []).append(took)
+                    if code:
+                        raise SystemExit("a container of an arriving image does not start")
+                    mount.wait()
+                    self._start_from(name, image, read)
+
+    def _start_from(self, name: str, image: Path, read: list[str]) -> None:
+        with self.container("mounted", image=image) as container:
+            self.measure(f"{name}: first true", lambda: quiet(container, ["true"]))
+            self.measure(f"{name}: true", lambda: quiet(container, ["true"]))
+            self.measure(f"{name}: /usr read", lambda: quiet(container, read))
+
+    def together(self) -> None:
+        """See above."""
+        for count in (1, 4, 8):
+            self.measure(f"{count} at once", partial(self._at_once, count))
+
+    def _at_once(self, count: int) -> int:
+        codes: list[int] = []
+        argv = ["sh", "-c", "uv pip install -q requests && python -c 'import requests'"]
+
+        def one(number: int) -> None:
+            overlay = Overlay(self.work / "state", "together", f"n{number}")
+            with self.container(f"together{number}-", overlay) as container:
+                codes.append(quiet(container, argv))
+            overlay.remove()
+
+        threads = [threading.Thread(target=one, args=(n,)) for n in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return max(codes) if len(codes) == count else 1
+
+
+def quiet(container: Container, argv: list[str]) -> int:
+    """Run a command in it; what it prints is not wanted."""
+    return container.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def call(command: Iterable[str]) -> int:
+    """Run a command as it is."""
+    return subprocess.run(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=apptainer.environment(),
+        check=False,
+    ).returncode
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser("python -m benchmarks.containers")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; default all")
+    parser.add_argument("--image", type=Path, default=Path("build/images/python.sif"))
+    parser.add_argument(
+        "--packages", type=Path, help="wheels of pandas and requests", required=True
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--user", type=int, help="go on as this user, who must see the files")
+    parser.add_argument("--json", type=Path, help="file for all samples")
+    given = parser.parse_args()
+    if given.user is not None:
+        os.setgroups([])
+        os.setgid(given.user)
+        os.setuid(given.user)
+    with tempfile.TemporaryDirectory(prefix="wm-", dir="/tmp") as work:
+        if given.user is not None:
+            os.environ["HOME"] = work
+        bench = Bench(given.image.absolute(), given.packages.absolute(), Path(work))
+        for _ in range(given.rounds):
+            for part in given.parts or PARTS:
+                getattr(bench, part)()
+    for name, seconds in bench.samples.items():
+        every = " ".join(f"{s:.3f}" for s in seconds)
+        print(f"{name}: {median(seconds):.3f} s ({every})")
+    if given.json:
+        given.json.write_text(json.dumps(bench.samples))
+
+
+if __name__ == "__main__":
+    main()

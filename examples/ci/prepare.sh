@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# What a test run without network needs, put into one directory on a machine that has the index:
+#
+#   JOB/source/       the project's source distribution
+#   JOB/packages/     wheels of its test requirements, and of what builds it
+#   JOB/img.sif       the image that it is tested in
+#
+#   examples/ci/prepare.sh JOB PROJECT==VERSION REQUIREMENT…
+#
+# A second run fetches only what is missing. IMAGE=file.sif takes that image instead of building
+# images/ci.def; its Python has to be TARGET_PYTHON on TARGET_PLATFORM.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+export PATH="$root/.venv/bin:$PATH:/usr/sbin:/sbin"
+[ $# -ge 2 ] || { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 64; }
+job=$1 project=$2
+shift 2
+
+python -m pip download --quiet --no-deps --no-binary :all: --dest "$job/source" -- "$project"
+wheelmount download "$@" -d "$job/packages" --quiet \
+  --python-version "${TARGET_PYTHON:-3.11}" --platform "${TARGET_PLATFORM:-manylinux_2_36_x86_64}" >/dev/null
+
+image=${IMAGE:-$root/build/images/ci.sif}
+if [ -z "${IMAGE:-}" ]; then
+  wheelmount image build "$root/images/python.def" "$root/build/images/python.sif"
+  wheelmount image build "$root/images/ci.def" "$image"
+fi
+ln -f "$image" "$job/img.sif" 2>/dev/null || cp "$image" "$job/img.sif"

@@ -1,0 +1,208 @@
+"""``exec``, ``shell``, ``run --image``, ``overlay`` and ``instance`` as a user has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+from tests.containers.test_running import processes, wait_until
+
+pytestmark = [pytest.mark.containers, pytest.mark.hosts, pytest.mark.timeout(600)]
+
+COMMAND = [sys.executable, "-m", "wheelmount.cli.main"]
+
+
+@pytest.fixture
+def job(workplace: Path, sif: Path, wheels: Path) -> Path:
+    """A directory with an image beside its packages."""
+    folder = workplace / "work" / "job"
+    folder.mkdir()
+    (folder / "img.sif").hardlink_to(sif) if _same_disk(folder, sif) else (
+        folder / "img.sif"
+    ).write_bytes(sif.read_bytes())
+    (folder / "packages").mkdir()
+    for wheel in wheels.iterdir():
+        (folder / "packages" / wheel.name).write_bytes(wheel.read_bytes())
+    return folder
+
+
+def _same_disk(one: Path, other: Path) -> bool:
+    return one.stat().st_dev == other.stat().st_dev
+
+
+def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.fuse
+def test_the_image_comes_with_the_mount(cli: Cli, job: Path, sif: Path) -> None:
+    who = 'echo "$APPTAINER_CONTAINER $WHEELMOUNT_HOST $WHEELMOUNT_RANK"; pip install -q greeting'
+    hosts = ["--packages", job, "--hosts", "local:2", "--json"]
+    for rank, record in enumerate(records(cli("exec", *hosts, "--", "sh", "-c", who))):
+        assert record["code"] == 0, record
+        assert str(record["stdout"]).endswith(f"-host{rank}/img.sif host{rank} {rank}\n")
+    mixed = cli("exec", *hosts, "--image", f"host0=img.sif,host1={sif}", "--", "sh", "-c", who)
+    images = [str(record["stdout"]).split()[0] for record in records(mixed)]
+    assert images[0].endswith("-host0/img.sif")
+    assert images[1] == str(sif)
+
+
+@pytest.mark.fuse
+def test_a_script_runs_in_a_container_that_shows_the_directory(
+    cli: Cli, job: Path, workplace: Path
+) -> None:
+    (job / "data").write_text("data\n")
+    (workplace / "work" / "script").write_text(
+        'cat data; echo "$1 $WHEELMOUNT_RANK"; uv pip install -q hello && python -c "import hello"'
+        '\n[ "$PWD" = "$WHEELMOUNT_MOUNT" ] && ! touch data 2>&1; '
+        "[ $(wc -l </proc/net/dev) = 3 ] && exit 4"
+    )
+    done = cli("run", job, "script", "--an-argument", "--image", "img.sif", "--hosts", "local:2")
+    assert done.returncode == 4, done.stderr
+    for rank in (0, 1):
+        assert f"== host{rank} ==\ndata\n--an-argument {rank}\n" in done.stdout
+    assert done.stdout.count("Read-only file system") == 2
+
+
+@pytest.mark.fuse
+def test_an_instance_keeps_its_packages(cli: Cli, job: Path, sif: Path) -> None:
+    both = ["--hosts", "local:2"]
+    start = ["exec", *both, "--instance", "one", "--packages", job]
+    assert cli(*start, "--", "pip", "install", "greeting").returncode == 0
+    up = records(cli("instance", "ls", "--json"))
+    assert [(each["host"], each["running"]) for each in up] == [("host0", True), ("host1", True)]
+    again = cli("exec", *both, "--instance", "one", "--", "sh", "-c", "ls /packages; id -u")
+    assert again.stdout.count("greeting-2.0") == 2
+    assert cli(*start, "--", "true").returncode == 0
+    typed = cli(
+        "exec", "-i", *both, "--on", "host1", "--instance", "one", "--", "cat", stdin=None,
+        input="typed\n",
+    )  # fmt: skip
+    assert typed.stdout == "typed\n"
+    used = records(cli("overlay", "ls", "--json"))
+    assert all("instance one" in str(each["user"]) for each in used)
+    refused = cli("overlay", "rm", "default")
+    assert refused.returncode == 71
+    assert "in use by instance one" in refused.stderr
+    assert cli("instance", "stop", "one").stdout == "one host0 stopped\none host1 stopped\n"
+    assert _mounts(cli) == []
+    assert cli("exec", "--instance", "one", "--", "true").returncode == 71
+    assert cli("instance", "stop", "one").returncode == 71
+    assert cli("overlay", "rm", "default").stdout.count("removed") == 2
+
+
+@pytest.mark.fuse
+def test_a_session_sends_packages_once(cli: Cli, job: Path) -> None:
+    assert cli("up", "--hosts", "local:2").returncode == 0
+    try:
+        install = ["exec", "--packages", job, "--", "pip", "install", "-q"]
+        assert cli(*install, "hello").returncode == 0
+        assert cli(*install, "greeting").returncode == 0
+        assert cli("exec", "--packages", job, "--instance", "one", "--", "true").returncode == 0
+        (mounted,) = {each["mntpoint"] for each in _mounts(cli) if each["host"] == "host0"}
+        assert cli("instance", "stop", "one").returncode == 0
+        assert mounted in {each["mntpoint"] for each in _mounts(cli)}, "it is the session's"
+    finally:
+        assert cli("down").returncode == 0
+
+
+def _mounts(cli: Cli) -> list[dict[str, str]]:
+    return json.loads(cli("status", "--json").stdout)["mounts"]  # type: ignore[no-any-return]
+
+
+def test_a_full_overlay_is_named(cli: Cli, sif: Path) -> None:
+    size = ["--image", sif, "--overlay", "small", "--overlay-size", "64M"]
+    done = cli("exec", *size, "--", "sh", "-c", "head -c 100M /dev/zero > /usr/large")
+    assert done.returncode == 1
+    assert "hint: overlay small is full on host0" in done.stderr
+    assert "hint:" in cli("exec", "--overlay-size", "64", "--image", sif, "--", "true").stderr
+
+
+def test_interrupt_ends_the_containers(sif: Path, workplace: Path) -> None:
+    mark = "16.1803"
+    command = [*COMMAND, "exec", "--image", str(sif), "--hosts", "local:2", "--", "sleep", mark]
+    with subprocess.Popen(command, cwd=workplace / "work") as running:
+        wait_until(
+            lambda: sum(line.split("\0")[0].endswith("/sleep") for line in processes(mark)) == 2
+        )
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    wait_until(lambda: not processes(mark))
+
+
+def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
+    command = [*COMMAND, "shell", "--image", str(sif), "--hosts", "local:2", "--on", "host1"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(workplace / "work")
+        os.execv(command[0], command)  # noqa: S606
+    said = bytearray()
+
+    def expect(text: bytes) -> None:
+        deadline = time.monotonic() + 30
+        while text not in said:
+            assert time.monotonic() < deadline, said
+            if select.select([terminal], [], [], 1)[0]:
+                said.extend(os.read(terminal, 4096))
+
+    try:
+        # Split, so that what is typed, which a terminal shows too, is not taken for the answer.
+        os.write(terminal, b"stty size; tty; echo host$WHEELMOUNT_RANK re''ady\n")
+        expect(b"host1 ready")
+        assert b"not a tty" not in said
+        assert b"no job control" not in said
+        os.write(terminal, b"sleep 100 & fg\n")
+        wait_until(lambda: processes("100"))
+        os.write(terminal, b"\x03")  # ^C ends the command and not the shell
+        os.write(terminal, b"echo st''ill here; exit 3\n")
+        expect(b"still here")
+        _, status = os.waitpid(pid, 0)
+    finally:
+        os.close(terminal)  # ends it in any case
+    assert os.waitstatus_to_exitcode(status) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["exec", "--instance", "a/b", "--", "true"], "no name for an instance"),
+        (["exec", "--image", "host9=x.sif", "--", "true"], "there is no host host9"),
+        (["exec", "--image", "host0=x.sif", "--hosts", "local:2", "--", "true"], "for host1"),
+        (["exec", "--image", "x.sif,y.sif", "--", "true"], "cannot make images"),
+        (["exec", "--image", "x.sif", "--bind", ":/x", "--", "true"], "cannot be shown"),
+        (["exec", "--image", "x.sif", "--on", "host0", "--", "true"], "goes with --interactive"),
+        (["shell", "--image", "x.sif", "--hosts", "local:2"], "one host only"),
+        (["shell"], "no image"),
+        (["run", ".", "-", "--image", "x.sif", "--instance", "one"], "to an instance"),
+        (["exec", "-i", "--json", "--image", "x.sif", "--", "true"], "as it is"),
+        (["overlay", "rm", "none"], "there is no overlay none"),
+        (["instance", "stop"], "nothing to stop"),
+    ],
+)
+def test_bad_input(cli: Cli, arguments: list[str], said: str) -> None:
+    done = cli(*arguments)
+    assert done.returncode in (64, 71), done.stderr
+    assert said in done.stderr
+    assert "hint:" in done.stderr
+
+
+def test_no_gpu_is_said(cli: Cli, sif: Path) -> None:
+    from wheelmount.containers.container import GPU
+
+    done = cli("exec", "--nv", "--image", sif, "--", "ls", "/dev/nvidiactl")
+    if GPU.exists():
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 69
+        assert "has no NVIDIA device" in done.stderr

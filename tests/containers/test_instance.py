@@ -1,0 +1,119 @@
+"""Instances: started once, used many times, and gone when they are stopped or killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.containers.test_running import processes, wait_until
+from wheelmount.containers.container import Bind, Container
+from wheelmount.containers.instance import Instance
+from wheelmount.containers.overlay import Overlay
+from wheelmount.errors import ContainerError, InputError
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[Instance]:
+    made = Instance(tmp_path / "runtime", "mine", "n1")
+    yield made
+    made.stop()
+    assert Instance.all(tmp_path / "runtime") == []
+
+
+@pytest.fixture
+def container(sif: Path, wheels: Path, instance: Instance, tmp_path: Path) -> Container:
+    overlay = Overlay(tmp_path / "state", "mine", "n1")
+    return Container(sif, instance.workdir, overlay, packages=wheels)
+
+
+def test_commands_share_one_container(
+    instance: Instance, container: Container, tmp_path: Path
+) -> None:
+    first = instance.ensure(container)
+    assert instance.ensure(container) == instance.ensure(None) == first
+    assert instance.run(container, ["sh", "-c", "pip install hello && echo kept > /tmp/x"]) == 0
+    again = replace(container, env={"ODD": "a 'b' $HOME"}, cwd="/usr")
+    check = '[ "$(cat /tmp/x)$PWD$ODD" = "kept/usra \'b\' \\$HOME" ] && python -c "import hello"'
+    assert instance.run(again, ["sh", "-c", check]) == 0
+    assert instance.run(container, ["sh", "-c", "exit 7"]) == 7
+    other = Container(container.image, tmp_path / "other", container.overlay)
+    with other, pytest.raises(ContainerError, match="in use by instance mine"):
+        other.run(["true"])
+    assert instance.stop()
+    assert not instance.path.exists()
+    with other:
+        assert other.run(["python", "-c", "import hello"]) == 0, "its overlay stays"
+    assert not instance.stop()
+
+
+def test_it_is_as_shut_off_as_any_container(
+    instance: Instance, container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEAK", "leak")
+    monkeypatch.setenv("APPTAINERENV_LEAK", "leak")
+    instance.ensure(container)
+    seen = "! env | grep -i leak && [ $(tail -n +3 /proc/net/dev | wc -l) = 1 ]"
+    assert instance.run(container, ["sh", "-c", f"{seen} && ! touch /packages/x"]) == 0
+
+
+def test_another_one_of_its_name_is_refused(instance: Instance, container: Container) -> None:
+    instance.ensure(container)
+    for other in (
+        replace(container, packages=container.workdir),
+        replace(container, binds=[Bind(container.workdir, "/x")]),
+        replace(container, overlay=None),
+    ):
+        with pytest.raises(ContainerError, match="is another one") as error:
+            instance.ensure(other)
+    assert "instance stop mine" in str(error.value.hint)
+
+
+def test_killed_one_is_started_again(instance: Instance, container: Container) -> None:
+    record = instance.ensure(container)
+    for number in (record.pid, *_children(record.pid)):
+        os.kill(number, signal.SIGKILL)
+    wait_until(lambda: instance.record() is None)
+    with pytest.raises(ContainerError, match="has ended"):
+        instance.run(container, ["true"])
+    assert instance.remembered() == record
+    assert instance.ensure(container).pid != record.pid
+    assert instance.run(container, ["true"]) == 0
+
+
+def test_stop_ends_what_runs_in_it(instance: Instance, container: Container) -> None:
+    mark = "14.1421"
+    instance.ensure(container)
+    command = container.join_command("wheelmount", ["sh", "-c", f"trap '' TERM; sleep {mark}"])
+    environment = {**os.environ, "APPTAINER_CONFIGDIR": str(instance.path / "config")}
+    with subprocess.Popen(command, env=environment, start_new_session=True):
+        wait_until(lambda: processes(mark))
+        instance.stop()
+    assert not processes(mark)
+
+
+def test_no_instance(instance: Instance, tmp_path: Path) -> None:
+    with pytest.raises(ContainerError, match="there is no instance mine"):
+        instance.ensure(None)
+    broken = tmp_path / "no.sif"
+    broken.write_text("no image")
+    with pytest.raises(ContainerError, match="could not start"):
+        instance.ensure(Container(broken, instance.workdir))
+    assert not instance.path.exists(), "nothing is left of one that did not start"
+    with pytest.raises(InputError, match="no name"):
+        Instance(tmp_path, "../x", "n1")
+
+
+def _children(pid: int) -> list[int]:
+    return [
+        int(child)
+        for file in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in file.read_text().split()
+    ]

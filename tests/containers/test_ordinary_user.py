@@ -1,0 +1,176 @@
+"""Containers of an ordinary user, who has user namespaces and FUSE and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import NOBODY
+from tests.containers.test_running import output
+from tests.mount.test_ordinary_user import _settings as mount_settings
+from tests.mount.test_ordinary_user import as_nobody, started_by_fork  # noqa: F401 - a fixture
+from tests.mount.test_server import Served
+from wheelmount.containers import apptainer, image
+from wheelmount.containers.container import Container
+from wheelmount.containers.instance import Instance
+from wheelmount.containers.overlay import MIB, Overlay
+from wheelmount.errors import ContainerError
+
+CLONE_NEWNS = 0x20000  # linux/sched.h
+
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.fuse,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user; this is one"),
+]
+
+
+@pytest.fixture
+def public(sif: Path, wheels: Path) -> Iterator[Path]:
+    """The image and the wheels where everybody can read them."""
+    with tempfile.TemporaryDirectory(prefix="wm-public-", dir="/tmp") as name:
+        place = Path(name)
+        (place / "wheels").mkdir()
+        shutil.copyfile(sif, place / "python.sif")
+        for wheel in wheels.iterdir():
+            shutil.copy(wheel, place / "wheels")
+        subprocess.run(["chmod", "-R", "a+rX", name], check=True)
+        yield place
+
+
+def as_user(work: Callable[[Path], None]) -> None:
+    """See ``as_nobody``; with a home directory, which apptainer wants."""
+
+    def at_home(place: Path) -> None:
+        os.environ["HOME"] = str(place)
+        os.chdir(place)
+        work(place)
+
+    as_nobody(at_home)
+
+
+def with_subordinate_ids(work: Callable[[Path], None]) -> None:
+    """The same where the administrator has given the user a range of ids: others in namespaces."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            # Seen by this process and its children only.
+            assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
+            subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+            with tempfile.TemporaryDirectory(prefix="wm-etc-", dir="/tmp") as etc:
+                users = Path("/etc/passwd").read_text().replace(":/nonexistent:", ":/tmp:")
+                ids = f"{NOBODY}:{1 << 20}:65536\n"
+                os.chmod(etc, 0o755)  # noqa: S103 - everybody reads these
+                for name, text in (("passwd", users), ("subuid", ids), ("subgid", ids)):
+                    Path(etc, name).write_text(text)
+                    subprocess.run(["mount", "--bind", f"{etc}/{name}", f"/etc/{name}"], check=True)
+                as_user(work)
+                for name in ("passwd", "subuid", "subgid"):
+                    subprocess.run(["umount", f"/etc/{name}"], check=True)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("run_as", [as_user, with_subordinate_ids])
+def test_the_whole_way(run_as: Callable[[Callable[[Path], None]], None], public: Path) -> None:
+    """Wheels in a mount by fusermount3, installed offline, kept in an overlay of each kind."""
+
+    def work(place: Path) -> None:
+        served = Served(public / "wheels", place, mount_settings(place), "devfuse")
+        try:
+            for block in range(served.layout.blocks):
+                served.arrive(block)
+            for kind in ("directory", "image"):
+                size = 64 * MIB if kind == "image" else None
+                overlay = Overlay(place / "state", kind, "n1", None, size)
+                image_file = public / "python.sif"
+                work = place / f"work-{kind}"
+                with Container(image_file, work, overlay, packages=served.mount) as container:
+                    said = output(
+                        container,
+                        "pip install -q greeting; id -u; umask; ls /packages | wc -l; "
+                        "tail -n +3 /proc/net/dev | cut -d: -f1; "
+                        "! touch /packages/x",
+                    )
+                    assert said.split()[:4] == ["0", "0022", "2", "lo"], said
+                    assert "Read-only file system" in said
+                assert overlay.found == kind
+                with Container(image_file, place / "again", overlay) as container:
+                    output(container, "python -c 'import greeting'")
+                assert overlay.remove()
+        finally:
+            served.end()
+
+    run_as(work)
+
+
+def test_an_instance(public: Path) -> None:
+    def work(place: Path) -> None:
+        instance = Instance(place / "runtime", "mine", "n1")
+        overlay = Overlay(place / "state", "mine", "n1")
+        container = Container(
+            public / "python.sif", instance.workdir, overlay, packages=public / "wheels"
+        )
+        try:
+            instance.ensure(container)
+            assert instance.run(container, ["pip", "install", "-q", "hello"]) == 0
+            assert instance.run(container, ["python", "-c", "import hello"]) == 0
+            with pytest.raises(ContainerError, match="in use by instance"), overlay.lock("me"):
+                pass
+        finally:
+            instance.stop()
+        assert instance.record() is None
+        with overlay.lock("free again"):
+            pass
+
+    as_user(work)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_image_is_built(allowed: bool, public: Path) -> None:
+    def work(place: Path) -> None:
+        (place / "mine.def").write_text(
+            f"Bootstrap: localimage\nFrom: {public}/python.sif\n%post\n    touch /usr/built\n"
+        )
+        if not allowed:
+            with pytest.raises(ContainerError, match="failed to change uid") as error:
+                image.build(place / "mine.def", place / "mine.sif")
+            assert "apptainer config fakeroot --add" in str(error.value.hint)
+            return
+        assert image.build(place / "mine.def", place / "mine.sif")
+        with Container(place / "mine.sif", place / "work") as container:
+            output(container, "test -e /usr/built")
+
+    (with_subordinate_ids if allowed else as_user)(work)
+
+
+def test_it_is_told_what_the_administrator_must_allow(public: Path) -> None:
+    def work(place: Path) -> None:
+        with Container(public / "python.sif", place / "work") as container:
+            # The same user, in a namespace in which no more may be made.
+            command = shlex.join(container.command(["true"]))
+            forbid = "echo 0 >/proc/sys/user/max_user_namespaces"
+            unshare = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c"]
+            done = subprocess.run(
+                [*unshare, f"{forbid}; exec {command}"], capture_output=True, text=True, check=False
+            )
+            assert done.returncode != 0
+            error = apptainer.start_error(container.image, done.stderr)
+            assert "user.max_user_namespaces" in str(error.hint), done.stderr
+
+    as_user(work)

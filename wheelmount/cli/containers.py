@@ -1,0 +1,223 @@
+"""``wheelmount exec | shell | overlay | instance``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wheelmount import config
+from wheelmount.cli import options, output
+from wheelmount.cli.console import ConsoleProgress
+from wheelmount.cli.image_options import container
+from wheelmount.containers.overlay import Overlay
+from wheelmount.errors import ContainerError, InputError
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import containers, instances, shells
+from wheelmount.jobs.image import BESIDE, Image
+
+packages_option = click.option(
+    "--packages",
+    type=click.Path(path_type=Path),
+    help="A wheelhouse to mount on the hosts: pip and uv in the containers install from it. Or a "
+    f"directory with one in packages/, and the image as {BESIDE} beside.",
+)
+on_option = click.option("--on", "host", metavar="HOST", help="Which of several hosts.")
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@options.hosts
+@container
+@packages_option
+@click.option("-i", "--interactive", is_flag=True, help="Give it standard input; one host only.")
+@on_option
+@output.options
+@options.quiet
+def execute(
+    command: tuple[str, ...],
+    spec: HostSpec,
+    image: Image | None,
+    packages: Path | None,
+    interactive: bool,
+    host: str | None,
+    show: output.Show,
+    quiet: bool,
+) -> int:
+    """Run COMMAND on every host in a container without network.
+
+    What it installs or writes stays in the overlay. The exit code is the worst of all. One host
+    gets the standard input of this command; with --interactive its output is passed on as it is.
+    """
+    image = _needed(image)
+    progress = ConsoleProgress(quiet=quiet)
+    if not interactive:
+        if host is not None:
+            raise InputError("--on goes with --interactive", hint="choose hosts by --hosts")
+        with show.open(progress) as told:
+            results = containers.execute(
+                spec,
+                image,
+                command,
+                packages,
+                config.load(),
+                progress,
+                output=told,
+                stdin=output.standard_input(),
+            )
+        return show.end(results, progress)
+    given = click.get_current_context().params
+    if given["as_json"] or given["output_dir"]:
+        raise InputError(
+            "--interactive passes output on as it is", hint="leave --json and --output-dir out"
+        )
+    return _pipe(spec, host, image, command, packages, progress)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@options.hosts
+@container
+@packages_option
+@on_option
+@options.quiet
+def shell(
+    command: tuple[str, ...],
+    spec: HostSpec,
+    image: Image | None,
+    packages: Path | None,
+    host: str | None,
+    quiet: bool,
+) -> int:
+    """Open a shell (or COMMAND) in a container without network on one host.
+
+    On a terminal it has a terminal of its own, on hosts of this machine; else it reads standard
+    input.
+    """
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    argv = command or ("bash",)
+    progress = ConsoleProgress(quiet=quiet)
+    if not terminal:
+        return _pipe(spec, host, _needed(image), argv, packages, progress)
+    return shells.attach(spec, host, _needed(image), argv, packages, config.load(), progress)
+
+
+def _pipe(
+    spec: HostSpec,
+    host: str | None,
+    image: Image,
+    command: tuple[str, ...],
+    packages: Path | None,
+    progress: ConsoleProgress,
+) -> int:
+    def told(_host: str, stream: str, data: bytes) -> None:
+        target = getattr(sys, stream).buffer
+        target.write(data)
+        target.flush()
+
+    settings, stdin = config.load(), output.standard_input()
+    results = shells.pipe(
+        spec, host, image, command, packages, settings, progress, stdin=stdin, output=told
+    )
+    return output.Show(as_json=False, live=True, directory=None).end(results, progress)
+
+
+@click.group()
+def overlay() -> None:
+    """Show and delete what containers have installed on this machine."""
+
+
+@overlay.command("ls")
+@options.as_json
+def overlay_ls(as_json: bool) -> None:
+    """List overlays: name, host, kind, size, and who uses them now."""
+    found = Overlay.all(Path(config.load().state_dir))
+    records: list[dict[str, Any]] = [
+        {
+            "name": each.name,
+            "host": each.host,
+            "kind": each.found or "directory",
+            "bytes": each.used(),
+            "user": each.user() or None,
+            "path": str(each.layer),
+        }
+        for each in found
+    ]
+    if as_json:
+        print(json.dumps(records))
+        return
+    for each in records:
+        used = f"  in use by {each['user']}" if each["user"] else ""
+        print(f"{each['name']}  {each['host']}  {each['kind']}  {each['bytes'] / 1e6:.1f} MB{used}")
+
+
+@overlay.command("rm")
+@click.argument("names", nargs=-1, required=True)
+@click.option("--on", "host", metavar="HOST", help="Only that of this host.")
+def overlay_rm(names: tuple[str, ...], host: str | None) -> None:
+    """Delete overlays with all that is installed in them."""
+    every = Overlay.all(Path(config.load().state_dir))
+    for name in names:
+        found = [each for each in every if each.name == name and host in (None, each.host)]
+        if not found:
+            raise ContainerError(
+                f"there is no overlay {name}" + (f" of {host}" if host else ""),
+                hint="see `wheelmount overlay ls`",
+            )
+        for each in found:
+            each.remove()
+            print(f"{each.name} {each.host} removed")
+
+
+@click.group()
+def instance() -> None:
+    """Show and end containers that keep running on this machine."""
+
+
+@instance.command("ls")
+@options.as_json
+def instance_ls(as_json: bool) -> None:
+    """List instances: name, host, image, overlay, and for how long they run."""
+    records: list[dict[str, Any]] = []
+    for each in instances.find(config.load()):
+        record = each.remembered()
+        records.append(
+            {
+                "name": each.name,
+                "host": each.host,
+                "running": each.record() is not None,
+                "image": record and record.image,
+                "overlay": record and record.overlay,
+                "packages": record and record.packages,
+                "seconds": record and round(time.time() - record.since, 1),
+            }
+        )
+    if as_json:
+        print(json.dumps(records))
+        return
+    for found in records:
+        state = f"up {found['seconds']:.0f} s" if found["running"] else "killed"
+        print(f"{found['name']}  {found['host']}  {found['image']}  {found['overlay']}  {state}")
+
+
+@instance.command("stop")
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All that ls shows.")
+def instance_stop(names: tuple[str, ...], everything: bool) -> None:
+    """End instances, with all that runs in them; their overlays stay."""
+    if not names and not everything:
+        raise InputError("nothing to stop", hint="give a name, or --all")
+    settings = config.load()
+    for each in instances.find(settings, names):
+        instances.stop(each, settings)
+        print(f"{each.name} {each.host} stopped")
+
+
+def _needed(image: Image | None) -> Image:
+    if image is None:
+        raise InputError("no image to run it in", hint="give --image; images/python.def makes one")
+    return image

@@ -1,0 +1,83 @@
+"""Options of the commands that work in containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from wheelmount.containers.overlay import KINDS
+from wheelmount.jobs.image import Image, parse_bind, parse_images, parse_size
+
+
+class _Size(click.ParamType[int]):
+    name = "size"
+
+    def convert(
+        self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None
+    ) -> int:
+        return value if isinstance(value, int) else parse_size(value)
+
+
+def container(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for a container, given on as ``image``: None without --image and --instance."""
+
+    @click.option(
+        "--image",
+        "images",
+        metavar="SIF",
+        help="In an offline container of this image. HOST=SIF,HOST=SIF,… for different ones; one "
+        "inside the directory that is mounted is taken from the mount.",
+    )
+    @click.option(
+        "--overlay",
+        default="default",
+        show_default=True,
+        help="Name of the overlay that keeps what containers install, one a host.",
+    )
+    @click.option(
+        "--overlay-kind",
+        type=click.Choice(KINDS),
+        help="What a new overlay is; default the fastest that stays: a directory, or where "
+        "there can be none an image (one file). Memory is gone with the machine's next start.",
+    )
+    @click.option(
+        "--overlay-size", type=_Size(), help="Make a new overlay in one file, of at most this size."
+    )
+    @click.option("--instance", help="Keep the container running under this name.")
+    @click.option(
+        "--bind",
+        "binds",
+        multiple=True,
+        metavar="PATH[:TARGET[:rw]]",
+        help="Show this of the host, read-only without :rw; may be repeated.",
+    )
+    @click.option("--nv", is_flag=True, help="Let it use the host's NVIDIA devices.")
+    @wraps(command)
+    def wrapped(
+        *arguments: Any,
+        images: str | None,
+        overlay: str,
+        overlay_kind: Any,
+        overlay_size: int | None,
+        instance: str | None,
+        binds: tuple[str, ...],
+        nv: bool,
+        **values: Any,
+    ) -> Any:
+        values["image"] = None
+        if images is not None or instance is not None or values.get("packages") is not None:
+            values["image"] = Image(
+                parse_images(images) if images is not None else {},
+                overlay,
+                overlay_kind,
+                overlay_size,
+                instance,
+                [parse_bind(bind) for bind in binds],
+                nv,
+            )
+        return command(*arguments, **values)
+
+    return wrapped

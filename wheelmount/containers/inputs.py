@@ -1,0 +1,95 @@
+"""What of this machine goes into an image: its definition, and the files that this names."""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from blake3 import blake3
+
+from wheelmount.errors import SourceError
+
+
+def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
+    """A hash over everything of this machine that goes into an image.
+
+    Files count by the names that the definition gives them, wherever the definition lies.
+
+    Raises:
+        SourceError: the definition, a file it copies or the image it starts from is missing.
+    """
+    try:
+        text = definition.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(
+            f"definition {definition} cannot be read: {error}",
+            hint="the project's own is images/python.def",
+        ) from None
+    digest = blake3(text.encode())
+    # Values that are paths of files tell by what is in these, see below.
+    named = sources(text, build_args)
+    plain = {name: value for name, value in build_args.items() if value not in named}
+    digest.update(json.dumps(sorted(plain.items())).encode())
+    for source in named:
+        # Path.glob() takes no absolute patterns.
+        found = sorted(glob.glob(source, root_dir=definition.parent))  # noqa: PTH207
+        if not found:
+            raise SourceError(
+                f"{definition.name} needs {source}, which is not there",
+                hint=f"relative paths start at {definition.parent}; --build-arg gives others",
+            )
+        for name in found:
+            top = definition.parent / name
+            for file in _files(top):
+                shown = f"{top.name}/{file.relative_to(top)}"
+                digest.update(f"\0{shown}\0{file.lstat().st_mode}\0".encode())
+                if file.is_file():
+                    digest.update_mmap(file)
+    return digest.hexdigest()
+
+
+def sources(text: str, build_args: Mapping[str, str]) -> list[str]:
+    """The paths of this machine, patterns among them, that a definition starts from or copies.
+
+    That is ``From`` after ``Bootstrap: localimage``, and ``%files``.
+    """
+    values: dict[str, str] = {}
+    for line in _section(text, "%arguments"):
+        name, found, value = line.partition("=")
+        if found and not name.startswith("#"):
+            values[name.strip()] = value.strip()
+    values.update(build_args)
+    filled = re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda m: values.get(m[1], m[0]), text)
+    words = [shlex.split(line, comments=True) for line in _section(filled, "%files")]
+    return [*_bases(filled), *(first for first, *_ in filter(None, words))]
+
+
+def _bases(text: str) -> Iterator[str]:
+    agent = ""
+    for line in text.splitlines():
+        name, found, value = line.partition(":")
+        if found and name.strip().lower() == "bootstrap":
+            agent = value.strip().lower()
+        elif found and name.strip().lower() == "from" and agent == "localimage":
+            yield value.strip()
+
+
+def _section(text: str, name: str) -> Iterator[str]:
+    """The lines of one section. ``%files from STAGE`` is another: it copies inside the build."""
+    current = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("%"):
+            current = line
+        elif current == name:
+            yield line
+
+
+def _files(path: Path) -> Iterator[Path]:
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        for inner in sorted(path.iterdir()):
+            yield from _files(inner)

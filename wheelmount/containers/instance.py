@@ -1,0 +1,351 @@
+"""Instances: containers that keep running, for commands to be run in one after the other.
+
+apptainer's own, each with a configuration directory to itself, so that neither a user's other
+instances nor their names are touched. Everything of one lies in a private directory; a lock, held
+as long as it runs, tells one that runs from what a killed one left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from wheelmount.config import private_directory
+from wheelmount.containers import apptainer
+from wheelmount.containers.container import NOT_STARTED, Container
+from wheelmount.containers.overlay import check_name, remove_tree
+from wheelmount.containers.process import Stream, attend
+from wheelmount.containers.terminal import Terminal
+from wheelmount.errors import ContainerError, WaitError
+
+START_TIMEOUT = 60.0
+"""Seconds one may take to start, or another start of it to end."""
+
+STOP_TIMEOUT = 20.0
+"""Seconds one may take to end: its processes get a few to do so by themselves."""
+
+INSTANCES = "instances"
+"""The directory of all of them."""
+
+_NAME = "wheelmount"
+_PATIENCE = "3"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """What an instance is.
+
+    Attributes:
+        image: path of its image.
+        overlay: name of its overlay.
+        packages: the wheelhouse it shows, or None.
+        binds: what else of the host it sees.
+        nv: whether it has NVIDIA devices.
+        since: when it was started, in seconds since the epoch.
+        pid: the process that ends when it has ended.
+    """
+
+    image: str
+    overlay: str
+    packages: str | None
+    binds: list[str]
+    nv: bool
+    since: float
+    pid: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """One instance of one host.
+
+    Args:
+        runtime: the user's private directory there.
+        name: what the user calls it.
+        host: the host's name.
+
+    Raises:
+        InputError: a name that is no plain file name.
+    """
+
+    runtime: Path
+    name: str
+    host: str
+
+    def __post_init__(self) -> None:
+        for what, value in (("an instance", self.name), ("a host", self.host)):
+            check_name(what, value)
+
+    @classmethod
+    def all(cls, runtime: Path) -> list[Instance]:
+        """Every instance under ``runtime``, by name and host, also those that were killed."""
+        folders = sorted((runtime / INSTANCES).glob("*/[!.]*"))
+        return [cls(runtime, f.parent.name, f.name) for f in folders if f.is_dir()]
+
+    @property
+    def path(self) -> Path:
+        """Its private directory."""
+        return self.runtime / INSTANCES / self.name / self.host
+
+    @property
+    def workdir(self) -> Path:
+        """The directory of its container."""
+        return self.path / "container"
+
+    def record(self) -> Record | None:
+        """What it is, if it runs."""
+        try:
+            with self._lock_file.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self.remembered()
+        except FileNotFoundError:
+            pass
+        return None
+
+    def remembered(self) -> Record | None:
+        """What it is, or was if it has been killed."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return Record(**json.loads(self._record_file.read_text(encoding="utf-8")))
+        return None
+
+    def ensure(self, container: Container | None) -> Record:
+        """Start it, or take the one that runs.
+
+        Args:
+            container: what it is to be; its working directory is `workdir`. None for whatever runs.
+
+        Returns:
+            What it is.
+
+        Raises:
+            ContainerError: it runs with another image, overlay or wheelhouse; it does not start;
+                the overlay is in use; there is none and nothing to start one of.
+            SourceError: the image or something bound is missing.
+            WaitError: another start of it does not end.
+        """
+        if container is None:
+            if found := self.record():
+                return found
+            raise ContainerError(
+                f"there is no instance {self.name} on {self.host}",
+                hint="give --image to start one; see `wheelmount instance ls`",
+            )
+        private_directory(self.runtime / INSTANCES)
+        private_directory(self.path.parent)
+        with self._alone():
+            found = self.record()
+            if found is None:
+                return self._start(container)
+            self._refuse_other(found, container)
+            return found
+
+    def run(
+        self,
+        container: Container,
+        argv: Sequence[str],
+        *,
+        stdin: Stream = subprocess.DEVNULL,
+        terminal: Terminal | None = None,
+    ) -> int:
+        """Run a command in it, and wait for its exit code; see `Container.run`.
+
+        Raises:
+            ContainerError: the instance has ended.
+        """
+        container.write_environment()
+        code = attend(
+            container.join_command(_NAME, argv),
+            stdin=stdin,
+            terminal=terminal,
+            environment=self._environment,
+        )
+        if code == NOT_STARTED and self.record() is None:
+            raise ContainerError(
+                f"instance {self.name} on {self.host} has ended",
+                hint="run the command again with --image to start it",
+            )
+        return code
+
+    def stop(self) -> bool:
+        """End it and all that runs in it, and delete what belongs to it but its overlay.
+
+        Returns:
+            Whether there was something to end or to delete.
+
+        Raises:
+            WaitError: it does not end.
+        """
+        if not self.path.is_dir():
+            return False
+        with self._alone():
+            self._end()
+        with contextlib.suppress(OSError):  # the last one of this name
+            self._lock_file.unlink()
+            self._start_file.unlink()
+            self.path.parent.rmdir()
+        return True
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _start(self, container: Container) -> Record:
+        self._end()  # what a killed one left
+        private_directory(self.path)
+        (self.path / "config").mkdir()
+        try:
+            container.prepare()
+            with (
+                container.writer.lock(f"instance {self.name}") as overlay,
+                self._lock_file.open("wb") as lock,
+                (self.path / "log").open("w+", encoding="utf-8", errors="replace") as log,
+            ):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = [overlay, lock.fileno()]
+                code = attend(
+                    container.start_command(_NAME),
+                    stdout=log,
+                    stderr=log,
+                    timeout=START_TIMEOUT,
+                    pass_fds=held,
+                    environment=self._environment,
+                )
+                if code:
+                    log.seek(0)
+                    raise apptainer.start_error(container.image, log.read())
+                record = self._describe(container)
+                # An ordinary user's instance closes what it inherits: this holds the locks for it.
+                subprocess.Popen(
+                    ["tail", "--pid", str(record.pid), "--follow", "/dev/null"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    start_new_session=True,
+                    pass_fds=held,
+                ).returncode = 0  # it goes on, and nobody here waits for it
+                self._record_file.write_text(
+                    json.dumps(dataclasses.asdict(record)), encoding="utf-8"
+                )
+            return record
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        if not self.path.is_dir():
+            return
+        process = self._process()
+        if process:
+            subprocess.run(
+                [str(apptainer.find()), "instance", "stop", "--timeout", _PATIENCE, _NAME],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                env={**apptainer.environment(), **self._environment},
+                timeout=STOP_TIMEOUT,
+                check=False,
+            )
+        deadline = time.monotonic() + STOP_TIMEOUT
+        # First that process, then, within the second, who held the locks for it.
+        while (process and _alive(process["ppid"])) or self.record() is not None:
+            if time.monotonic() > deadline:
+                raise WaitError(
+                    f"instance {self.name} on {self.host} does not end",
+                    hint="something in it waits for a device or a file system; try again later",
+                )
+            time.sleep(0.02)
+        remove_tree(self.path)
+
+    def _describe(self, container: Container) -> Record:
+        process = self._process()
+        if process is None:
+            raise ContainerError(
+                f"instance {self.name} on {self.host} ended as soon as it was started",
+                hint="run the command without --instance to see what its image says",
+            )
+        return Record(
+            image=str(container.image.absolute()),
+            overlay=container.writer.name,
+            packages=None if container.packages is None else str(container.packages),
+            binds=_binds(container),
+            nv=container.nv,
+            since=time.time(),
+            pid=process["ppid"],
+        )
+
+    def _refuse_other(self, found: Record, container: Container) -> None:
+        wanted = str(container.image.absolute()), container.writer.name, container.nv
+        packages = container.packages and str(container.packages)
+        if (
+            (found.image, found.overlay, found.nv) != wanted
+            or (packages and packages != found.packages)
+            or (container.binds and _binds(container) != found.binds)
+        ):
+            shown = f" and {found.packages} at /packages" if found.packages else ""
+            raise ContainerError(
+                f"instance {self.name} on {self.host} is another one: it runs {found.image} with "
+                f"the overlay {found.overlay}{shown}",
+                hint=f"use another name, or first: wheelmount instance stop {self.name}",
+            )
+
+    def _process(self) -> dict[str, Any] | None:
+        """What apptainer wrote about it: ``pid``, its first process, ``ppid``, its keeper."""
+        files = self.path.glob(f"config/instances/app/*/*/{_NAME}/{_NAME}.json")
+        for file in files:
+            with contextlib.suppress(OSError, ValueError):
+                found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+                return found
+        return None
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"APPTAINER_CONFIGDIR": str(self.path / "config")}
+
+    @property
+    def _record_file(self) -> Path:
+        return self.path / "instance.json"
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path.with_name(f".{self.host}.lock")
+
+    @property
+    def _start_file(self) -> Path:
+        return self.path.with_name(f".{self.host}.start")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let nobody else start or stop it meanwhile."""
+        deadline = time.monotonic() + START_TIMEOUT
+        with self._start_file.open("wb") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise WaitError(
+                            f"instance {self.name} on {self.host} is being started or stopped by "
+                            "somebody else, who does not come to an end",
+                            hint="look for another wheelmount that hangs",
+                        ) from None
+                    time.sleep(0.02)
+            yield
+
+
+def _binds(container: Container) -> list[str]:
+    return [f"{bind.source}:{bind.target}:{bind.writable}" for bind in container.binds]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z" and os.getpid() != pid

@@ -1,0 +1,55 @@
+"""What containers leave on a host whose owner was killed before it could clean up."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from wheelmount.containers.instance import INSTANCES, Instance
+from wheelmount.containers.overlay import remove_tree
+
+PREFIX = "container-"
+"""What the private directories of containers that end with their command begin with."""
+
+
+@contextlib.contextmanager
+def claimed(workdir: Path) -> Iterator[None]:
+    """Say that somebody uses a container's directory, as long as this process lives."""
+    descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def find(runtime: Path) -> list[Path]:
+    """Directories of containers, and of instances, that nobody uses."""
+    killed = [each.path for each in Instance.all(runtime) if each.record() is None]
+    return [path for path in sorted(runtime.glob(f"{PREFIX}*")) if not _claimed(path)] + killed
+
+
+def remove(path: Path) -> None:
+    """Delete one of those.
+
+    Raises:
+        ContainerError: some of it belongs to another user.
+    """
+    if path.parent.parent.name == INSTANCES:
+        Instance(path.parents[2], path.parent.name, path.name).stop()
+    else:
+        remove_tree(path)
+
+
+def _claimed(workdir: Path) -> bool:
+    descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

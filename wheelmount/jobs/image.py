@@ -1,0 +1,193 @@
+"""What a container on hosts is to be: its image, by host, and what it sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from blake3 import blake3
+
+from wheelmount.config import Settings
+from wheelmount.containers.order import Order
+from wheelmount.containers.overlay import Kind
+from wheelmount.errors import InputError
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.wheels import redirect
+
+BESIDE = "img.sif"
+"""The image of a directory that has one beside its ``packages/``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Image:
+    """Work in a container of each host.
+
+    Attributes:
+        paths: of the SIF, by name of the host; that of ``""`` is for all others. One inside the
+            directory that is mounted is taken from the mount. Empty for the image beside
+            ``packages/`` in that directory, or that of an instance that runs.
+        overlay: name of the overlay that keeps what is installed.
+        overlay_kind: what the overlay is to be; None for the best.
+        overlay_size: bytes of an overlay in one file.
+        instance: name of the instance to work in; None for a container that ends with the command.
+        binds: source, target and whether it may be written, of what else of a host it sees.
+        nv: whether it may use NVIDIA devices.
+    """
+
+    paths: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    overlay: str = "default"
+    overlay_kind: Kind | None = None
+    overlay_size: int | None = None
+    instance: str | None = None
+    binds: Sequence[tuple[str, str, bool]] = ()
+    nv: bool = False
+
+    def own(self, host: str) -> Path:
+        """The image that is named for ``host``.
+
+        Raises:
+            InputError: none is.
+        """
+        path = self.paths.get(host) or self.paths.get("")
+        if path is None:
+            raise InputError(
+                f"no image is named for {host}",
+                hint=f"give one for all others: --image OTHER.sif,{next(iter(self.paths))}=…",
+            )
+        return path
+
+    def on(self, host: str, shown: Shown | None) -> str:
+        """Where ``host`` finds its image; empty for that of an instance.
+
+        Raises:
+            InputError: none is named for it, and the directory that is mounted has none.
+        """
+        if not self.paths:
+            if shown is not None and (shown.source / BESIDE).is_file():
+                return shown.at(BESIDE)
+            if self.instance is not None:
+                return ""
+            raise InputError(
+                "no image to run it in",
+                hint=f"give --image (images/python.def makes one), or put it into the mounted "
+                f"directory as {BESIDE}",
+            )
+        path = self.own(host)
+        if shown is None:
+            return str(path.absolute())
+        # As it is called if it is there, else as the directory calls it.
+        inside = _inside(path if path.exists() else shown.source / path, shown.source)
+        return str(path.absolute()) if inside is None else shown.at(inside)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shown:
+    """A directory of this machine as a host has it.
+
+    Attributes:
+        source: the directory.
+        mntpoint: where the host has it.
+    """
+
+    source: Path
+    mntpoint: str
+
+    def at(self, name: str) -> str:
+        """Where the host has what ``name`` is in the directory."""
+        return str(PurePosixPath(self.mntpoint, name))
+
+    @property
+    def packages(self) -> str:
+        """Where the host has the wheels: the directory itself, or ``packages/`` in it."""
+        inner = (self.source / "packages").is_dir() and not any(self.source.glob("*.whl"))
+        return self.at("packages") if inner else self.mntpoint
+
+
+def parse_images(text: str) -> dict[str, Path]:
+    """Read ``IMAGE`` or ``HOST=IMAGE,HOST=IMAGE,…``, where one may be for all other hosts.
+
+    Raises:
+        InputError: a host or the others are named twice, or a path is empty.
+    """
+    if Path(text).exists():
+        return {"": Path(text)}
+    paths: dict[str, Path] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(?:([\w.-]+)=)?(.+)", part, re.DOTALL)
+        if match is None or (match[1] or "") in paths:
+            raise InputError(
+                f"cannot make images of {text!r}",
+                hint="give one path, or one a host: --image host0=a.sif,host1=b.sif",
+            )
+        paths[match[1] or ""] = Path(match[2])
+    return paths
+
+
+def parse_size(text: str) -> int:
+    """Read a size such as ``512M`` or ``8G``, in bytes; powers of 1024.
+
+    Raises:
+        InputError: it is none.
+    """
+    match = re.fullmatch(r"(\d{1,9})([KMGT])(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise InputError(f"{text!r} is no size", hint="give one such as 512M or 8G")
+    return int(match[1]) << 10 * (" KMGT".index(match[2].upper()))
+
+
+def parse_bind(text: str) -> tuple[str, str, bool]:
+    """Read ``PATH[:TARGET[:rw]]``.
+
+    Raises:
+        InputError: it is nothing that can be shown.
+    """
+    path, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    if not path or mode not in ("", "ro", "rw"):
+        raise InputError(
+            f"{text!r} cannot be shown", hint="give PATH, or PATH:TARGET, or :rw added"
+        )
+    where = str(Path(path).absolute())
+    return where, target or where, mode == "rw"
+
+
+def order(host: str, image: Image, shown: Shown | None, settings: Settings) -> Order:
+    """What to order from ``host``, which has a directory as ``shown``."""
+    return Order(
+        host=host,
+        image=image.on(host, shown),
+        overlay=image.overlay,
+        state_dir=settings.state_dir,
+        runtime_dir=str(settings.private_runtime()),
+        overlay_kind=image.overlay_kind,
+        overlay_size=image.overlay_size,
+        instance=image.instance,
+        packages=None if shown is None else shown.packages,
+        binds=image.binds,
+        environment=redirect.environment(),
+        files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
+        nv=image.nv,
+    )
+
+
+def _inside(path: Path, folder: Path) -> str | None:
+    """What ``path`` is called in ``folder``, if it is in it."""
+    try:
+        return str(path.resolve().relative_to(folder.resolve()))
+    except ValueError:
+        return None
+
+
+def packages_point(spec: HostSpec, packages: Path, settings: Settings) -> str:
+    """Where a wheelhouse is mounted on hosts: always there in a session, whose mounts stay."""
+    mark = secrets.token_hex(4) if spec.session is None else mark_of(packages)
+    return str(settings.private_runtime() / f"packages-{mark}-{{host}}")
+
+
+def mark_of(directory: Path) -> str:
+    """A name for a directory of this machine."""
+    return blake3(os.fsencode(directory.resolve())).hexdigest(8)

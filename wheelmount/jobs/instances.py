@@ -1,0 +1,142 @@
+"""Instances that stand on this machine, and the mounts that go with them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from io import RawIOBase
+from pathlib import Path
+
+from wheelmount.config import Settings
+from wheelmount.containers.instance import Instance
+from wheelmount.errors import ContainerError, MountError
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Output, Result, Results
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import sites
+from wheelmount.jobs.image import Image, Shown, mark_of, order, packages_point
+from wheelmount.jobs.sites import Site
+from wheelmount.mount import serving
+from wheelmount.mount.remote import RemoteMount
+from wheelmount.progress import Progress
+
+_OWN = "instance-"
+"""What the mount points begin with that go with an instance."""
+
+
+def on_standing(
+    spec: HostSpec,
+    image: Image,
+    packages: Path,
+    command: Callable[[str, Shown], Command],
+    settings: Settings,
+    progress: Progress,
+    *,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
+) -> Results:
+    """Run in instances, with a mount that stands as long as they do.
+
+    Raises:
+        ContainerError: the instance runs on some of the hosts only.
+    """
+    if spec.session is not None:
+        where = packages_point(spec, packages, settings)
+    else:
+        # One place for each directory: an instance that shows another one is told by that.
+        name = f"{_OWN}{image.instance}-{mark_of(packages)}-{{host}}"
+        where = str(settings.private_runtime() / name)
+
+    def place(host: str) -> Shown:
+        return Shown(packages, where.replace("{host}", host))
+
+    def running(site: Site) -> list[str]:
+        asked = {
+            host.name: Command(order(host.name, image, place(host.name), settings).question)
+            for host in site.hosts
+        }
+        answers = site.runners.run(asked)
+        return [name for name, r in answers.items() if isinstance(r, Result) and r.code == 0]
+
+    with sites.at(spec, settings, progress, namespaces=False) as site:
+        commands = {host.name: command(host.name, place(host.name)) for host in site.hosts}
+        found = running(site)
+        if len(found) == len(commands):
+            return on_site(site, commands, progress, output, stdin)
+        if found:
+            raise ContainerError(
+                f"instance {image.instance} runs on {', '.join(found)} only",
+                hint=f"end it there first: wheelmount instance stop {image.instance}",
+            )
+        mounted = site.mount(packages, where)
+        if not isinstance(mounted, RemoteMount):  # those of a session stay by themselves
+            with mounted:
+                return on_site(site, commands, progress, output, stdin)
+        mounted.open()
+        try:
+            mounted.keep()
+            results = on_site(site, commands, progress, output, stdin)
+        except BaseException:
+            mounted.close(force=True)
+            raise
+        if running(site):
+            mounted.release()
+        else:
+            mounted.close(force=True)
+        return results
+
+
+def on_site(
+    site: Site,
+    commands: Mapping[str, Command],
+    progress: Progress,
+    output: Output | None,
+    stdin: RawIOBase | None,
+) -> Results:
+    """Run a command on each host, by the host's name, and wait for all; see ``Runners.run``."""
+    with progress.task("run", unit="hosts") as task:
+        results = site.runners.run(commands, output, stdin)
+        task.advance(len(results))
+        return results
+
+
+def find(settings: Settings, names: Sequence[str] = ()) -> list[Instance]:
+    """Instances of this machine by name and host, also those that were killed.
+
+    Args:
+        settings: say where they lie.
+        names: which; default all.
+
+    Raises:
+        ContainerError: there is none of a name.
+    """
+    found = Instance.all(settings.private_runtime())
+    for name in names:
+        if name not in {each.name for each in found}:
+            raise ContainerError(
+                f"there is no instance {name} on this machine",
+                hint="see `wheelmount instance ls`",
+            )
+    return [each for each in found if not names or each.name in names]
+
+
+def stop(instance: Instance, settings: Settings) -> None:
+    """End an instance, and take down what was mounted for it.
+
+    Raises:
+        WaitError: it does not end.
+        MountError: what was mounted for it is in use.
+    """
+    record = instance.remembered()
+    instance.stop()
+    if record is None or record.packages is None:
+        return
+    shown = Path(record.packages)
+    for mntpoint in (shown, shown.parent):
+        if not mntpoint.name.startswith(_OWN):  # that of a session stays
+            continue
+        found: list[Path] = []
+        with contextlib.suppress(MountError):  # taken down already
+            found = serving.find(settings, str(mntpoint))
+        for directory in found:
+            serving.stop(directory, force=False)
