@@ -76,9 +76,10 @@ def _worker(work: list[Work], writing: int) -> None:
 
 
 def _link(source: str, target: str, names: list[str]) -> None:
+    before = os.path.join(source, "")
     folder = os.open(target, os.O_RDONLY)
     for name in names:
-        os.symlink(os.path.join(source, name), name, dir_fd=folder)
+        os.symlink(before + name, name, dir_fd=folder)
     os.close(folder)
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from .files import Work
+
 INSTALLER = "wheelmount"
 
 LINKS_NAME = "wheelmount-links.pth"
@@ -44,10 +46,12 @@ _LINKS = "LINKS"
 
 # A line that site runs whenever Python starts; twice where lib64 is lib.
 _ON_START = (
-    "import os, sys; said = vars(sys).setdefault('_wheelmount', []); "
-    "os.path.isdir({0!r}) or {0!r} in said or said.append({0!r}) or sys.stderr.write("
-    "'warning: packages in {1} are links into {0}, which is not mounted\\n"
-    "hint: mount it again, or install with --link-mode copy ({2} says this)\\n')\n"
+    "import os, sys; said = vars(sys).setdefault('_wheelmount', []); os.path.isdir({root!r}) "
+    "or {root!r} in said or said.append({root!r}) or sys.stderr.write({message!r})\n"
+)
+_GONE = (
+    "warning: packages in {library} are links into {root}, which is not mounted\n"
+    "hint: mount it again, or install with --link-mode copy ({file} says this)\n"
 )
 
 
@@ -76,6 +80,7 @@ class Installation:
         self._stash = os.path.join(self._paths["purelib"], f"{STASH}{os.getpid()}")
         self._stashed: list[str] = []
         self._made: list[str] = []
+        self._work: list[Work] = []
         self._placed: list[str] = []
 
     def run(self) -> None:
@@ -159,7 +164,10 @@ class Installation:
 
     def _undo(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        for path in self._placed:
+        placed = [
+            os.path.join(target, name) for _, target, names, _ in self._work for name in names
+        ]
+        for path in (*placed, *self._placed):
             with contextlib.suppress(OSError):
                 os.unlink(path)
         for folder in reversed(self._made):
@@ -185,8 +193,7 @@ class Installation:
                     if scheme != "scripts":
                         way = "copy" if copied else self._mode
                         work.append((os.path.join(source, scheme, folder), target, names, way))
-        for _, target, names, _ in work:
-            self._placed += [os.path.join(target, name) for name in names]
+        self._work = work
         in_parallel(work)
         for wheel in wheels:
             rows = [*self._scripts(wheel), *self._metadata(wheel)]
@@ -282,7 +289,10 @@ class Installation:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file)
             return
-        lines = [_ON_START.format(root, self._paths["purelib"], file) for root in roots]
+        lines = []
+        for root in roots:
+            message = _GONE.format(library=self._paths["purelib"], root=root, file=file)
+            lines.append(_ON_START.format(root=root, message=message))
         with open(file, "w", encoding="utf-8") as stream:
             stream.writelines(lines)
 
