@@ -267,13 +267,14 @@ def test_what_fails_leaves_everything_as_it_was(host: Host, mode: str) -> None:
     (host.packages / "later" / "there.py").mkdir()  # a directory, where a file is to be
     before = host.files()
     later = add(make_wheel(host.wheels, "later"), {"later/there.py": b""})
-    said = host.install(full_wheel(host.wheels, "2.0"), later, mode=mode, code=65)
+    full = full_wheel(host.wheels, "2.0")
+    said = host.install(full, later, mode=mode, code=65)
     assert "is a directory where a file has to be\nhint: " in said
     assert host.files() == before
     # And where it fails in the midst of things: a file is missing in the tree.
     shutil.rmtree(host.packages / "later")
     before = host.files()
-    shipment = host.ship(full_wheel(host.wheels, "2.0"), later)
+    shipment = host.ship(full, later)
     (gone,) = host.tree.glob("full-2*/purelib/full-2.0.dist-info/METADATA")
     gone.unlink()
     command = shipment.command(host.python, str(host.tree), mode)
