@@ -249,6 +249,7 @@ def test_packages_that_share_directories_and_files(host: Host) -> None:
     host.install(*wheels)
     host.run("-c", "import space.one, space.other")
     assert (host.packages / "space" / "both.txt").read_text() == "2"  # the later, as with pip
+    assert host.install(*wheels).startswith("copied 0")
     host.tool("pip", "uninstall", "-y", "other")
     host.run("-c", "import space.one")
 
@@ -330,6 +331,46 @@ def test_two_at_once_take_turns(host: Host) -> None:
         "copied 0",
         "copied 30",
     ]
+
+
+@pytest.mark.parametrize("mode", ["hardlink", "symlink", "copy"])
+def test_plain_uv_makes_links_from_a_cache_of_links(host: Host, mode: str) -> None:
+    full, needs = full_wheel(host.wheels), make_wheel(host.wheels, "needs", requires=["full"])
+    shipment = host.ship(full, needs, compiler=Compiler.find(Target.here()))
+    full.unlink()  # uv never sees the wheels
+    needs.unlink()
+    fill = [*shipment.command(host.python, str(host.tree), "uv"), str(host.place / "cache")]
+    path = f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(host.venv)}
+    done = subprocess.run(fill, capture_output=True, text=True, env=environment, check=True)
+    environment |= dict(line.split("=", 1) for line in done.stdout.splitlines())
+    environment["UV_LINK_MODE"] = mode
+
+    def install(name: str) -> subprocess.CompletedProcess[str]:
+        command = ["uv", "pip", "install", name]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    done = install("needs")
+    assert done.returncode == 0, done.stderr
+    package = host.packages / "full" / "__init__.py"
+    inside = package.resolve().is_relative_to(host.tree)
+    assert inside == (mode != "copy")
+    assert host.run("-c", "import full, full_more; full.main()") == f"ran {package}"
+    for script in ("full-run", "full-script"):
+        run = [host.venv / "bin" / script]
+        assert subprocess.check_output(run, text=True) == f"ran {package}\n"
+    assert (host.venv / "share" / "full" / "data.txt").read_text() == "data"
+    assert list(package.parent.glob("__pycache__/*.pyc"))
+    host.tool("uv", "check")
+    host.tool("uv", "uninstall", "full", "needs")
+    assert not package.parent.exists()
+    assert not (host.venv / "share" / "full" / "data.txt").exists()
+    # What the cache has lost is missed, and not made up.
+    shutil.rmtree(host.place / "cache" / "archive-v0")
+    assert install("needs").returncode != 0
+    again = subprocess.run(fill, capture_output=True, text=True, env=environment, check=False)
+    assert again.returncode == 65
+    assert "is not empty\nhint: " in again.stderr
 
 
 def test_each_content_is_kept_once(host: Host) -> None:

@@ -3,6 +3,7 @@
 ::
 
     install/                                     what installs: a copy of ``environment``
+    wheels/5be0…/numpy-2.4.6-….whl               metadata of a plan's wheels, for uv
     plans/5be0….json                             one request: which of the wheels, and how
     numpy-2.4.6-1f0c….cpython-311/platlib/…      an unpacked wheel, by schemes, with bytecode
     numpy-2.4.6-1f0c….cpython-311/scripts/…
@@ -15,11 +16,12 @@ A plan is JSON, for ``environment``::
     {"python": "cpython 3.11", "machine": "x86_64", "glibc": 28,
      "wheels": [{"name": "numpy", "version": "2.4.6", "directory": "numpy-2.4.6-1f0c….cpython-311",
                  "root": "platlib", "info": "numpy-2.4.6.dist-info", "requested": true,
-                 "direct_url": null,
+                 "filename": "numpy-2.4.6-….whl", "direct_url": null, "passed": [],
                  "files": {"platlib": {"numpy": ["__init__.py", …], …}, "scripts": {…}},
                  "rows": [["data", "share/man/…", "sha256=…", "1234"]]}]}
 
 ``rows`` are those of RECORD whose paths depend on the environment; the others stand in the tree.
+``passed`` are files, as scheme and path, in whose place a later wheel has its own.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import os
 import posixpath
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +46,7 @@ from packaging.utils import parse_wheel_filename
 from wheelmount.errors import WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels import environment
+from wheelmount.wheels.environment import uvcache
 from wheelmount.wheels.fetch import disk_errors
 from wheelmount.wheels.target import Target, needed_glibc
 from wheelmount.wheels.unpacked import Content, Recipe, Unpacked
@@ -116,8 +120,8 @@ class Plan:
         Raises:
             WheelError: one wheel has a file where another has a directory.
         """
-        files = _without_conflicts(items, progress)
-        wheels = [_describe(item, chosen) for item, chosen in zip(items, files, strict=True)]
+        passed = _conflicts(items, progress)
+        wheels = [_describe(item, passed[number]) for number, item in enumerate(items)]
         plan = {**_fits(items, target), "wheels": wheels}
         return cls(tuple(items), json.dumps(plan, separators=(",", ":")))
 
@@ -154,30 +158,32 @@ def grow(tree: Path, plan: Plan, unpacked: Unpacked) -> None:
         for module in Path(environment.__file__).parent.glob("*.py"):
             _write(package / module.name, module.read_bytes())
         _write(package.with_name("__main__.py"), _MAIN)
+        names = tree / uvcache.WHEELS / plan.digest
+        names.mkdir(parents=True, exist_ok=True)
+        for item in plan.items:
+            info = item.recipe.info
+            metadata = tree / item.directory / item.recipe.root / info / "METADATA"
+            _write(names / item.filename, _broken(_stub(info, metadata.read_bytes())))
+        text = f"Metadata-Version: 2.1\nName: {uvcache.PROBE}\nVersion: 1\n"
+        probe = _stub(f"{uvcache.PROBE}-1.dist-info", text.encode())
+        _write(names / f"{uvcache.PROBE}-1-py3-none-any.whl", probe)
         _write(tree / plan.file, plan.text.encode())
 
 
-_Files = dict[str, dict[str, Content]]
-"""Contents by scheme and path."""
-
-
-def _without_conflicts(items: Sequence[Item], progress: Progress) -> list[_Files]:
-    """By item, its files, less those that a later one has too: as if installed in order."""
-    chosen: list[_Files] = []
-    owners: dict[tuple[str, str], tuple[int, str]] = {}
+def _conflicts(items: Sequence[Item], progress: Progress) -> list[list[tuple[str, str]]]:
+    """By item, scheme and path of files that a later one has too: as if installed in order."""
+    passed: list[list[tuple[str, str]]] = [[] for _ in items]
+    owners: dict[tuple[str, str], tuple[int, str, Content]] = {}
     differing: dict[tuple[int, int], list[str]] = {}
     for number, item in enumerate(items):
-        files = {scheme: dict(found) for scheme, found in item.recipe.files.items()}
-        files[item.recipe.root].update(item.recipe.bytecode)
-        chosen.append(files)
-        for scheme, contents in files.items():
+        for scheme, contents in item.recipe.schemes():
             place = _place(scheme, item)
             for path, content in contents.items():
                 if owner := owners.get((place, path)):
-                    lost = chosen[owner[0]][owner[1]].pop(path)
-                    if lost != content:
+                    passed[owner[0]].append((owner[1], path))
+                    if owner[2] != content:
                         differing.setdefault((owner[0], number), []).append(path)
-                owners[place, path] = number, scheme
+                owners[place, path] = number, scheme, content
     for (first, second), paths in differing.items():
         one, other = items[first].name, items[second].name
         progress.log(
@@ -185,21 +191,17 @@ def _without_conflicts(items: Sequence[Item], progress: Progress) -> list[_Files
             + (f" and {len(paths) - 1} more files" if paths[1:] else "")
             + f", and not the same; {other}'s is installed"
         )
-    _refuse_clashes(owners, items)
-    return chosen
+    _refuse_clashes({place: owner[0] for place, owner in owners.items()}, items)
+    return passed
 
 
-def _refuse_clashes(
-    owners: Mapping[tuple[str, str], tuple[int, str]], items: Sequence[Item]
-) -> None:
-    folders = {
-        (place, posixpath.dirname(path)): number for (place, path), (number, _) in owners.items()
-    }
+def _refuse_clashes(owners: Mapping[tuple[str, str], int], items: Sequence[Item]) -> None:
+    folders = {(place, posixpath.dirname(path)): number for (place, path), number in owners.items()}
     for (place, folder), number in folders.items():
         while folder:
-            if owner := owners.get((place, folder)):
+            if (owner := owners.get((place, folder))) is not None:
                 raise WheelError(
-                    f"{items[owner[0]].filename} has a file {folder}, and "
+                    f"{items[owner].filename} has a file {folder}, and "
                     f"{items[number].filename} a directory of that name",
                     hint="they cannot be in one environment",
                 )
@@ -211,15 +213,16 @@ def _place(scheme: str, item: Item) -> str:
     return {"platlib": "purelib", "headers": f"headers {item.name}"}.get(scheme, scheme)
 
 
-def _describe(item: Item, chosen: _Files) -> dict[str, Any]:
+def _describe(item: Item, passed: Sequence[tuple[str, str]]) -> dict[str, Any]:
     files: dict[str, dict[str, list[str]]] = {}
-    for scheme, contents in chosen.items():
+    for scheme, contents in item.recipe.schemes():
         folders = files.setdefault(scheme, {})
         for path in contents:
             folder, name = posixpath.split(path)
             folders.setdefault(folder, []).append(name)
     recipe = item.recipe
     return {
+        "filename": item.filename,
         "name": item.name,
         "version": item.version,
         "directory": item.directory,
@@ -228,6 +231,7 @@ def _describe(item: Item, chosen: _Files) -> dict[str, Any]:
         "requested": item.requested,
         "direct_url": item.direct_url,
         "files": files,
+        "passed": passed,
         "rows": [
             [scheme, path, *content.row]
             for scheme, contents in recipe.files.items()
@@ -254,7 +258,7 @@ def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
     recipe = item.recipe
     with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".tree-") as place:
         part = Path(place, item.directory)
-        for scheme, contents in [*recipe.files.items(), (recipe.root, recipe.bytecode)]:
+        for scheme, contents in recipe.schemes():
             made = set()
             for path, content in contents.items():
                 file = f"{part}/{scheme}/{path}"
@@ -279,6 +283,29 @@ def _link(source: Path, target: str) -> None:
         if error.errno != errno.EMLINK:  # ext4 has at most 65,000 names of one file
             raise
         shutil.copy2(source, target)
+
+
+_ABSENT = b"unpacked in the tree"
+
+
+def _stub(info: str, metadata: bytes) -> bytes:
+    """A wheel of metadata only."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, data in {
+            "METADATA": metadata,
+            "WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "RECORD": "".join(f"{info}/{n},,\n" for n in ("METADATA", "WHEEL", "RECORD")).encode(),
+            "CONTENTS": _ABSENT,
+        }.items():
+            archive.writestr(zipfile.ZipInfo(f"{info}/{name}"), data)
+    return stream.getvalue()
+
+
+def _broken(stub: bytes) -> bytes:
+    """The same with an entry that does not have its checksum: good to resolve, not to install."""
+    before, _, after = stub.rpartition(_ABSENT)
+    return before + _ABSENT.upper() + after
 
 
 def _record(recipe: Recipe) -> str:

@@ -37,7 +37,8 @@ class Shipment:
         Args:
             python: interpreter of the environment to install into.
             mounted: where the tree is mounted there.
-            mode: ``copy`` or ``symlink``.
+            mode: ``copy`` or ``symlink``; or ``uv``, and a directory as one more argument, for a
+                cache with which uv installs by links.
         """
         return python, "-I", f"{mounted}/{PROGRAM}", f"{mounted}/{self.plan}", mode
 

@@ -118,10 +118,10 @@ class Recipe:
         fresh.write_text(json.dumps(data), encoding="utf-8")
         fresh.replace(file)
 
-    def contents(self) -> Iterator[Content]:
-        """All contents, bytecode among them."""
-        for files in (*self.files.values(), self.bytecode):
-            yield from files.values()
+    def schemes(self) -> Iterator[tuple[str, dict[str, Content]]]:
+        """Each scheme, and contents by path in it, bytecode among them."""
+        for scheme, files in self.files.items():
+            yield scheme, {**files, **self.bytecode} if scheme == self.root else files
 
 
 class Unpacked:
@@ -178,7 +178,8 @@ class Unpacked:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             recipe = Recipe.read(self._recipe(digest, compiler))
             # Sizes too: a machine that lost its power may have left names without bytes.
-            if all(self.object(c).stat().st_size == c.size for c in recipe.contents()):
+            contents = (c for _, files in recipe.schemes() for c in files.values())
+            if all(self.object(content).stat().st_size == content.size for content in contents):
                 return recipe
         return None
 
@@ -213,7 +214,7 @@ class Unpacked:
 
     def _keep(self, folder: Path, recipe: Recipe) -> None:
         """Move contents to where they are found by their hashes."""
-        for scheme, files in [*recipe.files.items(), (recipe.root, recipe.bytecode)]:
+        for scheme, files in recipe.schemes():
             for path, content in files.items():
                 file = self.object(content)
                 if not file.exists():

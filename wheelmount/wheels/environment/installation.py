@@ -184,6 +184,9 @@ class Installation:
         work = []
         for wheel in wheels:
             source = os.path.join(self._root, wheel["directory"])
+            for scheme, path in wheel["passed"]:
+                folder, name = os.path.split(path)
+                wheel["files"][scheme][folder].remove(name)
             for scheme, folders in wheel["files"].items():
                 to = self._directory(scheme, wheel)
                 for folder, names in folders.items():
@@ -299,7 +302,11 @@ class Installation:
 
 def _first(wheel: dict[str, Any]) -> Iterator[str]:
     """One file that is linked where links are made."""
+    passed = {path for scheme, path in wheel["passed"] if scheme == wheel["root"]}
     for folder, names in wheel["files"].get(wheel["root"], {}).items():
         if folder.split("/")[0] != wheel["info"]:
-            yield os.path.join(folder, names[0])
-            return
+            for name in names:
+                path = os.path.join(folder, name)
+                if path not in passed:
+                    yield path
+                    return

@@ -1,4 +1,7 @@
-"""The program: ``python -I TREE/install PLAN MODE``, where MODE is ``copy`` or ``symlink``."""
+"""The program: ``python -I TREE/install PLAN copy|symlink``, and ``… PLAN uv CACHE``.
+
+The second fills a cache of uv's, and prints the variables with which uv uses it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import sysconfig
@@ -25,15 +29,22 @@ PATIENCE = 300.0
 
 def main(arguments: Sequence[str]) -> int:
     """Do it; gives the exit code: 65 for an environment that does not fit, 74 for disks."""
-    file, mode = arguments
+    file, mode, *cache = arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with open(file, encoding="utf-8") as stream:
             plan = json.load(stream)
         check_python(plan)
         root = os.path.dirname(os.path.dirname(os.path.abspath(file)))
-        with _alone():
-            Installation(plan["wheels"], root, mode).run()
+        if mode == "uv":
+            from . import uvcache  # and what that needs, which takes longer than to make links
+
+            flat = os.path.join(root, "wheels", os.path.splitext(os.path.basename(file))[0])
+            for name, value in uvcache.fill(plan["wheels"], root, flat, cache[0]).items():
+                print(f"{name}={shlex.quote(value)}")
+        else:
+            with _alone():
+                Installation(plan["wheels"], root, mode).run()
     except Refusal as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return 65
