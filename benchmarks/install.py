@@ -1,10 +1,11 @@
 """How fast a host installs: ``python -m benchmarks.install``, as root from the checkout.
 
 One set of packages from what is mounted on a host of this machine, all bytes there, into a fresh
-environment each time: with pip and with uv from the flat wheelhouse, neither with a cache, and with
-``wheelmount install --link-mode`` from unpacked wheels, by copies and by links; in turn in every
-round. After each the first import of what was installed, which is where bytecode that is missing is
-made. All have to come to the same versions, and ``uv pip check`` has to find nothing.
+environment each time: with pip and with uv from the flat wheelhouse, neither with a cache; with
+``wheelmount install --link-mode`` from unpacked wheels, by copies and by links; and with uv from a
+cache that is made of links, which is filled once; in turn in every round. After each the first
+import of what was installed, which is where bytecode that is missing is made. All have to come to
+the same versions, and ``uv pip check`` has to find nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
 
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "scikit-learn", "pyarrow")
 MODULES = "torch, transformers, numpy, scipy, pandas, sklearn, pyarrow"
-WAYS = ("wheelmount, links", "wheelmount, copies", "uv", "pip")
+OURS = ("wheelmount, links", "wheelmount, copies", "uv, cache of links")
+THEIRS = ("uv", "pip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="file for all samples")
     given = parser.parse_args()
-    samples: dict[str, list[Sample]] = {way: [] for way in WAYS}
+    samples: dict[str, list[Sample]] = {way: [] for way in (*OURS, *THEIRS)}
     with (
         tempfile.TemporaryDirectory(prefix="wm-") as temporary,
         tempfile.TemporaryDirectory(prefix="wm-", dir=given.place) as place,
@@ -72,16 +74,18 @@ def main() -> None:
             _mounted(house.directory, Path(temporary, "wheels")) as wheels,
             _mounted(shipment.tree, Path(temporary, "unpacked")) as tree,
         ):
+            variables = _fill(shipment, tree, Path(place, "cache"))
             for _ in range(given.rounds):
                 versions = set()
-                for way in WAYS:
+                for way in samples:
                     venv = Path(place, "venv")
                     python = str(venv / "bin" / "python")
                     _run([uv.find_uv_bin(), "venv", "-q", "-p", sys.executable, str(venv)], {})
                     command = _command(way, given.packages, wheels, tree, shipment, python)
                     if way == "pip":
                         command[:3] = [given.pip, "-m", "pip", "--python", python]
-                    seconds = _run(command, {"UV_CACHE_DIR": str(venv / "cache")})
+                    more = variables if way == OURS[2] else {"UV_CACHE_DIR": str(venv / "cache")}
+                    seconds = _run(command, more)
                     loading = _run([python, "-c", f"import {given.modules}"], {})
                     samples[way].append(Sample(seconds, loading))
                     versions.add(_versions(python))
@@ -122,12 +126,29 @@ def _mounted(source: Path, mntpoint: Path) -> Iterator[Path]:
 def _command(
     way: str, packages: Sequence[str], wheels: Path, tree: Path, shipment: Shipment, python: str
 ) -> list[str]:
-    if way.startswith("wheelmount"):
+    if way in OURS[:2]:
         mode = "symlink" if way.endswith("links") else "copy"
         return list(shipment.command(python, str(tree), mode))
-    tool = "uv" if way == "uv" else "pip"
-    command = install_command(tool, packages, packages=str(wheels), python=python)  # type: ignore[arg-type]
+    if way in OURS:
+        return [uv.find_uv_bin(), "pip", "install", "-p", python, *packages]
+    command = install_command(
+        "uv" if way == "uv" else "pip", packages, packages=str(wheels), python=python
+    )
     return [uv.find_uv_bin() if item == "uv" else item for item in command]
+
+
+def _fill(shipment: Shipment, tree: Path, cache: Path) -> dict[str, str]:
+    started = time.perf_counter()
+    path = f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*shipment.command(sys.executable, str(tree), "uv"), str(cache)],
+        env={**clean_environment(), "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    print(f"uv's cache filled in {time.perf_counter() - started:.2f} s")
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 
 def _run(command: Sequence[str], more: Mapping[str, str]) -> float:
@@ -159,8 +180,8 @@ def _print(samples: Mapping[str, Sequence[Sample]], house: Wheelhouse, shipment:
         loading = median(sample.loading for sample in found)
         seconds = median(sample.seconds for sample in found)
         print(f"{way}: {seconds:.2f} s ({every}), first import {loading:.2f} s")
-    for way in WAYS[:2]:
-        for other in WAYS[2:]:
+    for way in OURS:
+        for other in THEIRS:
             pairs = zip(samples[other], samples[way], strict=True)
             ratios = [theirs.seconds / ours.seconds for theirs, ours in pairs]
             every = " ".join(f"{ratio:.1f}" for ratio in ratios)
