@@ -78,7 +78,7 @@ def test_links_into_a_mount_that_stays(cli: Cli, workplace: Path) -> None:
         done = cli(*install, "--link-mode", "symlink")
         assert done.returncode == 0, done.stderr
         assert done.stderr.count(said) == 2
-    mounted = json.loads(cli("status", "--json").stdout)
+    mounted = json.loads(cli("status", "--json").stdout)["mounts"]
     assert [mount["host"] for mount in mounted] == ["host0", "host1"]
     venv = workplace / "work" / "env-host1"
     script = "import os, requests; print(os.path.realpath(requests.__file__))"
@@ -93,6 +93,24 @@ def test_links_into_a_mount_that_stays(cli: Cli, workplace: Path) -> None:
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(venv))
     assert done.stderr == ""
+
+
+def test_what_a_session_gets_later_joins_what_it_has(cli: Cli) -> None:
+    assert cli("up", "--hosts", "local:1", "--name", "later").returncode == 0
+    try:
+        install = ["install", "--hosts", "session:later", "--venv", "env", "--link-mode", "symlink"]
+        for name in ("idna", "six"):
+            done = cli(*install, name)
+            assert done.returncode == 0, done.stderr
+            assert "linked 1 packages" in done.stderr
+        # Both through one mount, which was refreshed: nothing of the first was sent again.
+        mounted = json.loads(cli("status", "--json").stdout)["mounts"]
+        assert len(mounted) == 1
+        script = "env/bin/python -c 'import idna, six'"
+        done = cli("run", ".", "-", "--hosts", "session:later", input=script, stdin=None)
+        assert done.returncode == 0, done.stderr
+    finally:
+        assert cli("down", "later").returncode == 0
 
 
 def test_links_are_not_for_uv_and_pip(cli: Cli) -> None:

@@ -15,6 +15,7 @@ from wheelmount.containers import probe
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Results, Runners, worst
+from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
 from wheelmount.jobs.containers import Image, execute, packages_point
@@ -83,7 +84,7 @@ def install(
     house.check(wanted, targets=[target], contents=False, progress=progress).raise_if_any()
     if tool == "wheelmount":
         cache = Path(settings.cache_dir) / "unpacked"
-        tree = _growing_tree(spec, into, link_mode)
+        tree = _growing_tree(spec, into, link_mode, settings)
         shipment = prepare(
             house.directory, report.wheels, target, cache, progress, bytecode=bytecode, tree=tree
         )
@@ -143,10 +144,13 @@ def _place(
     return results
 
 
-def _growing_tree(spec: HostSpec, into: Venv | Image, link_mode: LinkMode) -> str | None:
+def _growing_tree(
+    spec: HostSpec, into: Venv | Image, link_mode: LinkMode, settings: Settings
+) -> str | None:
     """Name of a tree that serves more than one installation; None for one of its own."""
     if spec.session is not None:  # its mount stays, and is refreshed
-        return f"session-{spec.session}"
+        created = Session(spec.session, settings).read().created
+        return f"session-{spec.session}-{created:.0f}"
     if isinstance(into, Image) and link_mode != "copy":  # all links in it are to one path
         return f"overlay-{into.overlay}"
     return None
