@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import installer
@@ -269,13 +269,19 @@ class _Folder(WheelDestination):
         self._recipe.info = posixpath.dirname(record_file_path)
 
 
+_NOT_OF_A_WHEEL = ("RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "LINKS", "direct_url.json")
+"""Signatures, and what is written where it is installed."""
+
+
 class _Source(WheelFile):
-    """A wheel without what is not installed: bytecode of its own, and signatures."""
+    """A wheel without what is not installed: bytecode of its own, and parts of its metadata."""
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         for record, stream, executable in super().get_contents():
-            parts = PurePosixPath(record[0]).parts
-            if "__pycache__" not in parts and parts[-1] not in ("RECORD.jws", "RECORD.p7s"):
+            folder, name = posixpath.split(record[0])
+            if folder == self.dist_info_dir and name in _NOT_OF_A_WHEEL:
+                continue
+            if "__pycache__" not in folder.split("/"):
                 yield record, stream, executable
 
 

@@ -11,7 +11,9 @@ import os
 import shlex
 import signal
 
-WORKERS = 4
+WORKERS = min(8, 2 * len(os.sched_getaffinity(0)))
+"""Processes that copy and link: twice the cores, as they wait for the kernel too."""
+
 _SMALL = 1 << 16
 _LONGEST_SHEBANG = 127
 

@@ -69,7 +69,7 @@ class Installation:
     Args:
         wheels: of the plan, see ``linktree``.
         root: where they are, unpacked.
-        mode: one of ``MODES``.
+        mode: ``copy`` or ``symlink``.
     """
 
     def __init__(self, wheels: list[dict[str, Any]], root: str, mode: str) -> None:

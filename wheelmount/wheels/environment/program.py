@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
+MODES = ("copy", "symlink", "uv")
+
 PATIENCE = 300.0
 """Seconds to wait for another run in the same environment."""
 
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         with open(file, encoding="utf-8") as stream:
             plan = json.load(stream)
         check_python(plan)
+        if mode not in MODES or (mode == "uv") != bool(cache):
+            raise Refusal(f"{mode!r} is no way to install", f"give one of {', '.join(MODES)} CACHE")
         root = os.path.dirname(os.path.dirname(os.path.abspath(file)))
         if mode == "uv":
             from . import uvcache  # and what that needs, which takes longer than to make links
