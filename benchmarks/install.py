@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -148,7 +149,8 @@ def _fill(shipment: Shipment, tree: Path, cache: Path) -> dict[str, str]:
         check=True,
     )
     print(f"uv's cache filled in {time.perf_counter() - started:.2f} s")
-    return dict(line.split("=", 1) for line in done.stdout.splitlines())
+    exports = [word for word in shlex.split(done.stdout) if word != "export"]
+    return dict(word.split("=", 1) for word in exports)
 
 
 def _run(command: Sequence[str], more: Mapping[str, str]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -343,7 +344,8 @@ def test_plain_uv_makes_links_from_a_cache_of_links(host: Host, mode: str) -> No
     path = f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(host.venv)}
     done = subprocess.run(fill, capture_output=True, text=True, env=environment, check=True)
-    environment |= dict(line.split("=", 1) for line in done.stdout.splitlines())
+    exports = [word for word in shlex.split(done.stdout) if word != "export"]
+    environment |= dict(word.split("=", 1) for word in exports)
     environment["UV_LINK_MODE"] = mode
 
     def install(name: str) -> subprocess.CompletedProcess[str]:

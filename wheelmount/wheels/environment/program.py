@@ -1,6 +1,6 @@
 """The program: ``python -I TREE/install PLAN copy|symlink``, and ``… PLAN uv CACHE``.
 
-The second fills a cache of uv's, and prints the variables with which uv uses it.
+The second fills a cache of uv's, and prints what a shell evaluates to have uv use it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
             flat = os.path.join(root, "wheels", os.path.splitext(os.path.basename(file))[0])
             for name, value in uvcache.fill(plan["wheels"], root, flat, cache[0]).items():
-                print(f"{name}={shlex.quote(value)}")
+                print(f"export {name}={shlex.quote(value)}")
         else:
             with _alone():
                 Installation(plan["wheels"], root, mode).run()
