@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uv
 
-from wheelmount.errors import WheelError
+from wheelmount.errors import UnavailableError, WheelError
 from wheelmount.wheels.archive import hash_file
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.linktree import Item, Plan, grow
@@ -240,6 +240,15 @@ def test_bytecode_is_that_of_the_client(host: Host, mode: str) -> None:
     if mode == "copy":
         (host.packages / "own.py").write_text("VALUE = 'new'\n")
         assert host.run("-c", "import own; print(own.VALUE)") == "new"
+
+
+def test_a_python_that_dies_while_it_compiles(host: Host) -> None:
+    dying = host.place / "dying"
+    dying.write_text("#!/bin/sh\ncat >/dev/null\nkill -9 $$\n")
+    dying.chmod(0o755)
+    with pytest.raises(UnavailableError, match="ended with -9 while it compiled"):
+        host.ship(make_wheel(host.wheels, "own"), compiler=Compiler(str(dying), "cpython-311"))
+    assert not list((host.place / "unpacked").glob(".unpack-*"))
 
 
 def test_packages_that_share_directories_and_files(host: Host) -> None:

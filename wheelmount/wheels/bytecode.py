@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import posixpath
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -89,8 +92,9 @@ class Compiler:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,  # a group, to be ended with all its workers
         )
-        timer = threading.Timer(TIMEOUT, process.kill)
+        timer = threading.Timer(TIMEOUT, _end_group, (process.pid,))
         timer.start()
         try:
             with process, cast(IO[str], process.stdin) as work:
@@ -100,16 +104,19 @@ class Compiler:
                     task.advance(1)
         except BrokenPipeError:
             pass  # it ended: its exit code says so
-        except BaseException:
-            process.kill()
-            raise
         finally:
             timer.cancel()
+            _end_group(process.pid)  # its workers would wait for one that was killed
         if process.returncode:
             raise UnavailableError(
                 f"{self.python} ended with {process.returncode} while it compiled",
                 hint="see that there is memory, or do without: --no-compile",
             )
+
+
+def _end_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _says(python: str) -> str:

@@ -196,7 +196,11 @@ class Unpacked:
                     task.advance(wheel[0].stat().st_size)
                     return made
 
-                recipes = list(pool.map(unpack, wheels))
+                try:
+                    recipes = list(pool.map(unpack, wheels))
+                except BaseException:  # ^C too: those that have not begun never do
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
             if compiler:
                 sources = {
                     folder / recipe.root: [p for p in recipe.files[recipe.root] if p[-3:] == ".py"]
