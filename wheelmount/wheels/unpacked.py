@@ -20,6 +20,7 @@ import json
 import os
 import posixpath
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -189,16 +190,18 @@ class Unpacked:
         with tempfile.TemporaryDirectory(dir=self.directory, prefix=".unpack-") as place:
             with progress.task("unpack", unit="B") as task, ThreadPoolExecutor() as pool:
                 task.total(sum(file.stat().st_size for file, _ in wheels))
+                stop = threading.Event()
 
                 def unpack(wheel: tuple[Path, str]) -> tuple[Path, Recipe]:
                     folder = Path(place, wheel[0].stem)
-                    made = folder, _unpack(wheel[0], wheel[1], folder)
+                    made = folder, _unpack(wheel[0], wheel[1], folder, stop)
                     task.advance(wheel[0].stat().st_size)
                     return made
 
                 try:
                     recipes = list(pool.map(unpack, wheels))
-                except BaseException:  # ^C too: those that have not begun never do
+                except BaseException:  # ^C too
+                    stop.set()
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
             if compiler:
@@ -226,11 +229,16 @@ class Unpacked:
                     (folder / scheme / path).replace(file)
 
 
+class _StopError(Exception):
+    """Another wheel failed, or the user wants to end."""
+
+
 class _Folder(WheelDestination):
     """A directory that a wheel is unpacked into, one directory a scheme."""
 
-    def __init__(self, folder: Path, recipe: Recipe) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, stop: threading.Event) -> None:
         self._folder = folder
+        self._stop = stop
         self._recipe = recipe
 
     def write_script(
@@ -246,6 +254,8 @@ class _Folder(WheelDestination):
         stream: BinaryIO,
         is_executable: bool,
     ) -> RecordEntry:
+        if self._stop.is_set():
+            raise _StopError
         name = posixpath.normpath(os.fspath(path))
         if name.startswith(("/", "..")) or "\0" in name:
             raise ValueError(f"{os.fspath(path)!r} leads out of the environment")
@@ -289,11 +299,11 @@ class _Source(WheelFile):
                 yield record, stream, executable
 
 
-def _unpack(wheel: Path, digest: str, folder: Path) -> Recipe:
+def _unpack(wheel: Path, digest: str, folder: Path, stop: threading.Event) -> Recipe:
     recipe = Recipe(digest)
     try:
         with _Source.open(wheel) as source:
-            installer.install(source, _Folder(folder, recipe), {})
+            installer.install(source, _Folder(folder, recipe, stop), {})
     except (*UNREADABLE, AssertionError, InvalidWheelSource, InvalidRecordEntry) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # of the disk, not of the archive
