@@ -14,7 +14,7 @@ from wheelmount.config import Settings
 from wheelmount.containers import probe
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Results, Runners, worst
+from wheelmount.hosts.runners import Result, Results, Runners, worst
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
@@ -138,9 +138,10 @@ def _place(
     if spec.session is not None:
         return on_mounts(spec, shipment.tree, packages, command, settings, progress, "install")
     results = _on_standing_mounts(spec, shipment, packages, command, settings, progress)
-    progress.log(
-        f"environments are links into {packages}, which stays mounted: see wheelmount status"
-    )
+    if _linked(results):
+        progress.log(
+            f"environments are links into {packages}, which stays mounted: see wheelmount status"
+        )
     return results
 
 
@@ -148,11 +149,11 @@ def _growing_tree(
     spec: HostSpec, into: Venv | Image, link_mode: LinkMode, settings: Settings
 ) -> str | None:
     """Name of a tree that serves more than one installation; None for one of its own."""
+    if isinstance(into, Image) and link_mode != "copy":  # all links in it are to one path
+        return f"overlay-{into.overlay}"
     if spec.session is not None:  # its mount stays, and is refreshed
         created = Session(spec.session, settings).read().created
         return f"session-{spec.session}-{created:.0f}"
-    if isinstance(into, Image) and link_mode != "copy":  # all links in it are to one path
-        return f"overlay-{into.overlay}"
     return None
 
 
@@ -164,7 +165,7 @@ def _on_standing_mounts(
     settings: Settings,
     progress: Progress,
 ) -> Results:
-    """Like ``on_mounts``; the mount stays if all went well, and serves if it is there already."""
+    """Like ``on_mounts``, but a mount that is linked into stays, and serves the next time."""
     with sites.at(spec, settings, progress, namespaces=False) as site:
         points = {host.name: mntpoint.replace("{host}", host.name) for host in site.hosts}
         plans = {name: f"{point}/{shipment.plan}" for name, point in points.items()}
@@ -173,7 +174,7 @@ def _on_standing_mounts(
             return _run(site.runners, points, command, progress)
         with site.mount(shipment.tree, mntpoint) as mount:
             results = _run(site.runners, points, command, progress)
-            if not worst(results):
+            if _linked(results):
                 mount.keep()
                 mount.release()
         return results
@@ -189,6 +190,11 @@ def _run(
         results = runners.run({name: command(name, point) for name, point in points.items()})
         task.advance(len(results))
         return results
+
+
+def _linked(results: Results) -> bool:
+    """Whether any host has come to need the mount."""
+    return any(isinstance(result, Result) and not result.code for result in results.values())
 
 
 def _venv(into: Venv, spec: HostSpec) -> str:
