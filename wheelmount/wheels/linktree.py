@@ -280,7 +280,8 @@ def _link(source: Path, target: str) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno != errno.EMLINK:  # ext4 has at most 65,000 names of one file
+        # ext4 has at most 65,000 names of one file; some file systems have one.
+        if error.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
             raise
         shutil.copy2(source, target)
 
