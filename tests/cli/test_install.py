@@ -138,6 +138,19 @@ def test_unpacked_packages_in_a_container(cli: Cli, sif: Path, workplace: Path, 
     assert "requests" not in done.stdout
 
 
+@pytest.mark.containers
+def test_plain_uv_in_a_container_links_what_is_unpacked(cli: Cli, sif: Path) -> None:
+    done = cli("install", "idna", "--image", sif, "--link-mode", "symlink", "--overlay", "first")
+    tree = done.stderr.partition("--packages ")[2].split("\n")[0]
+    script = """
+eval "$(python3 -I /packages/install /packages/plans/*.json uv /usr/local/linked)"
+uv pip install idna && python3 -c 'import idna, os; print(os.path.realpath(idna.__file__))'
+"""
+    container = ["exec", "--image", sif, "--overlay", "other", "--packages", tree]
+    done = cli(*container, "--", "sh", "-c", script)
+    assert "\n/packages/idna-" in done.stdout, done.stderr
+
+
 def test_a_file_of_requirements_installs_what_it_pins(cli: Cli, workplace: Path) -> None:
     (workplace / "work" / "wanted.txt").write_text("idna<3.8  # old\n")
     done = cli("install", "-r", "wanted.txt", "--venv", "env")
