@@ -49,7 +49,7 @@ def test_packages_install_offline_in_a_container_on_each_host(
         assert names == ["lo"]
 
 
-@pytest.mark.parametrize("tool", ["uv", "pip"])
+@pytest.mark.parametrize("tool", ["uv", "pip", "wheelmount"])
 def test_packages_install_into_a_virtual_environment_on_each_host(
     cli: Cli, workplace: Path, tool: str
 ) -> None:
@@ -70,6 +70,85 @@ def test_packages_install_into_a_virtual_environment_on_each_host(
         )
         assert run.stdout == f"{venv}\n"
         assert not (venv / ".wheelmount-cache").exists()
+
+
+def test_links_into_a_mount_that_stays(cli: Cli, workplace: Path) -> None:
+    install = ["install", "requests", "--hosts", "local:2", "--venv", "env"]
+    for said in ("linked 5 packages", "linked 0 packages"):  # the second time it is mounted already
+        done = cli(*install, "--link-mode", "symlink")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count(said) == 2
+    mounted = json.loads(cli("status", "--json").stdout)["mounts"]
+    assert [mount["host"] for mount in mounted] == ["host0", "host1"]
+    venv = workplace / "work" / "env-host1"
+    script = "import os, requests; print(os.path.realpath(requests.__file__))"
+    run = [str(venv / "bin" / "python"), "-c", script]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(mounted[1]["mntpoint"])
+    assert cli("umount", "--all").returncode == 0
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "which is not mounted\nhint: " in done.stderr
+    assert cli(*install, "--link-mode", "copy").returncode == 0
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(venv))
+    assert done.stderr == ""
+
+
+def test_what_a_session_gets_later_joins_what_it_has(cli: Cli) -> None:
+    assert cli("up", "--hosts", "local:1", "--name", "later").returncode == 0
+    try:
+        install = ["install", "--hosts", "session:later", "--venv", "env", "--link-mode", "symlink"]
+        for name in ("idna", "six"):
+            done = cli(*install, name)
+            assert done.returncode == 0, done.stderr
+            assert "linked 1 packages" in done.stderr
+        # Both through one mount, which was refreshed: nothing of the first was sent again.
+        mounted = json.loads(cli("status", "--json").stdout)["mounts"]
+        assert len(mounted) == 1
+        script = "env/bin/python -c 'import idna, six'"
+        done = cli("run", ".", "-", "--hosts", "session:later", input=script, stdin=None)
+        assert done.returncode == 0, done.stderr
+    finally:
+        assert cli("down", "later").returncode == 0
+
+
+def test_links_are_not_for_uv_and_pip(cli: Cli) -> None:
+    done = cli("install", "requests", "--with", "uv", "--link-mode", "symlink")
+    assert done.returncode == 64
+    assert "hint: " in done.stderr
+
+
+@pytest.mark.containers
+@pytest.mark.parametrize("mode", ["copy", "symlink"])
+def test_unpacked_packages_in_a_container(cli: Cli, sif: Path, workplace: Path, mode: str) -> None:
+    for name in ("requests", "six"):
+        done = cli("install", name, "--image", sif, "--link-mode", mode)
+        assert done.returncode == 0, done.stderr
+    tree = done.stderr.partition("--packages ")[2].split("\n")[0]
+    packages = ["--packages", tree] if mode == "symlink" else []
+    code = "import requests, six, sys; print(requests.__file__); print(six.__spec__.cached)"
+    done = cli("exec", "--image", sif, *packages, "--", "python3", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "/usr/local/lib/python3" in done.stdout
+    done = cli("exec", "--image", sif, *packages, "--", "pip", "uninstall", "-y", "requests")
+    assert "Successfully uninstalled requests" in done.stdout
+    done = cli("exec", "--image", sif, *packages, "--", "pip", "list")
+    assert "six" in done.stdout
+    assert "requests" not in done.stdout
+
+
+@pytest.mark.containers
+def test_plain_uv_in_a_container_links_what_is_unpacked(cli: Cli, sif: Path) -> None:
+    done = cli("install", "idna", "--image", sif, "--link-mode", "symlink", "--overlay", "first")
+    tree = done.stderr.partition("--packages ")[2].split("\n")[0]
+    script = """
+eval "$(python3 -I /packages/install /packages/plans/*.json uv /usr/local/linked)"
+uv pip install idna && python3 -c 'import idna, os; print(os.path.realpath(idna.__file__))'
+"""
+    container = ["exec", "--image", sif, "--overlay", "other", "--packages", tree]
+    done = cli(*container, "--", "sh", "-c", script)
+    assert "\n/packages/idna-" in done.stdout, done.stderr
 
 
 def test_a_file_of_requirements_installs_what_it_pins(cli: Cli, workplace: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, cast
 
 import click
 
@@ -24,7 +23,26 @@ from wheelmount.wheels.wanted import Wanted
 @options.hosts
 @click.option("--venv", help="Virtual environment on the hosts; made if there is none.  [.venv]")
 @container
-@click.option("--with", "tool", type=click.Choice(["uv", "pip"]), default="uv", show_default=True)
+@click.option(
+    "--with",
+    "tool",
+    type=click.Choice(["uv", "pip", "wheelmount"]),
+    help="What installs. uv and pip unpack wheels on each host; for wheelmount they are unpacked "
+    "here, and travel so.  [uv, with --link-mode wheelmount]",
+)
+@click.option(
+    "--link-mode",
+    type=click.Choice(["copy", "symlink"]),
+    help="Copy unpacked wheels, or make links into the mount, which then stays: the packages work "
+    "for as long as it does.  [copy]",
+)
+@click.option(
+    "--compile/--no-compile",
+    "bytecode",
+    default=True,
+    show_default=True,
+    help="Have bytecode travel with unpacked wheels, made here if this machine has that Python.",
+)
 @click.option(
     "-d",
     "--directory",
@@ -39,7 +57,9 @@ def install(
     spec: HostSpec,
     venv: str | None,
     image: Image | None,
-    tool: str,
+    tool: installs.Tool | None,
+    link_mode: installs.LinkMode | None,
+    bytecode: bool,
     directory: Path | None,
     target: Target | None,
     show: output.Show,
@@ -61,9 +81,11 @@ def install(
             spec,
             wanted,
             into,
-            cast(Literal["uv", "pip"], tool),
             config.load(),
             progress,
+            tool=tool or ("wheelmount" if link_mode else "uv"),
+            link_mode=link_mode or "copy",
+            bytecode=bytecode,
             directory=directory,
             target=target,
             output=told,

@@ -1,11 +1,11 @@
-"""Packages, installed on every host from a wheelhouse that is mounted there."""
+"""Packages, installed on every host from what is mounted there: wheels, packed or unpacked."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from blake3 import blake3
 from packaging.utils import parse_wheel_filename
@@ -14,15 +14,22 @@ from wheelmount.config import Settings
 from wheelmount.containers import probe
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Output, Results
+from wheelmount.hosts.runners import Output, Result, Results, Runners, worst
+from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import sites
 from wheelmount.jobs.containers import execute
 from wheelmount.jobs.image import Image, packages_point
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
+from wheelmount.wheels.redirect import PACKAGES
+from wheelmount.wheels.shipment import Shipment, prepare
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
+
+Tool: TypeAlias = Literal["wheelmount", "uv", "pip"]
+LinkMode: TypeAlias = Literal["copy", "symlink"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,10 +47,12 @@ def install(
     spec: HostSpec,
     wanted: Wanted,
     into: Venv | Image,
-    tool: Literal["uv", "pip"],
     settings: Settings,
     progress: Progress,
     *,
+    tool: Tool = "uv",
+    link_mode: LinkMode = "copy",
+    bytecode: bool = True,
     directory: Path | None = None,
     target: Target | None = None,
     output: Output | None = None,
@@ -54,18 +63,40 @@ def install(
         spec: the hosts.
         wanted: what to install.
         into: where to.
-        tool: what installs.
         settings: in force.
         progress: told about each step.
+        tool: what installs: for pip and uv the wheelhouse is mounted, and each host unpacks it;
+            for ``wheelmount`` wheels are unpacked here and mounted so.
+        link_mode: with ``wheelmount``: ``copy``, or ``symlink`` for links into the mount, which
+            then stays.
+        bytecode: with ``wheelmount``: whether it is made here, once for all hosts.
         directory: the wheelhouse; default one of its own in the cache for these requirements.
         target: default the images' Pythons, or this one.
         output: told of output as it comes.
     """
+    if link_mode != "copy" and tool != "wheelmount":
+        raise InputError(f"{tool} has no links to make", hint="leave --with or --link-mode away")
     targets = _targets(into) if target is None else [target]
+    if tool == "wheelmount" and len(targets) > 1:
+        raise InputError(
+            "images with different Pythons", hint="install into them one by one, or --with uv"
+        )
     house = Wheelhouse(directory or _wheelhouse(settings, wanted, targets))
     report = house.add(wanted, targets=targets, progress=progress)
     # What is in the wheels was published so; reading it all would take longer than to install it.
     house.check(wanted, targets=targets, contents=False, progress=progress).raise_if_any()
+    if tool == "wheelmount":
+        cache = Path(settings.cache_dir) / "unpacked"
+        shipment = prepare(
+            house.directory,
+            report.wheels,
+            targets[0],
+            cache,
+            progress,
+            bytecode=bytecode,
+            tree=_growing_tree(spec, into, link_mode, settings),
+        )
+        return _place(spec, shipment, into, link_mode, settings, progress, output)
     named = [str(requirement) for requirement in wanted.requirements]
     if not wanted.by_name:  # hosts do not have the files, and ask by name
         pins = (parse_wheel_filename(wheel)[:2] for wheel in report.wheels)
@@ -74,9 +105,7 @@ def install(
         argv = [tool, "install"] if tool == "pip" else [tool, "pip", "install"]
         argv += ["--", *named]
         return execute(spec, into, argv, house.directory, settings, progress, output=output)
-    venv = into.path
-    if spec.shared and "{host}" not in venv:
-        venv += "-{host}"
+    venv = _venv(into, spec)
 
     def command(host: str, path: str) -> Command:
         where = venv.replace("{host}", host)
@@ -96,6 +125,107 @@ def _targets(into: Venv | Image) -> list[Target]:
         raise InputError("no image to install in", hint="give --image; images/python.def makes one")
     pythons = dict.fromkeys(map(probe.python, dict.fromkeys(into.paths.values())))
     return [Target.parse(python.version, python.platform) for python in pythons]
+
+
+def _place(
+    spec: HostSpec,
+    shipment: Shipment,
+    into: Venv | Image,
+    link_mode: LinkMode,
+    settings: Settings,
+    progress: Progress,
+    output: Output | None,
+) -> Results:
+    """Mount unpacked wheels and put them into environments."""
+    tree = shipment.tree
+    if isinstance(into, Image):
+        argv = shipment.command("python3", PACKAGES, link_mode)
+        results = execute(spec, into, argv, tree, settings, progress, output=output)
+        if link_mode != "copy":
+            progress.log(
+                f"packages in overlay {into.overlay} are links into {PACKAGES}: "
+                f"use it with --packages {tree}"
+            )
+        return results
+    venv = _venv(into, spec)
+
+    def command(host: str, path: str) -> Command:
+        where = venv.replace("{host}", host)
+        program = ("python", "-m", "wheelmount.wheels", "wheelmount", path, where)
+        return Command((*program, shipment.plan, link_mode))
+
+    if link_mode == "copy" or spec.session is not None:  # whose mounts stay by themselves
+        packages = packages_point(spec, tree, settings)
+        return on_mounts(
+            spec, tree, packages, command, settings, progress, "install", output=output
+        )
+    packages = str(settings.private_runtime() / f"links-{tree.name}-{{host}}")
+    results = _on_standing_mounts(spec, shipment, packages, command, settings, progress, output)
+    if _linked(results):
+        progress.log(
+            f"environments are links into {packages}, which stays mounted: see wheelmount status"
+        )
+    return results
+
+
+def _growing_tree(
+    spec: HostSpec, into: Venv | Image, link_mode: LinkMode, settings: Settings
+) -> str | None:
+    """Name of a tree that serves more than one installation; None for one of its own."""
+    if isinstance(into, Image) and link_mode != "copy":  # all links in it are to one path
+        return f"overlay-{into.overlay}"
+    if spec.session is not None:  # its mount stays, and is refreshed
+        created = Session(spec.session, settings).read().created
+        return f"session-{spec.session}-{created:.0f}"
+    return None
+
+
+def _on_standing_mounts(
+    spec: HostSpec,
+    shipment: Shipment,
+    mntpoint: str,
+    command: Callable[[str, str], Command],
+    settings: Settings,
+    progress: Progress,
+    output: Output | None,
+) -> Results:
+    """Like ``on_mounts``, but a mount that is linked into stays, and serves the next time."""
+    with sites.at(spec, settings, progress, namespaces=False) as site:
+        points = {host.name: mntpoint.replace("{host}", host.name) for host in site.hosts}
+        plans = {name: f"{point}/{shipment.plan}" for name, point in points.items()}
+        probes = {name: Command(("test", "-e", plan)) for name, plan in plans.items()}
+        if not worst(site.runners.run(probes)):
+            return _run(site.runners, points, command, progress, output)
+        with site.mount(shipment.tree, mntpoint) as mount:
+            results = _run(site.runners, points, command, progress, output)
+            if _linked(results):
+                mount.keep()
+                mount.release()
+        return results
+
+
+def _run(
+    runners: Runners,
+    points: Mapping[str, str],
+    command: Callable[[str, str], Command],
+    progress: Progress,
+    output: Output | None,
+) -> Results:
+    with progress.task("install", unit="hosts") as task:
+        commands = {name: command(name, point) for name, point in points.items()}
+        results = runners.run(commands, output)
+        task.advance(len(results))
+        return results
+
+
+def _linked(results: Results) -> bool:
+    """Whether any host has come to need the mount."""
+    return any(isinstance(result, Result) and not result.code for result in results.values())
+
+
+def _venv(into: Venv, spec: HostSpec) -> str:
+    """Path of the environment, with ``{host}`` in it where hosts share a machine."""
+    return f"{into.path}-{{host}}" if spec.shared and "{host}" not in into.path else into.path
 
 
 def _wheelhouse(settings: Settings, wanted: Wanted, targets: Sequence[Target]) -> Path:

@@ -1,7 +1,8 @@
-"""Installs into a virtual environment of this host, from a mounted wheelhouse and nothing else.
+"""Installs into a virtual environment of this host, from what is mounted and nothing else.
 
-Run as ``python -m wheelmount.wheels TOOL PACKAGES VENV REQUIREMENT…``. The environment is made
-where there is none, with the Python that runs this.
+Run as ``python -m wheelmount.wheels uv|pip WHEELHOUSE VENV REQUIREMENT…``, or for a tree of
+unpacked wheels ``python -m wheelmount.wheels wheelmount TREE VENV PLAN copy|symlink``. The
+environment is made where there is none, with the Python that runs this.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast
 
@@ -17,11 +19,12 @@ import uv
 
 from wheelmount.errors import WheelmountError
 from wheelmount.wheels.install import clean_environment, install_command
+from wheelmount.wheels.shipment import Shipment
 
 
 def main() -> int:
     """Do it; gives the exit code."""
-    tool, packages, directory, *requirements = sys.argv[1:]
+    tool, packages, directory, *arguments = sys.argv[1:]
     venv = Path(directory)
     python = venv / "bin" / "python"
     program = uv.find_uv_bin()
@@ -34,13 +37,18 @@ def main() -> int:
         "UV_CACHE_DIR": str(cache),
     }
     try:
-        command = install_command(
-            cast(Literal["uv", "pip"], tool), requirements, packages=packages, python=str(python)
-        )
+        command: Sequence[str]
+        if tool == "wheelmount":
+            plan, mode = arguments
+            command = Shipment(Path(packages), plan).command(str(python), packages, mode)
+        else:
+            command = install_command(
+                cast(Literal["uv", "pip"], tool), arguments, packages=packages, python=str(python)
+            )
         if not python.exists():
             making = (
                 [program, "venv", "--quiet", "--no-cache", "--offline", "--python", sys.executable]
-                if tool == "uv"
+                if tool != "pip"
                 else [sys.executable, "-m", "venv"]  # with pip, which Python brings along
             )
             made = subprocess.run([*making, directory], env=environment, check=False)

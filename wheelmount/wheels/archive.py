@@ -31,8 +31,7 @@ from wheelmount.errors import WheelError
 CHUNK = 1 << 20
 """Bytes of a file read and hashed at a time."""
 
-# What reading an archive that is cut, changed, encrypted or odd ends with.
-_UNREADABLE = (
+UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
     EOFError,
@@ -42,6 +41,7 @@ _UNREADABLE = (
     RuntimeError,
     OSError,
 )
+"""What reading an archive that is cut, changed, encrypted or odd ends with."""
 
 # Named like the interpreter of the environment, a script would take its place.
 _INTERPRETER = re.compile(r"[^/]+\.data/scripts/python[\d.]*(?:\.exe)?", re.IGNORECASE)
@@ -86,7 +86,7 @@ def find_faults(
             elif not faults and contents and (broken := archive.testzip()) is not None:
                 faults.append(f"broken archive: {broken}")
             return faults
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return [f"broken archive: {_one_line(error)}"]
 
 
@@ -99,7 +99,7 @@ def read_metadata(file: Path) -> bytes:
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.read(f"{_dist_info(archive)}/METADATA")
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise WheelError(
             f"{file.name} has no metadata that can be read: {_one_line(error)}",
             hint="remove it and run wheelmount download again",

@@ -170,6 +170,21 @@ class Target:
         return f"Python {self.python_version} on {self.machine} with glibc {glibc}"
 
 
+def needed_glibc(platform: str, target: Target) -> int:
+    """The minor version of the glibc 2.x that a wheel of a platform tag needs; 0 where none.
+
+    Args:
+        platform: such as ``manylinux_2_28_x86_64``.
+        target: what the wheel was chosen for: ``linux_x86_64`` says of itself nothing.
+    """
+    if found := re.match(r"manylinux_2_(\d+)_", platform):
+        return int(found[1])
+    if platform.startswith("linux_"):
+        found = re.search(r"manylinux_2_(\d+)$", target.platform)
+        return int(found[1]) if found else 0
+    return next((minor for minor, name in _LEGACY.items() if platform.startswith(f"{name}_")), 0)
+
+
 def _nearest(minor: int) -> int | None:
     """The newest glibc 2.x known to uv that is not newer than ``minor``."""
     return max((known for known in GLIBC_MINORS if known <= minor), default=None)

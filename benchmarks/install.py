@@ -1,0 +1,194 @@
+"""How fast a host installs: ``python -m benchmarks.install``, as root from the checkout.
+
+One set of packages from what is mounted on a host of this machine, all bytes there, into a fresh
+environment each time: with pip and with uv from the flat wheelhouse, neither with a cache; with
+``wheelmount install --link-mode`` from unpacked wheels, by copies and by links; and with uv from a
+cache that is made of links, which is filled once; in turn in every round. After each the first
+import of what was installed, which is where bytecode that is missing is made. All have to come to
+the same versions, and ``uv pip check`` has to find nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import uv
+
+from wheelmount.wheels.install import clean_environment, install_command
+from wheelmount.wheels.shipment import Shipment, prepare
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
+from wheelmount.wheels.wheelhouse import Wheelhouse
+
+PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "scikit-learn", "pyarrow")
+MODULES = "torch, transformers, numpy, scipy, pandas, sklearn, pyarrow"
+OURS = ("wheelmount, links", "wheelmount, copies", "uv, cache of links")
+THEIRS = ("uv", "pip")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one installation took.
+
+    Attributes:
+        seconds: until it was done.
+        loading: seconds of the first import thereafter.
+    """
+
+    seconds: float
+    loading: float
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser("python -m benchmarks.install")
+    parser.add_argument("packages", nargs="*", default=PACKAGES)
+    parser.add_argument("--modules", default=MODULES, help="what to import then")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--place", type=Path, default=Path("/dev/shm"), help="of environments")  # noqa: S108
+    parser.add_argument("--cache", type=Path, help="keeps wheels and what is unpacked")
+    parser.add_argument(
+        "--pip", default=sys.executable, help="a Python that has the pip to measure"
+    )
+    parser.add_argument("--json", type=Path, help="file for all samples")
+    given = parser.parse_args()
+    samples: dict[str, list[Sample]] = {way: [] for way in (*OURS, *THEIRS)}
+    with (
+        tempfile.TemporaryDirectory(prefix="wm-") as temporary,
+        tempfile.TemporaryDirectory(prefix="wm-", dir=given.place) as place,
+    ):
+        house, shipment = _prepare(given.packages, given.cache or Path(temporary))
+        with (
+            _mounted(house.directory, Path(temporary, "wheels")) as wheels,
+            _mounted(shipment.tree, Path(temporary, "unpacked")) as tree,
+        ):
+            variables = _fill(shipment, tree, Path(place, "cache"))
+            for _ in range(given.rounds):
+                versions = set()
+                for way in samples:
+                    venv = Path(place, "venv")
+                    python = str(venv / "bin" / "python")
+                    _run([uv.find_uv_bin(), "venv", "-q", "-p", sys.executable, str(venv)], {})
+                    command = _command(way, given.packages, wheels, tree, shipment, python)
+                    if way == "pip":
+                        command[:3] = [given.pip, "-m", "pip", "--python", python]
+                    more = variables if way == OURS[2] else {"UV_CACHE_DIR": str(venv / "cache")}
+                    seconds = _run(command, more)
+                    loading = _run([python, "-c", f"import {given.modules}"], {})
+                    samples[way].append(Sample(seconds, loading))
+                    versions.add(_versions(python))
+                    shutil.rmtree(venv)
+                if len(versions) != 1:
+                    raise SystemExit("not all have installed the same")
+    _print(samples, house, shipment)
+    if given.json:
+        plain = {way: [[s.seconds, s.loading] for s in found] for way, found in samples.items()}
+        given.json.write_text(json.dumps(plain))
+
+
+def _prepare(packages: Sequence[str], cache: Path) -> tuple[Wheelhouse, Shipment]:
+    house = Wheelhouse(cache / "wheels")
+    started = time.perf_counter()
+    report = house.add(Wanted.of(packages), targets=[Target.here()])
+    print(f"{len(report.wheels)} wheels, {report.size / 1e6:.0f} MB", end=", ")
+    there = time.perf_counter()
+    shipment = prepare(house.directory, report.wheels, Target.here(), cache / "unpacked")
+    print(
+        f"downloaded in {there - started:.1f} s, "
+        f"unpacked and compiled in {time.perf_counter() - there:.1f} s"
+    )
+    return house, shipment
+
+
+@contextmanager
+def _mounted(source: Path, mntpoint: Path) -> Iterator[Path]:
+    wheelmount = [sys.executable, "-m", "wheelmount.cli.main"]
+    mntpoint.mkdir()
+    _run([*wheelmount, "mount", "-q", str(source), str(mntpoint), "--hosts", "local:1"], {})
+    try:
+        yield mntpoint
+    finally:
+        _run([*wheelmount, "umount", "--force", str(mntpoint)], {})
+
+
+def _command(
+    way: str, packages: Sequence[str], wheels: Path, tree: Path, shipment: Shipment, python: str
+) -> list[str]:
+    if way in OURS[:2]:
+        mode = "symlink" if way.endswith("links") else "copy"
+        return list(shipment.command(python, str(tree), mode))
+    if way in OURS:
+        return [uv.find_uv_bin(), "pip", "install", "-p", python, *packages]
+    command = install_command(
+        "uv" if way == "uv" else "pip", packages, packages=str(wheels), python=python
+    )
+    return [uv.find_uv_bin() if item == "uv" else item for item in command]
+
+
+def _fill(shipment: Shipment, tree: Path, cache: Path) -> dict[str, str]:
+    started = time.perf_counter()
+    path = f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*shipment.command(sys.executable, str(tree), "uv"), str(cache)],
+        env={**clean_environment(), "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    print(f"uv's cache filled in {time.perf_counter() - started:.2f} s")
+    exports = [word for word in shlex.split(done.stdout) if word != "export"]
+    return dict(word.split("=", 1) for word in exports)
+
+
+def _run(command: Sequence[str], more: Mapping[str, str]) -> float:
+    kept = {name: value for name, value in clean_environment().items() if name[:6] != "PYTHON"}
+    started = time.perf_counter()
+    done = subprocess.run(
+        command, env={**kept, **more}, cwd="/", capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    return time.perf_counter() - started
+
+
+def _versions(python: str) -> str:
+    pip = [uv.find_uv_bin(), "pip"]
+    _run([*pip, "check", "-p", python], {})
+    freeze = [*pip, "freeze", "-p", python]
+    return subprocess.run(
+        freeze, env={**os.environ, "UV_NO_CONFIG": "1"}, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def _print(samples: Mapping[str, Sequence[Sample]], house: Wheelhouse, shipment: Shipment) -> None:
+    files = {f.stat().st_ino: f.stat().st_size for f in shipment.tree.rglob("*") if f.is_file()}
+    print(f"flat {house.size() / 1e6:.0f} MB; unpacked {sum(files.values()) / 1e6:.0f} MB")
+    print("medians; ratios round by round")
+    for way, found in samples.items():
+        every = " ".join(f"{sample.seconds:.2f}" for sample in found)
+        loading = median(sample.loading for sample in found)
+        seconds = median(sample.seconds for sample in found)
+        print(f"{way}: {seconds:.2f} s ({every}), first import {loading:.2f} s")
+    for way in OURS:
+        for other in THEIRS:
+            pairs = zip(samples[other], samples[way], strict=True)
+            ratios = [theirs.seconds / ours.seconds for theirs, ours in pairs]
+            every = " ".join(f"{ratio:.1f}" for ratio in ratios)
+            print(f"{other} / {way}: {median(ratios):.1f} ({every})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Bytecode for a target, made on this machine where it has the target's Python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import posixpath
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from wheelmount.errors import UnavailableError
+from wheelmount.progress import Task
+from wheelmount.wheels.target import Target
+
+TIMEOUT = 1800.0
+"""Seconds that compiling may take; 13,000 files take half a minute on two cores."""
+
+_ANSWER = 20.0
+"""Seconds in which an interpreter says what it is."""
+
+_QUESTION = "import sys; print(sys.implementation.name, sys.implementation.cache_tag)"
+
+# By times and not by hashes: who edits a file of an environment wants to see it run.
+_PROGRAM = """
+import functools, json, os, sys
+from compileall import compile_file
+from concurrent.futures import ProcessPoolExecutor
+from py_compile import PycInvalidationMode
+work = json.load(sys.stdin)
+with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    done = []
+    for root, paths in work.items():
+        one = functools.partial(
+            compile_file, quiet=2, stripdir=root, invalidation_mode=PycInvalidationMode.TIMESTAMP
+        )
+        done.append(pool.map(one, [os.path.join(root, path) for path in paths], chunksize=16))
+    for results in done:
+        for _ in results:
+            print(flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A Python that makes bytecode.
+
+    Attributes:
+        python: the interpreter.
+        tag: what its bytecode is called, such as ``cpython-311`` (PEP 3147).
+    """
+
+    python: str
+    tag: str
+
+    @classmethod
+    def find(cls, target: Target) -> Compiler | None:
+        """The interpreter of a target on this machine; None where there is none on ``PATH``."""
+        major, minor = target.python_version.split(".")[:2]
+        tag = f"cpython-{major}{minor}"
+        for python in (sys.executable, shutil.which(f"python{major}.{minor}")):
+            if python and _says(python) == f"cpython {tag}" and int(minor) >= 9:
+                return cls(python, tag)
+        return None
+
+    def path(self, source: str) -> str:
+        """Where the bytecode of a source is, relative like that one."""
+        folder, name = posixpath.split(source)
+        return posixpath.join(folder, "__pycache__", f"{name.removesuffix('.py')}.{self.tag}.pyc")
+
+    def compile(self, sources: Mapping[Path, Sequence[str]], task: Task) -> None:
+        """Make the bytecode of sources, beside them; those that do not compile are passed over.
+
+        Args:
+            sources: by directory, paths relative to it, by which tracebacks then name them.
+            task: told of each file.
+
+        Raises:
+            UnavailableError: the interpreter gave up, or took longer than ``TIMEOUT``.
+        """
+        task.total(sum(map(len, sources.values())))
+        process = subprocess.Popen(
+            [self.python, "-I", "-W", "ignore", "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # a group, to be ended with all its workers
+        )
+        timer = threading.Timer(TIMEOUT, _end_group, (process.pid,))
+        timer.start()
+        try:
+            with process, cast(IO[str], process.stdin) as work:
+                json.dump({str(root): list(paths) for root, paths in sources.items()}, work)
+                work.close()
+                for _ in process.stdout or ():
+                    task.advance(1)
+        except BrokenPipeError:
+            pass  # it ended: its exit code says so
+        finally:
+            timer.cancel()
+            _end_group(process.pid)  # its workers would wait for one that was killed
+        if process.returncode:
+            raise UnavailableError(
+                f"{self.python} ended with {process.returncode} while it compiled",
+                hint="see that there is memory, or do without: --no-compile",
+            )
+
+
+def _end_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _says(python: str) -> str:
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", _QUESTION],
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

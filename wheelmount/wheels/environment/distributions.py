@@ -1,0 +1,82 @@
+"""Distributions that are installed: found, read (RECORD, PEP 376), and what is left of them."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import sys
+
+STASH = "~wheelmount-"
+"""How a directory begins in which things are put aside. pip passes over names with a tilde."""
+
+
+def installed(libraries: set[str]) -> dict[str, list[str]]:
+    """Directories that stand for installed distributions, by normalized name."""
+    found: dict[str, list[str]] = {}
+    for library in libraries:
+        for entry in os.listdir(library):
+            stem, suffix = os.path.splitext(entry)
+            if suffix in (".dist-info", ".egg-info", ".egg-link"):
+                name = stem.rpartition("-")[0] if suffix == ".dist-info" else stem.split("-")[0]
+                name = re.sub(r"[-_.]+", "-", name).lower()
+                found.setdefault(name, []).append(os.path.join(library, entry))
+    return found
+
+
+def title(info: str) -> str:
+    name, _, version = os.path.splitext(os.path.basename(info))[0].rpartition("-")
+    return f"{name}=={version}"
+
+
+def read_rows(file: str) -> list[list[str]]:
+    with open(file, encoding="utf-8", newline="") as stream:
+        return [row for row in csv.reader(stream) if row]
+
+
+def files_of(info: str) -> list[str]:
+    """Files of a distribution below this environment, and the bytecode made of them."""
+    library = os.path.dirname(info)
+    below = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, os.path.realpath(sys.prefix)})
+    found: dict[str, None] = {}
+    for row in read_rows(os.path.join(info, "RECORD")):
+        path = os.path.normpath(os.path.join(library, row[0]))
+        if path.startswith(below):
+            found[path] = None
+    caches: dict[str, list[str]] = {}
+    for path in list(found):
+        folder, name = os.path.split(path)
+        if name.endswith(".py"):
+            cache = os.path.join(folder, "__pycache__")
+            if cache not in caches:
+                caches[cache] = os.listdir(cache) if os.path.isdir(cache) else []
+            stem = f"{name[:-3]}."
+            found.update(
+                dict.fromkeys(os.path.join(cache, n) for n in caches[cache] if n.startswith(stem))
+            )
+    return list(found)
+
+
+def remove_empty(folder: str, keep: set[str]) -> None:
+    while folder not in keep:
+        try:
+            os.rmdir(folder)
+        except OSError:
+            return
+        folder = os.path.dirname(folder)
+
+
+def remove_leftovers(library: str) -> None:
+    """What a run that was killed had put aside."""
+    for entry in os.listdir(library):
+        if entry.startswith(STASH):
+            shutil.rmtree(os.path.join(library, entry), ignore_errors=True)
+
+
+def read_text(file: str) -> str:
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""

@@ -1,0 +1,327 @@
+"""What travels to hosts so that they install without unpacking: trees of unpacked wheels.
+
+::
+
+    install/                                     what installs: a copy of ``environment``
+    wheels/5be0…/numpy-2.4.6-….whl               metadata of a plan's wheels, for uv
+    plans/5be0….json                             one request: which of the wheels, and how
+    numpy-2.4.6-1f0c….cpython-311/platlib/…      an unpacked wheel, by schemes, with bytecode
+    numpy-2.4.6-1f0c….cpython-311/scripts/…
+
+A tree only grows, so that what links into it stays right: a wheel's directory is never changed.
+Files are second names of those of ``Unpacked``; what wheels have in common travels once.
+
+A plan is JSON, for ``environment``::
+
+    {"python": "cpython 3.11", "machine": "x86_64", "glibc": 28,
+     "wheels": [{"name": "numpy", "version": "2.4.6", "directory": "numpy-2.4.6-1f0c….cpython-311",
+                 "root": "platlib", "info": "numpy-2.4.6.dist-info", "requested": true,
+                 "filename": "numpy-2.4.6-….whl", "direct_url": null, "passed": [],
+                 "files": {"platlib": {"numpy": ["__init__.py", …], …}, "scripts": {…}},
+                 "rows": [["data", "share/man/…", "sha256=…", "1234"]]}]}
+
+``rows`` are those of RECORD whose paths depend on the environment; the others stand in the tree.
+``passed`` are files, as scheme and path, in whose place a later wheel has its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import hashlib
+import io
+import json
+import os
+import posixpath
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import parse_wheel_filename
+
+from wheelmount.errors import WheelError
+from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels import environment
+from wheelmount.wheels.environment import uvcache
+from wheelmount.wheels.fetch import disk_errors
+from wheelmount.wheels.target import Target, needed_glibc
+from wheelmount.wheels.unpacked import Content, Recipe, Unpacked
+
+PROGRAM = "install"
+"""What installs from a tree, for any Python: a directory that it runs."""
+
+_MAIN = b"""\
+import sys
+
+from environment.program import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A wheel to install.
+
+    Attributes:
+        filename: of the wheel.
+        recipe: what it consists of.
+        requested: whether somebody asked for it by name (REQUESTED, PEP 376).
+        direct_url: where it is from, if it was asked for by URL (PEP 610).
+    """
+
+    filename: str
+    recipe: Recipe
+    requested: bool = False
+    direct_url: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """Normalized name of its package."""
+        return parse_wheel_filename(self.filename)[0]
+
+    @property
+    def version(self) -> str:
+        """Its version."""
+        return str(parse_wheel_filename(self.filename)[1])
+
+    @property
+    def directory(self) -> str:
+        """Name of its directory in a tree."""
+        name = f"{self.name}-{self.version}-{self.recipe.sha256[:12]}"
+        return f"{name}.{self.recipe.tag}" if self.recipe.tag else name
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be installed together.
+
+    Attributes:
+        items: the wheels.
+        text: the same as hosts read it.
+    """
+
+    items: tuple[Item, ...]
+    text: str
+
+    @classmethod
+    def make(cls, items: Sequence[Item], target: Target, progress: Progress = SILENT) -> Plan:
+        """Plan an environment.
+
+        Args:
+            items: all the wheels of it.
+            target: what they were chosen for.
+            progress: told of files that several wheels have, with different contents.
+
+        Raises:
+            WheelError: one wheel has a file where another has a directory.
+        """
+        passed = _conflicts(items, progress)
+        wheels = [_describe(item, passed[number]) for number, item in enumerate(items)]
+        plan = {**_fits(items, target), "wheels": wheels}
+        return cls(tuple(items), json.dumps(plan, separators=(",", ":")))
+
+    @property
+    def digest(self) -> str:
+        """The same for the same plan."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    @property
+    def file(self) -> str:
+        """Where it is in a tree."""
+        return f"plans/{self.digest}.json"
+
+
+def grow(tree: Path, plan: Plan, unpacked: Unpacked) -> None:
+    """Bring a plan into a tree, and the wheels of it that are not there.
+
+    Args:
+        tree: directory, on the file system of ``unpacked``; made if it is not there.
+        plan: what the tree is to serve, besides what it serves already.
+        unpacked: what the wheels are unpacked in.
+
+    Raises:
+        SourceError: the tree can't be written.
+        StoreError: no space is left.
+    """
+    with disk_errors(tree):
+        (tree / plan.file).parent.mkdir(parents=True, exist_ok=True)
+        for item in plan.items:
+            if not (tree / item.directory).is_dir():
+                _materialize(tree, item, unpacked)
+        package = tree / PROGRAM / "environment"
+        package.mkdir(parents=True, exist_ok=True)
+        for module in Path(environment.__file__).parent.glob("*.py"):
+            _write(package / module.name, module.read_bytes())
+        _write(package.with_name("__main__.py"), _MAIN)
+        names = tree / uvcache.WHEELS / plan.digest
+        names.mkdir(parents=True, exist_ok=True)
+        for item in plan.items:
+            info = item.recipe.info
+            metadata = tree / item.directory / item.recipe.root / info / "METADATA"
+            _write(names / item.filename, _broken(_stub(info, metadata.read_bytes())))
+        text = f"Metadata-Version: 2.1\nName: {uvcache.PROBE}\nVersion: 1\n"
+        probe = _stub(f"{uvcache.PROBE}-1.dist-info", text.encode())
+        _write(names / f"{uvcache.PROBE}-1-py3-none-any.whl", probe)
+        _write(tree / plan.file, plan.text.encode())
+
+
+def _conflicts(items: Sequence[Item], progress: Progress) -> list[list[tuple[str, str]]]:
+    """By item, scheme and path of files that a later one has too: as if installed in order."""
+    passed: list[list[tuple[str, str]]] = [[] for _ in items]
+    owners: dict[tuple[str, str], tuple[int, str, Content]] = {}
+    differing: dict[tuple[int, int], list[str]] = {}
+    for number, item in enumerate(items):
+        for scheme, contents in item.recipe.schemes():
+            place = _place(scheme, item)
+            for path, content in contents.items():
+                if owner := owners.get((place, path)):
+                    passed[owner[0]].append((owner[1], path))
+                    if owner[2] != content:
+                        differing.setdefault((owner[0], number), []).append(path)
+                owners[place, path] = number, scheme, content
+    for (first, second), paths in differing.items():
+        one, other = items[first].name, items[second].name
+        progress.log(
+            f"warning: {one} and {other} both have {paths[0]}"
+            + (f" and {len(paths) - 1} more files" if paths[1:] else "")
+            + f", and not the same; {other}'s is installed"
+        )
+    _refuse_clashes({place: owner[0] for place, owner in owners.items()}, items)
+    return passed
+
+
+def _refuse_clashes(owners: Mapping[tuple[str, str], int], items: Sequence[Item]) -> None:
+    folders = {(place, posixpath.dirname(path)): number for (place, path), number in owners.items()}
+    for (place, folder), number in folders.items():
+        while folder:
+            if (owner := owners.get((place, folder))) is not None:
+                raise WheelError(
+                    f"{items[owner].filename} has a file {folder}, and "
+                    f"{items[number].filename} a directory of that name",
+                    hint="they cannot be in one environment",
+                )
+            folder = posixpath.dirname(folder)
+
+
+def _place(scheme: str, item: Item) -> str:
+    """Names of schemes that are one directory nearly everywhere, or never one."""
+    return {"platlib": "purelib", "headers": f"headers {item.name}"}.get(scheme, scheme)
+
+
+def _describe(item: Item, passed: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    files: dict[str, dict[str, list[str]]] = {}
+    for scheme, contents in item.recipe.schemes():
+        folders = files.setdefault(scheme, {})
+        for path in contents:
+            folder, name = posixpath.split(path)
+            folders.setdefault(folder, []).append(name)
+    recipe = item.recipe
+    return {
+        "filename": item.filename,
+        "name": item.name,
+        "version": item.version,
+        "directory": item.directory,
+        "root": recipe.root,
+        "info": recipe.info,
+        "requested": item.requested,
+        "direct_url": item.direct_url,
+        "files": files,
+        "passed": passed,
+        "rows": [
+            [scheme, path, *content.row]
+            for scheme, contents in recipe.files.items()
+            if scheme not in (recipe.root, "scripts")  # those are written for each interpreter
+            for path, content in contents.items()
+        ],
+    }
+
+
+def _fits(items: Iterable[Item], target: Target) -> dict[str, Any]:
+    """What the wheels ask of a host, as ``environment`` compares it."""
+    glibc, machine = 0, ""
+    for item in items:
+        tags = parse_wheel_filename(item.filename)[3]
+        if all(tag.platform != "any" for tag in tags):
+            machine = target.machine
+            glibc = max(glibc, min(needed_glibc(tag.platform, target) for tag in tags))
+    version = ".".join(target.python_version.split(".")[:2])
+    return {"python": f"cpython {version}", "machine": machine, "glibc": glibc}
+
+
+def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
+    """Make a wheel's directory, whole or not at all."""
+    recipe = item.recipe
+    with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".tree-") as place:
+        part = Path(place, item.directory)
+        for scheme, contents in recipe.schemes():
+            made = set()
+            for path, content in contents.items():
+                file = f"{part}/{scheme}/{path}"
+                folder = posixpath.dirname(file)
+                if folder not in made:
+                    Path(folder).mkdir(parents=True, exist_ok=True)
+                    made.add(folder)
+                _link(unpacked.object(content), file)
+        record = part / recipe.root / recipe.info / "RECORD"
+        record.write_text(_record(recipe), encoding="utf-8")
+        try:
+            part.rename(tree / item.directory)
+        except OSError as error:  # another process was faster
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+
+
+def _link(source: Path, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        # ext4 has at most 65,000 names of one file; some file systems have one.
+        if error.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
+            raise
+        shutil.copy2(source, target)
+
+
+_ABSENT = b"unpacked in the tree"
+
+
+def _stub(info: str, metadata: bytes) -> bytes:
+    """A wheel of metadata only."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, data in {
+            "METADATA": metadata,
+            "WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "RECORD": "".join(f"{info}/{n},,\n" for n in ("METADATA", "WHEEL", "RECORD")).encode(),
+            "CONTENTS": _ABSENT,
+        }.items():
+            archive.writestr(zipfile.ZipInfo(f"{info}/{name}"), data)
+    return stream.getvalue()
+
+
+def _broken(stub: bytes) -> bytes:
+    """The same with an entry that does not have its checksum: good to resolve, not to install."""
+    before, _, after = stub.rpartition(_ABSENT)
+    return before + _ABSENT.upper() + after
+
+
+def _record(recipe: Recipe) -> str:
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerows((path, *content.row) for path, content in recipe.files[recipe.root].items())
+    # As pip has them: they may be made anew.
+    rows.writerows((path, "", "") for path in recipe.bytecode)
+    rows.writerow((f"{recipe.info}/RECORD", "", ""))
+    return text.getvalue()
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Whole or not at all, and only where it changes something."""
+    if not file.is_file() or file.read_bytes() != data:
+        fresh = file.with_name(f".{file.name}.{os.getpid()}")
+        fresh.write_bytes(data)
+        fresh.replace(file)

@@ -1,0 +1,110 @@
+"""Wheels of a wheelhouse, made ready to be installed on hosts without unpacking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels.bytecode import Compiler
+from wheelmount.wheels.linktree import PROGRAM, Item, Plan, grow
+from wheelmount.wheels.manifest import Manifest, Request
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.unpacked import Unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """What travels.
+
+    Attributes:
+        tree: the directory to mount.
+        plan: relative path in it of the file that says what to install.
+    """
+
+    tree: Path
+    plan: str
+
+    def command(self, python: str, mounted: str, mode: str) -> tuple[str, ...]:
+        """The command that installs on a host.
+
+        Args:
+            python: interpreter of the environment to install into.
+            mounted: where the tree is mounted there.
+            mode: ``copy`` or ``symlink``; or ``uv``, and a directory as one more argument, for a
+                cache with which uv installs by links.
+        """
+        return python, "-I", f"{mounted}/{PROGRAM}", f"{mounted}/{self.plan}", mode
+
+
+def prepare(
+    house: Path,
+    wheels: Sequence[str],
+    target: Target,
+    cache: Path,
+    progress: Progress = SILENT,
+    *,
+    bytecode: bool = True,
+    tree: str | None = None,
+) -> Shipment:
+    """Unpack wheels that were not unpacked before, and make the tree that is to be mounted.
+
+    Args:
+        house: directory of a wheelhouse, whose wheels have been checked.
+        wheels: names of those to install together.
+        target: what they were chosen for.
+        cache: directory for what is unpacked; it may be deleted when no command runs.
+        progress: told of the steps ``unpack`` and ``compile``, if there is something to do.
+        bytecode: whether to make it, if this machine has the target's Python.
+        tree: name of a tree that is to grow; default one of its own for these wheels.
+
+    Raises:
+        WheelError: wheels that can't be unpacked, or that can't be in one environment.
+        SourceError: the cache can't be written.
+        StoreError: no space is left.
+        UnavailableError: the Python that makes bytecode failed.
+    """
+    manifest = Manifest.read(house)
+    request = next((r for r in reversed(manifest.requests) if r.wheels == tuple(wheels)), None)
+    asked = _asked(request) if request else {}
+    unpacked = Unpacked(cache)
+    digests = [manifest.wheels[name].sha256 for name in wheels]
+    recipes = unpacked.add(
+        [(house / name, digest) for name, digest in zip(wheels, digests, strict=True)],
+        Compiler.find(target) if bytecode else None,
+        progress,
+    )
+    items = []
+    for filename, recipe in zip(wheels, recipes, strict=True):
+        name = parse_wheel_filename(filename)[0]
+        url = asked.get(name)
+        origin = _direct_url(url, recipe.sha256) if url else None
+        items.append(Item(filename, recipe, name in asked, origin))
+    plan = Plan.make(items, target, progress)
+    folder = cache / "trees" / (tree or plan.digest)
+    grow(folder, plan, unpacked)
+    return Shipment(folder, plan.file)
+
+
+def _asked(request: Request) -> dict[str, str | None]:
+    """By normalized name, the URL that was asked for, if any."""
+    found = [Requirement(text) for text in (*request.requirements, *request.builds)]
+    return {canonicalize_name(one.name): one.url for one in found}
+
+
+def _direct_url(url: str, sha256: str) -> dict[str, Any]:
+    """The content of ``direct_url.json`` (PEP 610) for a URL that was asked for."""
+    if url.startswith("git+"):
+        address, _, commit = url.removeprefix("git+").rpartition("@")
+        return {"url": address, "vcs_info": {"vcs": "git", "commit_id": commit}}
+    path = urlsplit(url).path
+    if url.startswith("file:") and not path.endswith((".whl", ".gz", ".zip")):
+        return {"url": url, "dir_info": {}}
+    hashes = {"hashes": {"sha256": sha256}} if path.endswith(".whl") else {}
+    return {"url": url, "archive_info": hashes}

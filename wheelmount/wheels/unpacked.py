@@ -1,0 +1,328 @@
+"""Wheels in the form in which they are installed, each unpacked once and each content kept once.
+
+::
+
+    objects/3f/3f9a…        the contents of files, by SHA-256; with an x at the end, executable
+    wheels/0c41….json       what the wheel of that SHA-256 consists of
+    wheels/0c41…-cpython-311.json    the same with bytecode
+
+Wheels of one package for several targets, or of several versions, have most files in common, and
+so have unpacked wheels of different wheelhouses. All may be deleted at any time: it is made again.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import os
+import posixpath
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import installer
+from installer.destinations import WheelDestination
+from installer.exceptions import InvalidWheelSource
+from installer.records import Hash, InvalidRecordEntry, RecordEntry
+from installer.scripts import Script
+from installer.sources import WheelContentElement, WheelFile
+from installer.utils import Scheme, copyfileobj_with_hashing
+
+from wheelmount.errors import WheelError
+from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels.archive import UNREADABLE
+from wheelmount.wheels.bytecode import Compiler
+from wheelmount.wheels.fetch import disk_errors
+
+if TYPE_CHECKING:
+    from installer.scripts import ScriptSection
+
+_SHEBANG = "python"
+"""What stands for the interpreter in scripts (binary distribution format, PEP 427)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a file.
+
+    Attributes:
+        sha256: lower-case hexadecimal.
+        size: bytes.
+        executable: whether it is a program.
+    """
+
+    sha256: str
+    size: int
+    executable: bool = False
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """Hash and size as RECORD has them."""
+        digest = base64.urlsafe_b64encode(bytes.fromhex(self.sha256)).rstrip(b"=").decode()
+        return f"sha256={digest}", str(self.size)
+
+    @property
+    def time(self) -> int:
+        """The time that files of it have, in seconds.
+
+        Made of the content, so that files that are the same can be one, and that files that differ
+        never pass for the same with those who compare times: bytecode, and tools that copy.
+        """
+        return _EPOCH + int(self.sha256[:8], 16) % _YEARS
+
+
+_EPOCH = 946_684_800  # 2000, the zero of no format
+_YEARS = 20 * 365 * 86_400
+
+
+@dataclass(slots=True)
+class Recipe:
+    """What a wheel consists of.
+
+    Attributes:
+        sha256: of the wheel.
+        root: scheme of what lies at its top: ``purelib`` or ``platlib``.
+        info: name of its directory ``.dist-info``.
+        files: by scheme, contents by path.
+        bytecode: contents by path, in the scheme of the root.
+        tag: of that bytecode; empty without.
+    """
+
+    sha256: str
+    tag: str = ""
+    root: str = ""
+    info: str = ""
+    files: dict[str, dict[str, Content]] = field(default_factory=dict)
+    bytecode: dict[str, Content] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file: Path) -> Recipe:
+        """Read what ``write`` has written."""
+        data = json.loads(file.read_text(encoding="utf-8"))
+        for files in (*data["files"].values(), data["bytecode"]):
+            files.update({path: Content(*content) for path, content in files.items()})
+        return cls(**data)
+
+    def write(self, file: Path) -> None:
+        """Write it, whole or not at all."""
+        data = asdict(self)
+        for files in (*data["files"].values(), data["bytecode"]):
+            files.update({path: list(content.values()) for path, content in files.items()})
+        fresh = file.with_name(f".{file.name}.{os.getpid()}")
+        fresh.write_text(json.dumps(data), encoding="utf-8")
+        fresh.replace(file)
+
+    def schemes(self) -> Iterator[tuple[str, dict[str, Content]]]:
+        """Each scheme, and contents by path in it, bytecode among them."""
+        for scheme, files in self.files.items():
+            yield scheme, {**files, **self.bytecode} if scheme == self.root else files
+
+
+class Unpacked:
+    """A directory of unpacked wheels. Any number of processes may use one.
+
+    Args:
+        directory: where it is, or will be.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def add(
+        self,
+        wheels: Sequence[tuple[Path, str]],
+        compiler: Compiler | None = None,
+        progress: Progress = SILENT,
+    ) -> list[Recipe]:
+        """Unpack wheels that are not there yet.
+
+        Args:
+            wheels: files and their SHA-256, which the caller has compared.
+            compiler: what makes their bytecode; none without.
+            progress: told of the steps ``unpack`` and ``compile``, if there is something to do.
+
+        Returns:
+            What each of them consists of, in order.
+
+        Raises:
+            WheelError: one that can't be unpacked.
+            SourceError: the directory can't be written.
+            StoreError: no space is left.
+        """
+        with disk_errors(self.directory):
+            for name in ("wheels", "objects"):
+                (self.directory / name).mkdir(parents=True, exist_ok=True)
+            known = [self._find(digest, compiler) for _, digest in wheels]
+            found = {recipe.sha256: recipe for recipe in known if recipe}
+            if missing := [wheel for wheel in wheels if wheel[1] not in found]:
+                for recipe in self._unpack(missing, compiler, progress):
+                    found[recipe.sha256] = recipe
+        return [found[digest] for _, digest in wheels]
+
+    def object(self, content: Content) -> Path:
+        """The file of a content."""
+        name = content.sha256 + ("x" if content.executable else "")
+        return self.directory / "objects" / name[:2] / name
+
+    def _recipe(self, digest: str, compiler: Compiler | None) -> Path:
+        suffix = f"-{compiler.tag}" if compiler else ""
+        return self.directory / "wheels" / f"{digest}{suffix}.json"
+
+    def _find(self, digest: str, compiler: Compiler | None) -> Recipe | None:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            recipe = Recipe.read(self._recipe(digest, compiler))
+            # Sizes too: a machine that lost its power may have left names without bytes.
+            contents = (c for _, files in recipe.schemes() for c in files.values())
+            if all(self.object(content).stat().st_size == content.size for content in contents):
+                return recipe
+        return None
+
+    def _unpack(
+        self, wheels: list[tuple[Path, str]], compiler: Compiler | None, progress: Progress
+    ) -> list[Recipe]:
+        with tempfile.TemporaryDirectory(dir=self.directory, prefix=".unpack-") as place:
+            with progress.task("unpack", unit="B") as task, ThreadPoolExecutor() as pool:
+                task.total(sum(file.stat().st_size for file, _ in wheels))
+                stop = threading.Event()
+
+                def unpack(wheel: tuple[Path, str]) -> tuple[Path, Recipe]:
+                    folder = Path(place, wheel[0].stem)
+                    made = folder, _unpack(wheel[0], wheel[1], folder, stop)
+                    task.advance(wheel[0].stat().st_size)
+                    return made
+
+                try:
+                    recipes = list(pool.map(unpack, wheels))
+                except BaseException:  # ^C too
+                    stop.set()
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+            if compiler:
+                sources = {
+                    folder / recipe.root: [p for p in recipe.files[recipe.root] if p[-3:] == ".py"]
+                    for folder, recipe in recipes
+                }
+                with progress.task("compile", unit="files") as task:
+                    compiler.compile(sources, task)
+                for folder, recipe in recipes:
+                    root, recipe.tag = folder / recipe.root, compiler.tag
+                    recipe.bytecode = _bytecode(root, map(compiler.path, sources[root]))
+            for folder, recipe in recipes:
+                self._keep(folder, recipe)
+                recipe.write(self._recipe(recipe.sha256, compiler))
+        return [recipe for _, recipe in recipes]
+
+    def _keep(self, folder: Path, recipe: Recipe) -> None:
+        """Move contents to where they are found by their hashes."""
+        for scheme, files in recipe.schemes():
+            for path, content in files.items():
+                file = self.object(content)
+                if not file.exists():
+                    file.parent.mkdir(exist_ok=True)
+                    (folder / scheme / path).replace(file)
+
+
+class _StopError(Exception):
+    """Another wheel failed, or the user wants to end."""
+
+
+class _Folder(WheelDestination):
+    """A directory that a wheel is unpacked into, one directory a scheme."""
+
+    def __init__(self, folder: Path, recipe: Recipe, stop: threading.Event) -> None:
+        self._folder = folder
+        self._stop = stop
+        self._recipe = recipe
+
+    def write_script(
+        self, name: str, module: str, attr: str, section: ScriptSection
+    ) -> RecordEntry:
+        name, data = Script(name, module, attr, section).generate(_SHEBANG, "posix")
+        return self.write_file(Scheme("scripts"), name, io.BytesIO(data), is_executable=True)
+
+    def write_file(
+        self,
+        scheme: Scheme,
+        path: str | os.PathLike[str],
+        stream: BinaryIO,
+        is_executable: bool,
+    ) -> RecordEntry:
+        if self._stop.is_set():
+            raise _StopError
+        name = posixpath.normpath(os.fspath(path))
+        if name.startswith(("/", "..")) or "\0" in name:
+            raise ValueError(f"{os.fspath(path)!r} leads out of the environment")
+        file = self._folder / scheme / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        executable = is_executable or scheme == "scripts"
+        mode = 0o555 if executable else 0o444
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as target:
+            digest, size = copyfileobj_with_hashing(stream, target, "sha256")
+            plain = base64.urlsafe_b64decode(f"{digest}=").hex()
+            content = Content(plain, size, executable)
+            target.flush()
+            os.utime(descriptor, (content.time, content.time))
+        self._recipe.files.setdefault(scheme, {})[name] = content
+        return RecordEntry(name, Hash("sha256", digest), size)
+
+    def finalize_installation(
+        self,
+        scheme: Scheme,
+        record_file_path: str,
+        records: object,  # noqa: ARG002
+    ) -> None:
+        self._recipe.root = scheme
+        self._recipe.info = posixpath.dirname(record_file_path)
+
+
+_NOT_OF_A_WHEEL = ("RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "LINKS", "direct_url.json")
+"""Signatures, and what is written where it is installed."""
+
+
+class _Source(WheelFile):
+    """A wheel without what is not installed: bytecode of its own, and parts of its metadata."""
+
+    def get_contents(self) -> Iterator[WheelContentElement]:
+        for record, stream, executable in super().get_contents():
+            folder, name = posixpath.split(record[0])
+            if folder == self.dist_info_dir and name in _NOT_OF_A_WHEEL:
+                continue
+            if "__pycache__" not in folder.split("/"):
+                yield record, stream, executable
+
+
+def _unpack(wheel: Path, digest: str, folder: Path, stop: threading.Event) -> Recipe:
+    recipe = Recipe(digest)
+    try:
+        with _Source.open(wheel) as source:
+            installer.install(source, _Folder(folder, recipe, stop), {})
+    except (*UNREADABLE, AssertionError, InvalidWheelSource, InvalidRecordEntry) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # of the disk, not of the archive
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise WheelError(
+            f"{wheel.name} cannot be unpacked: {reason}",
+            hint="remove it and run wheelmount download again",
+        ) from None
+    return recipe
+
+
+def _bytecode(root: Path, paths: Iterable[str]) -> dict[str, Content]:
+    """What has become of the sources that compile, as contents."""
+    found = {}
+    for path in paths:
+        file = root / path
+        if file.is_file():
+            data = file.read_bytes()
+            found[path] = content = Content(hashlib.sha256(data).hexdigest(), len(data))
+            file.chmod(0o444)
+            os.utime(file, (content.time, content.time))
+    return found
