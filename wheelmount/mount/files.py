@@ -19,11 +19,62 @@ from pathlib import Path
 from wheelmount.errors import TransferError
 from wheelmount.mount import kernel
 from wheelmount.mount.layout import Extent, Layout
-from wheelmount.mount.tree import ROOT, Inode, Tree
+from wheelmount.mount.tree import ROOT, Inode, Tree, TreeView
 
 
 class Files:
-    """The files of one generation.
+    """The files of one generation, to be read.
+
+    Args:
+        root: the directory.
+        tree: what is in it.
+    """
+
+    def __init__(self, root: Path, tree: TreeView) -> None:
+        self.root = root
+        self._tree = tree
+
+    def path(self, number: int) -> bytes:
+        """Where a file's bytes are."""
+        return os.path.join(os.fsencode(self.root), self._tree.inodes[number].path)
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        """Bytes of a file that are there."""
+        fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return os.pread(fd, size, offset)
+        finally:
+            os.close(fd)
+
+    def read_into(self, extent: Extent, data: memoryview) -> None:
+        """Get bytes of a file that are there back into their block."""
+        view = data[extent.block_offset : extent.block_offset + extent.length]
+        offset = extent.file_offset
+        fd = os.open(self.path(extent.inode), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            while view:
+                count = os.preadv(fd, [view], offset)
+                if not count:
+                    raise OSError(errno.EIO, "it is shorter than it was", self.path(extent.inode))
+                view, offset = view[count:], offset + count
+        finally:
+            os.close(fd)
+
+    def free(self, number: int) -> None:
+        """Delete one file; harmless if it is none or gone."""
+        inode = self._tree.inodes.get(number)
+        if inode is None or not inode.is_file:
+            return
+        paths = [inode.path]
+        if inode.nlink > 1:
+            paths = [path for path, its in self._tree.walk() if its == number]
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(os.fsencode(self.root), path))
+
+
+class NewFiles(Files):
+    """The files of one generation while they are made and filled.
 
     Args:
         root: the directory.
@@ -31,15 +82,10 @@ class Files:
     """
 
     def __init__(self, root: Path, layout: Layout) -> None:
-        self.root = root
+        super().__init__(root, layout.tree)
         self._layout = layout
-        self._tree = layout.tree
         self._names: dict[int, list[bytes]] = defaultdict(list)  # of files whose bytes are new
         self._touched: list[tuple[int, bytes]] = []  # directories and symlinks to be dressed
-
-    def path(self, number: int) -> bytes:
-        """Where a file's bytes are."""
-        return os.path.join(os.fsencode(self.root), self._tree.inodes[number].path)
 
     def make(self) -> None:
         """Make directories, symlinks and files without bytes.
@@ -109,7 +155,7 @@ class Files:
         else:
             raise TransferError(f"the client does not say where {path!r} comes from")
 
-    def _check(self, old: Tree) -> None:
+    def _check(self, old: TreeView) -> None:
         """See that files lie where their names are, and nowhere else."""
         for number, inode in self._tree.inodes.items():
             if inode is old.inodes.get(number) or not inode.is_file:
@@ -170,45 +216,11 @@ class Files:
             os.chmod(path, inode.mode & 0o7777)
         os.utime(path, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=False)
 
-    def read(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of a file that are there."""
-        fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            return os.pread(fd, size, offset)
-        finally:
-            os.close(fd)
-
-    def read_into(self, extent: Extent, data: memoryview) -> None:
-        """Get bytes of a file that are there back into their block."""
-        view = data[extent.block_offset : extent.block_offset + extent.length]
-        offset = extent.file_offset
-        fd = os.open(self.path(extent.inode), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            while view:
-                count = os.preadv(fd, [view], offset)
-                if not count:
-                    raise OSError(errno.EIO, "it is shorter than it was", self.path(extent.inode))
-                view, offset = view[count:], offset + count
-        finally:
-            os.close(fd)
-
-    def free(self, number: int) -> None:
-        """Delete one file; harmless if it is none or gone."""
-        inode = self._tree.inodes.get(number)
-        if inode is None or not inode.is_file:
-            return
-        paths = [inode.path]
-        if inode.nlink > 1:
-            paths = [path for path, its in self._tree.walk() if its == number]
-        for path in paths:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(os.fsencode(self.root), path))
-
 
 class _Places:
     """Where directories are in two trees."""
 
-    def __init__(self, old: Tree, new: Tree) -> None:
+    def __init__(self, old: TreeView, new: TreeView) -> None:
         self._old, self._new = old.parents(), new.parents()
 
     def common(self, directory: int) -> bytes | None:

@@ -16,7 +16,6 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import psutil
 import pyfuse3
 import trio
 
@@ -266,12 +265,21 @@ class Server:
 
 
 def _memory() -> int:
-    """Bytes that this process and the one that supervises it take; the store is not among them."""
-    processes = [psutil.Process(pid) for pid in {os.getpid(), os.getsid(0)}]
-    try:
-        return sum(process.memory_full_info().pss for process in processes)
-    except psutil.Error:  # what they share cannot be told from outside where smaps is not readable
-        return sum(process.memory_info().rss for process in processes)
+    """Bytes that this process and the one that supervises it take; the store is not among them.
+
+    What they share with others counts in part (``smaps_rollup`` in proc(5)); pages of a tmpfs that
+    they have mapped are the store.
+    """
+    total = 0
+    for pid in {os.getpid(), os.getsid(0)}:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kinds = "Pss_Anon:", "Pss_File:"
+        except OSError:  # not to be read by processes that were another user's before
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            kinds = "RssAnon:", "RssFile:"
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(kinds))
+    return total
 
 
 async def _lines(stream: trio.SocketStream) -> AsyncGenerator[control.Message, None]:
@@ -358,7 +366,7 @@ def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
             session=json.loads(note.read_text()) if resumed and note.exists() else None,
             on_session=store_session,
             on_forget=server.generations.forgotten,
-            counted_from=server.vfs.store.layout.tree.limit,
+            counted_from=server.vfs.store.tree.limit,
             xattrs=server.vfs.has_xattrs,
         )
         trio.run(server.serve, adapter, None if resumed else ready)

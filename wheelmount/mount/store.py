@@ -27,8 +27,10 @@ import psutil
 
 from wheelmount.errors import StoreError
 from wheelmount.mount import kernel
-from wheelmount.mount.files import Files
-from wheelmount.mount.layout import Layout
+from wheelmount.mount.files import Files, NewFiles
+from wheelmount.mount.layout import Cut, Layout
+from wheelmount.mount.mapped import Mapped
+from wheelmount.mount.tree import TreeView
 
 PAGE = 4096
 """What tmpfs gives memory by, bytes (more on some machines, which then use a little more)."""
@@ -43,14 +45,20 @@ class Summary:
 
     Attributes:
         files: number of its files.
-        size: bytes of them all, holes not counted.
+        inodes: number of files, directories and symlinks.
+        size: bytes of the files, holes not counted.
+        room: bytes of them in whole pages, holes included.
+        xattrs: whether anything has extended attributes.
         blocks: number of the blocks that travelled for it.
         follows: bytes at the beginning of its description that are those of the one before.
         whole: bytes of the last description of a whole tree in it.
     """
 
     files: int
+    inodes: int
     size: int
+    room: int
+    xattrs: bool
     blocks: int
     follows: int
     whole: int
@@ -81,6 +89,7 @@ class Store:
         """The encoded layout."""
         self.summary = Summary(**json.loads((directory / f"{generation}.summary").read_text()))
         self._layout = layout
+        self._mapped: Mapped | None = None
         self._previous = previous
         self._have = _map(directory / f"{generation}.have")
         self._changed = _map(directory / f"{generation}.changed")
@@ -97,9 +106,25 @@ class Store:
             self._layout, self._previous = Layout.decode(description, before), None
         return self._layout
 
+    @property
+    def cut(self) -> Cut:
+        """The same, to be read: as it is described, unless it is here in full."""
+        if self._layout is not None:
+            return self._layout
+        if self._mapped is None:
+            before = self._previous._mapped if self._previous is not None else None
+            self._mapped = Mapped(self.description, self.summary.follows, before)
+            self._previous = None
+        return self._mapped
+
+    @property
+    def tree(self) -> TreeView:
+        """The tree, to be read."""
+        return self.cut.tree
+
     def rest(self) -> None:
         """Give back the memory of what can be read again."""
-        self._layout = self._previous = None
+        self._layout = self._mapped = self._previous = None
         self.__dict__.pop("_files", None)
         gc.collect()
         kernel.give_back_memory()
@@ -135,7 +160,8 @@ class Store:
 
     def reopen(self, generation: int) -> Store:
         """Find another generation; quicker than ``open`` for the next after one that is known."""
-        previous = self if generation == self.generation + 1 and self._layout is not None else None
+        known = self._layout is not None or self._mapped is not None
+        previous = self if known and generation == self.generation + 1 else None
         return Store(self.directory, generation, previous=previous)
 
     def next(self, description: bytes) -> Store:
@@ -172,8 +198,7 @@ class Store:
     ) -> Store:
         sizes = {"have": layout.blocks, "changed": layout.tree.limit}
         whole = previous.summary.whole if previous is not None and earlier else len(description)
-        tree = layout.tree
-        summary = Summary(tree.files, tree.size, layout.blocks, len(earlier), whole)
+        summary = _summary(layout, len(earlier), whole)
         try:
             (directory / f"{generation}.tree").write_bytes(earlier + description)
             (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
@@ -183,9 +208,9 @@ class Store:
                     os.posix_fallocate(file.fileno(), 0, max(size, 1))
             store = cls(directory, generation, layout)
             if previous is None:
-                store._files.make()
+                store._new_files.make()
             else:
-                store._files.follow(previous._files)
+                store._new_files.follow(previous._files)
         except BaseException as error:
             _delete(directory, generation)
             if isinstance(error, OSError):
@@ -200,7 +225,11 @@ class Store:
 
     @cached_property
     def _files(self) -> Files:
-        return Files(self.root, self.layout)
+        return Files(self.root, self.tree)
+
+    @cached_property
+    def _new_files(self) -> NewFiles:
+        return NewFiles(self.root, self.layout)
 
     def path(self, number: int) -> bytes:
         """Where a file's bytes are."""
@@ -214,7 +243,7 @@ class Store:
         """
         try:
             for extent in self.layout.extents(block):
-                self._files.write(extent, data)
+                self._new_files.write(extent, data)
         except OSError as error:
             raise _store_error(self.directory, error) from None
         self._have[block] = 1
@@ -238,7 +267,7 @@ class Store:
             StoreError: there is no room left.
         """
         try:
-            self._files.finish(dress=dress)
+            self._new_files.finish(dress=dress)
         except OSError as error:
             raise _store_error(self.directory, error) from None
 
@@ -281,7 +310,7 @@ class Store:
         """The first block with bytes ``offset`` to ``end`` of a file that has not arrived."""
         if self._complete:
             return None
-        for block in self.layout.covering(number, offset, end):
+        for block in self.cut.covering(number, offset, end):
             if not self._have[block]:
                 return block
         return None
@@ -299,7 +328,7 @@ class Store:
         missing = self.missing()
         if not missing:  # the usual case, which needs no tree
             return self.summary.size
-        return self.summary.size - sum(map(self.layout.length, missing))
+        return self.summary.size - sum(map(self.cut.length, missing))
 
     def mark_changed(self, inode: int) -> None:
         """Say that a file changed at the source before it was copied: it is not to be read."""
@@ -313,7 +342,8 @@ class Store:
         """Paths of the files for which ``mark_changed`` was called."""
         if self._changed.find(b"\x01") < 0:
             return []
-        return [i.path for n, i in self.layout.tree.inodes.items() if self._changed[n]]
+        inodes = self.tree.inodes
+        return [inodes[n].path for n, mark in enumerate(self._changed[:]) if mark and n in inodes]
 
     def free(self, number: int) -> None:
         """Delete one file of this generation; harmless if it is none or gone."""
@@ -346,6 +376,20 @@ def remove(directory: Path) -> None:
 def _map(path: Path) -> mmap.mmap:
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), 0)
+
+
+def _summary(layout: Layout, follows: int, whole: int) -> Summary:
+    files = [inode for inode in layout.tree.inodes.values() if inode.is_file]
+    return Summary(
+        len(files),
+        len(layout.tree.inodes),
+        sum(inode.held for inode in files),
+        sum(-(-inode.size // PAGE) * PAGE for inode in files),
+        any(inode.xattrs for inode in layout.tree.inodes.values()),
+        layout.blocks,
+        follows,
+        whole,
+    )
 
 
 def _footprint(layout: Layout) -> int:
