@@ -25,7 +25,8 @@ from wheelmount.mount.tree import ROOT, Inode, Stamp, Tree
 BLOCK = 64 << 10
 
 
-def _arrive(store: Store, source: Path, layout: Layout) -> None:
+def arrive(store: Store, source: Path, layout: Layout) -> None:
+    """Have all bytes of a generation arrive."""
     ring = Ring(Source(os.fsencode(source), layout), slots=2, lease=5)
     for block in store.missing():
         staged = ring.stage(block)
@@ -52,7 +53,7 @@ def first(source: Path, workplace: Path) -> tuple[Store, Layout]:
     """A store of ``source`` with all its bytes."""
     layout = Layout(scan(os.fsencode(source)), BLOCK)
     store = Store.create(workplace / "store" / "test", layout.encode(), mounted=False)
-    _arrive(store, source, layout)
+    arrive(store, source, layout)
     return store, layout
 
 
@@ -61,7 +62,7 @@ def _next(store: Store, layout: Layout, source: Path) -> tuple[Store, Layout]:
     succession = Succession(layout.tree, tree)
     after = succession.settle(succession.doubts, BLOCK)
     made = store.next(after.encode(layout))
-    _arrive(made, source, after)
+    arrive(made, source, after)
     return made, after
 
 
