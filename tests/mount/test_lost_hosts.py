@@ -47,6 +47,9 @@ def status():
         name: found.message if isinstance(found, WheelmountError) else found["held"]
         for name, found in mount.status().items()
     }
+def transports():
+    found = [its for its in mount.status().values() if not isinstance(its, WheelmountError)]
+    return sorted({its["delivery"]["transport"] for its in found})
 tell(held=status())
 sys.stdin.readline()
 try:
@@ -55,7 +58,7 @@ except WheelmountError as error:
     tell(kind=type(error).__name__, message=error.message)
 else:
     tell(kind=None)
-tell(held=status())
+tell(held=status(), by=transports())
 sys.stdin.readline()
 mount.close(force=True)
 tell(closed=True)
@@ -138,7 +141,9 @@ def test_others_finish_and_the_lost_host_is_named(
         ended = client.hear()
         assert ended["kind"] == "HostError"
         assert ended["message"].startswith("host1: ")
-        held = client.hear()["held"]
+        heard = client.hear()
+        assert heard["by"] == ["tcp"]
+        held = heard["held"]
         assert (held["host0"], held["host2"]) == (SIZE, SIZE)
         assert isinstance(held["host1"], str), "why nothing is known of it"
         _assert_others_have_it(lab, source)

@@ -161,6 +161,7 @@ class Agent(Actor):  # type: ignore[misc]
         store = self._shown
         if self._receiver is not None:
             await self._receiver.run()
+            self._receiver.traffic.write(self._directory)
         await asyncio.to_thread(store.finish, dress=self._binds)
         if self._binds and not store.changed():
             if await self._inhabited():
@@ -253,7 +254,9 @@ class Agent(Actor):  # type: ignore[misc]
         made = self._next
         if made is not None:
             await asyncio.to_thread(serving.show, self._directory, made.generation)
-            self._receivers = {made.layout.identity: self._receivers[made.layout.identity]}
+            receiver = self._receivers[made.layout.identity]
+            self._receivers = {made.layout.identity: receiver}
+            receiver.traffic.write(self._directory)
             self._store, self._next = made, None
             self._growing.close()
 
@@ -286,6 +289,9 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def status(self) -> control.Message:
         """See ``Server.status``."""
+        if self._receivers and self._directory.exists():
+            newest = [*self._receivers.values()][-1]
+            newest.traffic.write(self._directory)
         return await asyncio.to_thread(serving.status, self._directory)
 
     @concurrent_endpoint

@@ -20,7 +20,7 @@ import pyfuse3
 import trio
 
 from wheelmount.errors import MountError, UnavailableError
-from wheelmount.mount import control, point
+from wheelmount.mount import control, point, traffic
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import Adapter
 from wheelmount.mount.attach import attach, set_read_ahead
@@ -176,7 +176,10 @@ class Server:
                 await self._send(stream, self.status())
 
     def status(self) -> control.Message:
-        """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch."""
+        """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch.
+
+        ``delivery`` is that of the newest generation; see ``Traffic.summary``.
+        """
         store = self.generations.shown
         return {
             "host": self.task.host,
@@ -192,6 +195,7 @@ class Server:
             "size": store.summary.size,
             "held": store.held(),
             "memory": _memory(),
+            "delivery": traffic.read(self.directory),
             "waiting": len(self._waiting),
             "fed": self._feeder is not None,
             "changed": [os.fsdecode(path) for path in store.changed()],

@@ -18,7 +18,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -30,38 +30,11 @@ from wheelmount.mount import kernel
 from wheelmount.mount.files import Files, NewFiles
 from wheelmount.mount.layout import Cut, Layout
 from wheelmount.mount.mapped import Mapped
+from wheelmount.mount.summary import PAGE, Summary
 from wheelmount.mount.tree import TreeView
-
-PAGE = 4096
-"""What tmpfs gives memory by, bytes (more on some machines, which then use a little more)."""
 
 SLACK = 64 << 20
 """Bytes a tmpfs may hold beyond the files themselves: tables, and what rounding missed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What there is to say about a generation without its tree.
-
-    Attributes:
-        files: number of its files.
-        inodes: number of files, directories and symlinks.
-        size: bytes of the files, holes not counted.
-        room: bytes of them in whole pages, holes included.
-        xattrs: whether anything has extended attributes.
-        blocks: number of the blocks that travelled for it.
-        follows: bytes at the beginning of its description that are those of the one before.
-        whole: bytes of the last description of a whole tree in it.
-    """
-
-    files: int
-    inodes: int
-    size: int
-    room: int
-    xattrs: bool
-    blocks: int
-    follows: int
-    whole: int
 
 
 class Store:
@@ -198,7 +171,7 @@ class Store:
     ) -> Store:
         sizes = {"have": layout.blocks, "changed": layout.tree.limit}
         whole = previous.summary.whole if previous is not None and earlier else len(description)
-        summary = _summary(layout, len(earlier), whole)
+        summary = Summary.of(layout, len(earlier), whole)
         try:
             (directory / f"{generation}.tree").write_bytes(earlier + description)
             (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
@@ -376,20 +349,6 @@ def remove(directory: Path) -> None:
 def _map(path: Path) -> mmap.mmap:
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), 0)
-
-
-def _summary(layout: Layout, follows: int, whole: int) -> Summary:
-    files = [inode for inode in layout.tree.inodes.values() if inode.is_file]
-    return Summary(
-        len(files),
-        len(layout.tree.inodes),
-        sum(inode.held for inode in files),
-        sum(-(-inode.size // PAGE) * PAGE for inode in files),
-        any(inode.xattrs for inode in layout.tree.inodes.values()),
-        layout.blocks,
-        follows,
-        whole,
-    )
 
 
 def _footprint(layout: Layout) -> int:
