@@ -100,6 +100,15 @@ class NewFiles(Files):
                 self._make(here, path, number, None)
         self._check(Tree())
 
+    def resume(self) -> None:
+        """Find again what another process made, and did not finish."""
+        self._touched.append((ROOT, b"."))
+        for path, number in self._tree.walk():
+            if self._tree.inodes[number].is_file:
+                self._names[number].append(path)
+            else:
+                self._touched.append((number, path))
+
     def follow(self, before: Files) -> None:
         """Make them from those of the generation before.
 
@@ -193,7 +202,8 @@ class NewFiles(Files):
                 first = self._tree.inodes[number].path
                 for name in names:
                     if name != first:
-                        os.link(first, name, src_dir_fd=here, dst_dir_fd=here)
+                        with contextlib.suppress(FileExistsError):  # who went before came so far
+                            os.link(first, name, src_dir_fd=here, dst_dir_fd=here)
         if dress:
             for number in self._names:
                 if self._tree.inodes[number].pieces is not None:

@@ -233,6 +233,10 @@ class Store:
         except OSError as error:
             raise StoreError(f"block {block} cannot be read again: {error.strerror}") from None
 
+    def resume(self) -> None:
+        """Go on with a first generation that another process made, and did not finish."""
+        self._new_files.resume()
+
     def finish(self, *, dress: bool) -> None:
         """Make the files complete once all bytes are there; see ``Files.finish``.
 
