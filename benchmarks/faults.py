@@ -56,8 +56,13 @@ os._exit(0)
 
 
 def stop(lab: Lab, host: str) -> None:
-    """Have all processes of a host stand still."""
-    lab.run(host, ["sh", "-c", "kill -STOP -1"])
+    """Have a host's worker and all that it started stand still."""
+    lab.run(host, ["pkill", "-STOP", "-f", "wheelmount|monarch"])
+
+
+def wake(lab: Lab, host: str) -> None:
+    """Let them go on: a host must be able to end."""
+    lab.run(host, ["pkill", "-CONT", "-f", "wheelmount|monarch"])
 
 
 WAYS: dict[str, Callable[[Lab, str], object]] = {
@@ -117,6 +122,8 @@ def once(
         finally:
             client.kill()
             client.wait()
+            if loss is not None and loss[1] is stop:
+                wake(lab, loss[0])
     named = found["named"].get(loss[0]) if loss else None
     whole = [name for name in found["whole"] if loss is None or name != loss[0]]
     return {
