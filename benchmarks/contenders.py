@@ -38,10 +38,10 @@ def held(source: Path) -> int:
 def _attached(hosts: Sequence[str]) -> Any:
     """The workers on hosts, not attached to yet."""
     from wheelmount.config import load
-    from wheelmount.hosts.address import Address
+    from wheelmount.hosts.address import OPEN, Address
     from wheelmount.hosts.network import NetworkHosts
 
-    return NetworkHosts([Address(host, WORKER_PORT) for host in hosts], load())
+    return NetworkHosts([Address(OPEN, host, WORKER_PORT) for host in hosts], load())
 
 
 def sink() -> None:
@@ -131,9 +131,9 @@ def monarch(source: Path, hosts: Sequence[str]) -> float:
 
     from benchmarks.puller import Reader
     from wheelmount.hosts import engine
-    from wheelmount.hosts.address import Address
+    from wheelmount.hosts.address import OPEN, Address
 
-    engine.start(f"tcp://{Address(hosts[0], WORKER_PORT).seen_from()}:0")
+    engine.start(Address(OPEN, hosts[0], WORKER_PORT).reached_from())
     workers = [f"tcp://{host}:{WORKER_PORT}" for host in hosts]
     mesh = attach_to_workers(ca="trust_all_connections", workers=workers)
     readers = mesh.spawn_procs({"procs": 1}).spawn("reader", Reader)

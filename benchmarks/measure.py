@@ -79,6 +79,8 @@ def one_pass(
     first, since some backends forget everything then.
     """
     big = root / "big"
+    if cold:
+        system.probe("take", str(min(sizes.big + trees.held // 2, system.available() // 2)))
     command = ["dd", f"if={big}", "of=/dev/null", "bs=1M", "status=none"]
     yield "dd", lambda: sizes.big / system.timed(command)
     if cold:

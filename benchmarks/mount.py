@@ -73,8 +73,8 @@ def workplace() -> Iterator[tuple[Path, Path]]:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # a second ^C must not stop this half way
         system.end(mark)
-        system.unmount_below(folder)
         for path in (folder, mark):
+            system.unmount_below(path)
             shutil.rmtree(path, ignore_errors=True)
 
 

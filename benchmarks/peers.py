@@ -98,8 +98,10 @@ class Wheelmount(Backend):
         super().__init__(folder, mark)
         self.name = f"wheelmount-{adapter}"
         self._adapter = adapter
-        # Sockets lie in the runtime directory, and their paths have 107 bytes at most.
-        places = {"RUNTIME_DIR": mark / "runtime", "STORE": folder / "store"}
+        # Sockets lie in the runtime directory, and their paths have 107 bytes at most. The store
+        # stays where it is by default: a directory of tmpfs would not have its huge pages.
+        self._runtime = mark / "runtime"
+        places = {"RUNTIME_DIR": self._runtime}
         places |= {"CACHE_DIR": folder / "cache", "STATE_DIR": folder / "state"}
         for name, place in places.items():
             place.mkdir(exist_ok=True)
@@ -153,12 +155,12 @@ class Wheelmount(Backend):
             call(self._command("umount", "--force", self.mntpoint), self.env)
 
     def store(self) -> int:
-        kinds = [kind for point, kind in system.mounts() if point == str(self.mntpoint)]
-        held = system.allocated(self.folder / "store")
-        if held == 0 and kinds[-1:] == ["tmpfs"]:  # a file system of its own
-            usage = os.statvfs(self.mntpoint)
-            held = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-        return held
+        head = f"{self._runtime}/"
+        stores = {path for path, kind in system.mounts() if path.startswith(head)}
+        used = 0
+        for usage in map(os.statvfs, stores):
+            used += (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        return used
 
 
 class Monarch(Backend):

@@ -133,6 +133,19 @@ def fault(root: str) -> tuple[float, int]:
     return time.perf_counter() - start, count
 
 
+def take(length: str) -> tuple[float, int]:
+    """Have the machine give so many bytes of memory, and give them back.
+
+    A virtual machine may have to ask for what it has not used lately, which is ten times slower
+    than to use it: what is measured next finds it there.
+    """
+    start = time.perf_counter()
+    with mmap.mmap(-1, int(length)) as memory:
+        for offset in range(0, len(memory), PAGE):
+            memory[offset] = 1
+    return time.perf_counter() - start, int(length)
+
+
 def hold(path: str, length: str) -> NoReturn:
     """Map the first ``length`` bytes of a file, touch all, and say ``ready``.
 
@@ -165,7 +178,7 @@ def _share(path: str) -> int:
 
 PROBES: dict[str, Callable[..., tuple[float, int]]] = {
     function.__name__: function
-    for function in (stat, small, several, touch, load, forget, fault, hold)
+    for function in (stat, small, several, touch, load, forget, fault, take, hold)
 }
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 MARK = "BENCHMARK_OF"
 """Environment variable that every process of a backend has: the benchmark's directory."""
 
@@ -161,6 +163,11 @@ def memory(pids: Sequence[int]) -> int:
                 if line.startswith(("Pss_Anon:", "Pss_File:")):
                     total += int(line.split()[1]) << 10
     return total
+
+
+def available() -> int:
+    """Bytes of memory that can be had."""
+    return int(psutil.virtual_memory().available)
 
 
 def evictions() -> dict[str, int]:

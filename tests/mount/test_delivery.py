@@ -45,6 +45,11 @@ def test_every_byte_leaves_the_client_once(
     ):
         mount.wait(60)
         assert mount.sent == 10 << 20
+        found = [status["delivery"] for status in mount.status().values()]
+        assert [sum(each["received"].values()) for each in found] == [10 << 20] * 3
+        assert sum(each["received"].get("client", 0) for each in found) == 10 << 20
+        assert sum(each["sent"] for each in found) == 20 << 20
+        assert {each["transport"] for each in found} <= {"local", "tcp"}
         for path in mount.mntpoints.values():
             _same(large, path)
         (large / "two").write_bytes(os.urandom(4 << 20))

@@ -32,14 +32,21 @@ BOUND = 60
 """Seconds within which the client must know what came of each host."""
 
 CLIENT = """
-import json, sys
+import json, os, sys
 from wheelmount import config, remotemount
+from wheelmount.mount.remote import RemoteMount
+from wheelmount.progress import SILENT
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts.spec import parse
 hosts = parse(sys.argv[1]).make(config.load(), namespaces=False)
 hosts.start()
-mount = remotemount(hosts, sys.argv[2], sys.argv[3])
-mount.open()
+if "ADOPT" in os.environ:
+    settings, identity = config.load(), os.environ["ADOPT"]
+    mount = RemoteMount(hosts, sys.argv[2], None, settings, SILENT, identity=identity)
+    mount.adopt()
+else:
+    mount = remotemount(hosts, sys.argv[2], sys.argv[3])
+    mount.open(keep="KEEP" in os.environ)
 def tell(**values):
     print(json.dumps(values), flush=True)
 def status():
@@ -47,15 +54,19 @@ def status():
         name: found.message if isinstance(found, WheelmountError) else found["held"]
         for name, found in mount.status().items()
     }
-tell(held=status())
-sys.stdin.readline()
+def transports():
+    found = [its for its in mount.status().values() if not isinstance(its, WheelmountError)]
+    return sorted({its["delivery"]["transport"] for its in found})
+tell(held=status(), identity=mount.identity)
+while sys.stdin.readline() == "again\\n":
+    tell(held=status(), identity=mount.identity)
 try:
     mount.wait(float(sys.argv[4]))
 except WheelmountError as error:
     tell(kind=type(error).__name__, message=error.message)
 else:
     tell(kind=None)
-tell(held=status())
+tell(held=status(), by=transports(), sent=mount.sent)
 sys.stdin.readline()
 mount.close(force=True)
 tell(closed=True)
@@ -100,10 +111,14 @@ class Client:
         heard: dict[str, Any] = json.loads(line)
         return heard
 
-    def go_on(self) -> None:
+    def go_on(self, word: bytes = b"") -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(b"\n")
+        self.process.stdin.write(word + b"\n")
         self.process.stdin.flush()
+
+    def ask(self) -> None:
+        """Have it say again how far it is."""
+        self.go_on(b"again")
 
     def __enter__(self) -> Client:
         return self
@@ -138,7 +153,9 @@ def test_others_finish_and_the_lost_host_is_named(
         ended = client.hear()
         assert ended["kind"] == "HostError"
         assert ended["message"].startswith("host1: ")
-        held = client.hear()["held"]
+        heard = client.hear()
+        assert heard["by"] == ["tcp"]
+        held = heard["held"]
         assert (held["host0"], held["host2"]) == (SIZE, SIZE)
         assert isinstance(held["host1"], str), "why nothing is known of it"
         _assert_others_have_it(lab, source)
@@ -157,6 +174,31 @@ def test_readers_of_a_crashed_client_get_an_error(lab: Lab, source: Path) -> Non
         reader = lab.run(host, ["sh", "-c", f"cat {PATH}/file >/dev/null"], timeout=BOUND)
         assert "Input/output error" in reader.stderr
         assert _mounted(lab, host)
+
+
+def test_another_client_goes_on_with_what_is_missing(lab: Lab, source: Path) -> None:
+    with Client(lab, source, KEEP="1") as client:
+        first = client.hear()
+        while min(first["held"].values()) < SIZE // 8:
+            client.ask()
+            first = client.hear()
+        assert max(first["held"].values()) < SIZE, "it must be on the way"
+    lab.shape(None)
+    with Client(lab, source, ADOPT=first["identity"]) as client:
+        client.hear()
+        client.go_on()
+        assert client.hear()["kind"] is None
+        ended = client.hear()
+        assert set(ended["held"].values()) == {SIZE}
+        assert 0 < ended["sent"] <= SIZE - SIZE // 8
+        for host in lab.hosts:
+            done = lab.run(host, ["cmp", source / "file", f"{PATH}/file"])
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), host
+        client.go_on()
+        assert client.hear() == {"closed": True}
+        assert client.process.wait(BOUND) == 0
+    for host in lab.hosts:
+        assert not _mounted(lab, host)
 
 
 def _mounted(lab: Lab, host: str) -> bool:

@@ -306,7 +306,7 @@ def test_status_tells_where_it_stands(served: Served) -> None:
     assert status["held"] == served.layout.length(0)
     assert status["size"] == served.layout.tree.size
     assert status["adapter"] == served.adapter
-    assert 0 < status["memory"] < 200 << 20
+    assert 0 < status["memory"] < 100 << 20
     assert status["files"] == served.layout.tree.files
     assert status["mntpoint"] == str(served.mount)
 

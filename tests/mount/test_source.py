@@ -14,7 +14,7 @@ from wheelmount.mount.layout import Layout
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
-from wheelmount.mount.store import PAGE
+from wheelmount.mount.summary import PAGE
 
 
 class Staging(Ring):

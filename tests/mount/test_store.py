@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
-from dataclasses import replace
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,17 +14,19 @@ import pytest
 
 from wheelmount.errors import StoreError, TransferError
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.mapped import Mapped
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
 from wheelmount.mount.store import Store
 from wheelmount.mount.succession import Succession
-from wheelmount.mount.tree import ROOT, Tree
+from wheelmount.mount.tree import ROOT, Inode, Stamp, Tree
 
 BLOCK = 64 << 10
 
 
-def _arrive(store: Store, source: Path, layout: Layout) -> None:
+def arrive(store: Store, source: Path, layout: Layout) -> None:
+    """Have all bytes of a generation arrive."""
     ring = Ring(Source(os.fsencode(source), layout), slots=2, lease=5)
     for block in store.missing():
         staged = ring.stage(block)
@@ -50,7 +53,7 @@ def first(source: Path, workplace: Path) -> tuple[Store, Layout]:
     """A store of ``source`` with all its bytes."""
     layout = Layout(scan(os.fsencode(source)), BLOCK)
     store = Store.create(workplace / "store" / "test", layout.encode(), mounted=False)
-    _arrive(store, source, layout)
+    arrive(store, source, layout)
     return store, layout
 
 
@@ -59,7 +62,7 @@ def _next(store: Store, layout: Layout, source: Path) -> tuple[Store, Layout]:
     succession = Succession(layout.tree, tree)
     after = succession.settle(succession.doubts, BLOCK)
     made = store.next(after.encode(layout))
-    _arrive(made, source, after)
+    arrive(made, source, after)
     return made, after
 
 
@@ -97,6 +100,61 @@ def test_generations_follow_the_source(first: tuple[Store, Layout], source: Path
     _clear(third)
 
 
+def test_a_mapped_tree_says_what_the_full_one_does(
+    first: tuple[Store, Layout], source: Path
+) -> None:
+    store, layout = first
+    followed = Store.open(store.directory, 1)
+    _assert_mapped(followed, layout)
+    for change in ("edited", "deleted", "made"):
+        if change == "deleted":
+            shutil.rmtree(source / "package")
+        else:
+            (source / "page").write_text(change)
+            (source / change).mkdir()
+            (source / change / "file").write_bytes(change.encode() * 50_000)
+        store, layout = _next(store, layout, source)
+        followed = followed.reopen(store.generation)
+        assert store.summary.follows
+        _assert_mapped(followed, layout)
+        _assert_mapped(Store.open(store.directory, store.generation), layout)
+    _clear(store)
+
+
+def _assert_mapped(store: Store, layout: Layout) -> None:
+    mapped = store.cut
+    assert isinstance(mapped, Mapped)
+    assert dict(mapped.tree.inodes) == layout.tree.inodes
+    assert dict(mapped.tree.names) == layout.tree.names
+    assert list(mapped.tree.walk()) == list(layout.tree.walk())
+    assert (mapped.identity, mapped.copies) == (layout.identity, layout.copies)
+    assert (mapped.size, mapped.block_size) == (layout.size, layout.block_size)
+    for block in range(layout.blocks):
+        assert list(mapped.extents(block)) == list(layout.extents(block))
+    for number in (-2, -1, mapped.tree.limit):
+        assert number not in mapped.tree.inodes
+        with pytest.raises(KeyError):
+            mapped.tree.inodes[number]
+
+
+def test_a_mapped_tree_takes_a_few_bytes_a_file(workplace: Path) -> None:
+    count = 20_000
+    inodes = {n: Inode(0o100644, n, n, 1, b"a/path/to/file-%d" % n) for n in range(1, count)}
+    inodes[ROOT] = Inode(0o040755, 0, 0, 2)
+    names = {ROOT: {b"%d" % n: n for n in range(1, count)}}
+    stamps = {n: Stamp(1, n, n) for n in inodes}
+    path = workplace / "description"
+    path.write_bytes(Layout(Tree(inodes, names, stamps, limit=count), 4096).encode())
+    tracemalloc.start()
+    try:
+        mapped = Mapped(path)
+        assert sum(mapped.tree.inodes[number].size for number in inodes) == sum(inodes)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 60 * count
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_description_of_many_steps_is_written_anew(
     first: tuple[Store, Layout], source: Path
 ) -> None:
@@ -130,7 +188,7 @@ def _with(tree: Tree, name: bytes, path: bytes) -> Layout:
     names = dict(tree.names[ROOT])
     number = names[name] = names.pop(b"page")
     tree.names[ROOT] = names
-    tree.inodes[number] = replace(tree.inodes[number], path=path)
+    tree.inodes[number] = tree.inodes[number]._replace(path=path)
     return Layout(tree, BLOCK)
 
 

@@ -12,7 +12,7 @@ import pytest
 from wheelmount.errors import SourceError, TransferError
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.scan import scan
-from wheelmount.mount.store import PAGE
+from wheelmount.mount.summary import PAGE
 from wheelmount.mount.tree import ROOT, Tree
 
 

@@ -182,6 +182,9 @@ def _line(record: dict[str, Any]) -> str:
         return "  ".join([*words, "dead: `wheelmount umount --force` clears it away"])
     arrived = "complete" if record["held"] == record["size"] else f"{record['held']} bytes of it"
     words.append(f"{record['files']} files, {record['size'] / 1e6:.1f} MB, {arrived}")
+    if record["delivery"]:
+        sources = ", ".join(sorted(record["delivery"]["received"]))
+        words.append(f"by {record['delivery']['transport']} from {sources or 'nobody'}")
     words.append(record["adapter"])
     words.append(f"up {time.time() - record['started']:.0f} s")
     if not record["visible"]:

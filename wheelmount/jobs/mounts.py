@@ -41,7 +41,7 @@ def mount(
     namespaces = spec.shared and "{host}" not in (mntpoint or "")
     with spec.make(settings, namespaces=namespaces, progress=progress) as hosts:
         made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)
-        made.open()
+        made.open(keep=True)
         try:
             made.keep()
             made.release()  # hosts that go on would keep what this client started for a minute

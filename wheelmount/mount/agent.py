@@ -21,6 +21,7 @@ from wheelmount.hosts import engine, gate
 from wheelmount.mount import control, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
+from wheelmount.mount.adoption import Adopted
 from wheelmount.mount.point import View
 from wheelmount.mount.receiver import Receiver
 from wheelmount.mount.ring import Staged
@@ -45,11 +46,13 @@ class Order:
         source: the client's directory, for people.
         mntpoint: absolute path on the host.
         cover: whether a directory that is not empty may be covered.
+        keep: whether the mount is to stay when the client is gone, with what has arrived.
     """
 
     source: str
     mntpoint: str
     cover: bool
+    keep: bool
 
 
 class Agent(Actor):  # type: ignore[misc]
@@ -86,6 +89,7 @@ class Agent(Actor):  # type: ignore[misc]
     async def open(self, order: Order, source: Any, route: Route) -> None:
         """Have the mount stand: with its names, before its bytes."""
         point.available()
+        self._kept = order.keep
         settings = self._settings
         adapter = choose(settings.adapter)
         made = point.prepare(order.mntpoint, cover=order.cover)
@@ -159,8 +163,10 @@ class Agent(Actor):  # type: ignore[misc]
     async def deliver(self) -> None:
         """Fetch all bytes; returns when they are there, and shown in the best way."""
         store = self._shown
-        if self._receiver is not None:
-            await self._receiver.run()
+        if self._receiver is None:  # it had arrived before
+            return
+        await self._receiver.run()
+        self._receiver.traffic.write(self._directory)
         await asyncio.to_thread(store.finish, dress=self._binds)
         if self._binds and not store.changed():
             if await self._inhabited():
@@ -189,16 +195,11 @@ class Agent(Actor):  # type: ignore[misc]
         return Task.read(self._directory).adapter == "bind"
 
     @concurrent_endpoint
-    async def adopt(self) -> tuple[bytes, int, list[int], str]:
-        """Take charge of a mount that stands.
-
-        Returns:
-            Identity of its tree, length of the description, for ``describe``, the numbers of the
-            files that are not there because they changed at the source, and the mount point.
-        """
+    async def adopt(self) -> Adopted:
+        """Take charge of a mount that stands."""
         return await asyncio.to_thread(self._adopt)
 
-    def _adopt(self) -> tuple[bytes, int, list[int], str]:
+    def _adopt(self) -> Adopted:
         try:
             task = Task.read(self._directory)
         except FileNotFoundError:
@@ -207,13 +208,20 @@ class Agent(Actor):  # type: ignore[misc]
         if self._store is not None and self._store.generation == store.generation:
             store = self._store  # with its tree, where this host was asked before
         self._store = store
-        if missing := len(store.missing()):
-            raise MountError(
-                f"{missing} blocks of the mount have not arrived, and its client is gone",
-                hint="unmount it, and mount it again",
-            )
         changed = [number for number in store.layout.tree.inodes if store.is_changed(number)]
-        return store.layout.identity, store.description.stat().st_size, changed, task.mntpoint
+        length = store.description.stat().st_size
+        missing = len(store.missing())
+        return Adopted(store.layout.identity, length, changed, missing, task.mntpoint)
+
+    @concurrent_endpoint
+    async def resume(self, source: Any, route: Route) -> None:
+        """Be ready to fetch what had not arrived when the client went away, and to give."""
+        store, self._kept = self._shown, True
+        receiver = await self._receive(store, source, route)
+        if store.missing():
+            await asyncio.to_thread(store.resume)
+            self._receiver = receiver
+            await self._connect(receiver)
 
     @concurrent_endpoint
     async def describe(self, offset: int, size: int) -> bytes:
@@ -253,7 +261,9 @@ class Agent(Actor):  # type: ignore[misc]
         made = self._next
         if made is not None:
             await asyncio.to_thread(serving.show, self._directory, made.generation)
-            self._receivers = {made.layout.identity: self._receivers[made.layout.identity]}
+            receiver = self._receivers[made.layout.identity]
+            self._receivers = {made.layout.identity: receiver}
+            receiver.traffic.write(self._directory)
             self._store, self._next = made, None
             self._growing.close()
 
@@ -286,6 +296,9 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def status(self) -> control.Message:
         """See ``Server.status``."""
+        if self._receivers and self._directory.exists():
+            newest = [*self._receivers.values()][-1]
+            newest.traffic.write(self._directory)
         return await asyncio.to_thread(serving.status, self._directory)
 
     @concurrent_endpoint
@@ -294,8 +307,9 @@ class Agent(Actor):  # type: ignore[misc]
         if self._moving is not None:
             self._moving.cancel()
         await asyncio.to_thread(serving.stop, self._directory, force=force)
+        for receiver in self._receivers.values():
+            await receiver.stop()
         if self._receiver is not None and self._store is not None:
-            await self._receiver.stop()
             # What arrived while the serving process deleted the rest.
             await asyncio.to_thread(stores.remove, self._store.directory)
 

@@ -306,24 +306,25 @@ class DirectFuse:
 
     # ---- names and attributes
 
-    def _attributes(self, number: int) -> bytes:
-        return abi.attributes(number, self.vfs.inode(number), self._owner)
+    def _attributes(self, number: int, inode: Inode) -> bytes:
+        return abi.attributes(number, inode, self._owner)
 
-    def _entry(self, number: int) -> bytes:
+    def _entry(self, number: int, inode: Inode) -> bytes:
         valid = self._valid
         head = abi.ENTRY_OUT.pack(number + abi.ROOT_ID, 0, valid, valid, 0, 0)
-        return head + self._attributes(number)
+        return head + self._attributes(number, inode)
 
     def _lookup(self, unique: int, number: int, body: memoryview) -> None:
         found = self.vfs.lookup(number, bytes(body[:-1]))
         if found is None:  # node 0: the kernel may keep that it is not there
             absent = abi.ENTRY_OUT.pack(0, 0, self._valid, 0, 0, 0)
             self._wire.answer(unique, absent, bytes(abi.ATTR.size))
-        elif self._wire.answer(unique, self._entry(found)):
+        elif self._wire.answer(unique, self._entry(found, self.vfs.inode(found))):
             self._references.add(found)
 
     def _getattr(self, unique: int, number: int, _body: memoryview) -> None:
-        self._wire.answer(unique, abi.ATTR_OUT.pack(self._valid, 0), self._attributes(number))
+        attributes = self._attributes(number, self.vfs.inode(number))
+        self._wire.answer(unique, abi.ATTR_OUT.pack(self._valid, 0), attributes)
 
     def _readlink(self, unique: int, number: int, _body: memoryview) -> None:
         self._wire.answer(unique, self.vfs.readlink(number))
@@ -369,29 +370,30 @@ class DirectFuse:
         parts: list[bytes] = []
         told: list[int] = []
         for after, name, child in self._listings.walk(number, position, size // abi.DIRENT.size):
-            ino = abi.UNKNOWN_INO if child == DOT else child + abi.ROOT_ID
+            ino, inode = abi.UNKNOWN_INO, None
+            if child != DOT:
+                ino, inode = child + abi.ROOT_ID, self._known(child)
             entry = abi.NO_ENTRY if plus else b""
-            if child != DOT and plus and keep:
-                entry = self._entry(child)
-            head = abi.DIRENT.pack(ino, after, len(name), self._kind(child))
+            if plus and keep and inode is not None:
+                entry = self._entry(child, inode)
+            mode = inode.mode if inode is not None else stat.S_IFDIR if child == DOT else 0
+            head = abi.DIRENT.pack(ino, after, len(name), mode >> 12)
             padding = bytes(-len(name) % 8)
             size -= len(entry) + len(head) + len(name) + len(padding)
             if size < 0:
                 break
             parts += entry, head, name, padding
-            if child != DOT and plus and keep:
+            if plus and keep and inode is not None:
                 told.append(child)
         if self._wire.answer(unique, b"".join(parts)):
             for child in told:
                 self._references.add(child)
 
-    def _kind(self, number: int) -> int:
-        if number == DOT:
-            return stat.S_IFDIR >> 12
+    def _known(self, number: int) -> Inode | None:
         try:
-            return self.vfs.inode(number).mode >> 12
+            return self.vfs.inode(number)
         except OSError:  # a listing goes on that names what has gone meanwhile
-            return 0
+            return None
 
     # ---- bytes
 

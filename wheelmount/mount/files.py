@@ -19,11 +19,62 @@ from pathlib import Path
 from wheelmount.errors import TransferError
 from wheelmount.mount import kernel
 from wheelmount.mount.layout import Extent, Layout
-from wheelmount.mount.tree import ROOT, Inode, Tree
+from wheelmount.mount.tree import ROOT, Inode, Tree, TreeView
 
 
 class Files:
-    """The files of one generation.
+    """The files of one generation, to be read.
+
+    Args:
+        root: the directory.
+        tree: what is in it.
+    """
+
+    def __init__(self, root: Path, tree: TreeView) -> None:
+        self.root = root
+        self._tree = tree
+
+    def path(self, number: int) -> bytes:
+        """Where a file's bytes are."""
+        return os.path.join(os.fsencode(self.root), self._tree.inodes[number].path)
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        """Bytes of a file that are there."""
+        fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return os.pread(fd, size, offset)
+        finally:
+            os.close(fd)
+
+    def read_into(self, extent: Extent, data: memoryview) -> None:
+        """Get bytes of a file that are there back into their block."""
+        view = data[extent.block_offset : extent.block_offset + extent.length]
+        offset = extent.file_offset
+        fd = os.open(self.path(extent.inode), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            while view:
+                count = os.preadv(fd, [view], offset)
+                if not count:
+                    raise OSError(errno.EIO, "it is shorter than it was", self.path(extent.inode))
+                view, offset = view[count:], offset + count
+        finally:
+            os.close(fd)
+
+    def free(self, number: int) -> None:
+        """Delete one file; harmless if it is none or gone."""
+        inode = self._tree.inodes.get(number)
+        if inode is None or not inode.is_file:
+            return
+        paths = [inode.path]
+        if inode.nlink > 1:
+            paths = [path for path, its in self._tree.walk() if its == number]
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(os.fsencode(self.root), path))
+
+
+class NewFiles(Files):
+    """The files of one generation while they are made and filled.
 
     Args:
         root: the directory.
@@ -31,15 +82,10 @@ class Files:
     """
 
     def __init__(self, root: Path, layout: Layout) -> None:
-        self.root = root
+        super().__init__(root, layout.tree)
         self._layout = layout
-        self._tree = layout.tree
         self._names: dict[int, list[bytes]] = defaultdict(list)  # of files whose bytes are new
         self._touched: list[tuple[int, bytes]] = []  # directories and symlinks to be dressed
-
-    def path(self, number: int) -> bytes:
-        """Where a file's bytes are."""
-        return os.path.join(os.fsencode(self.root), self._tree.inodes[number].path)
 
     def make(self) -> None:
         """Make directories, symlinks and files without bytes.
@@ -53,6 +99,15 @@ class Files:
             for path, number in self._tree.walk():
                 self._make(here, path, number, None)
         self._check(Tree())
+
+    def resume(self) -> None:
+        """Find again what another process made, and did not finish."""
+        self._touched.append((ROOT, b"."))
+        for path, number in self._tree.walk():
+            if self._tree.inodes[number].is_file:
+                self._names[number].append(path)
+            else:
+                self._touched.append((number, path))
 
     def follow(self, before: Files) -> None:
         """Make them from those of the generation before.
@@ -109,7 +164,7 @@ class Files:
         else:
             raise TransferError(f"the client does not say where {path!r} comes from")
 
-    def _check(self, old: Tree) -> None:
+    def _check(self, old: TreeView) -> None:
         """See that files lie where their names are, and nowhere else."""
         for number, inode in self._tree.inodes.items():
             if inode is old.inodes.get(number) or not inode.is_file:
@@ -147,7 +202,8 @@ class Files:
                 first = self._tree.inodes[number].path
                 for name in names:
                     if name != first:
-                        os.link(first, name, src_dir_fd=here, dst_dir_fd=here)
+                        with contextlib.suppress(FileExistsError):  # who went before came so far
+                            os.link(first, name, src_dir_fd=here, dst_dir_fd=here)
         if dress:
             for number in self._names:
                 if self._tree.inodes[number].pieces is not None:
@@ -170,45 +226,11 @@ class Files:
             os.chmod(path, inode.mode & 0o7777)
         os.utime(path, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=False)
 
-    def read(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of a file that are there."""
-        fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            return os.pread(fd, size, offset)
-        finally:
-            os.close(fd)
-
-    def read_into(self, extent: Extent, data: memoryview) -> None:
-        """Get bytes of a file that are there back into their block."""
-        view = data[extent.block_offset : extent.block_offset + extent.length]
-        offset = extent.file_offset
-        fd = os.open(self.path(extent.inode), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            while view:
-                count = os.preadv(fd, [view], offset)
-                if not count:
-                    raise OSError(errno.EIO, "it is shorter than it was", self.path(extent.inode))
-                view, offset = view[count:], offset + count
-        finally:
-            os.close(fd)
-
-    def free(self, number: int) -> None:
-        """Delete one file; harmless if it is none or gone."""
-        inode = self._tree.inodes.get(number)
-        if inode is None or not inode.is_file:
-            return
-        paths = [inode.path]
-        if inode.nlink > 1:
-            paths = [path for path, its in self._tree.walk() if its == number]
-        for path in paths:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(os.fsencode(self.root), path))
-
 
 class _Places:
     """Where directories are in two trees."""
 
-    def __init__(self, old: Tree, new: Tree) -> None:
+    def __init__(self, old: TreeView, new: TreeView) -> None:
         self._old, self._new = old.parents(), new.parents()
 
     def common(self, directory: int) -> bytes | None:

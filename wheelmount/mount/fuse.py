@@ -11,7 +11,7 @@ import trio
 
 from wheelmount.mount.adapter import FOREVER, Wait
 from wheelmount.mount.references import References
-from wheelmount.mount.store import PAGE
+from wheelmount.mount.summary import PAGE
 from wheelmount.mount.vfs import Change, Vfs
 
 TASKS = 1024

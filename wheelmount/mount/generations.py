@@ -46,8 +46,8 @@ class Generations:
         self._nursery: trio.Nursery | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         # Of earlier generations, what the newest has no more but the kernel still knows.
-        inodes = store.layout.tree.inodes.keys()
-        self._held = {before: set(before.layout.tree.inodes.keys() - inodes) for before in earlier}
+        inodes = store.tree.inodes.keys()
+        self._held = {before: set(before.tree.inodes.keys() - inodes) for before in earlier}
         self._leaving: set[Store] = set()
         self._turn = trio.Lock()
 
@@ -122,7 +122,7 @@ class Generations:
         change = await trio.to_thread.run_sync(self.vfs.changes, store)
         await self._adapter.refresh(change, lambda: self.vfs.replace(store))
         held = set()
-        for number in before.layout.tree.inodes.keys() - store.layout.tree.inodes.keys():
+        for number in before.tree.inodes.keys() - store.tree.inodes.keys():
             if self._adapter.knows(number):
                 held.add(number)
             else:

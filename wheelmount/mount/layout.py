@@ -8,22 +8,36 @@ client reads a block from its files, a host writes it to its own.
 from __future__ import annotations
 
 import secrets
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from itertools import accumulate
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
 import msgpack
 
 from wheelmount.errors import TransferError
-from wheelmount.mount.tree import Inode, Stamp, Tree, many_objects
+from wheelmount.mount.tree import Inode, Stamp, Tree, TreeView, many_objects
 
 VERSION = 3
 """Version of the encoding made by ``Layout.encode``."""
 
-_INODE = attrgetter(*(field.name for field in fields(Inode)))
+
+def check_version(version: object) -> None:
+    """See that an encoding is ours.
+
+    Raises:
+        TransferError: it was made by another version of wheelmount.
+    """
+    if version != VERSION:
+        raise TransferError(
+            f"the client describes trees in version {version}, this host in {VERSION}",
+            hint="install the same wheelmount on the client and on the hosts",
+        )
+
+
 _STAMP = attrgetter(*(field.name for field in fields(Stamp)))
 
 
@@ -37,8 +51,8 @@ class Extent:
     length: int
 
 
-class Layout:
-    """A tree and the place of its bytes.
+class Cut:
+    """A tree, and how its bytes are cut into blocks.
 
     Args:
         tree: what is shown.
@@ -51,7 +65,7 @@ class Layout:
 
     def __init__(
         self,
-        tree: Tree,
+        tree: TreeView,
         block_size: int,
         fresh: Iterable[int] | None = None,
         copies: Mapping[int, int] | None = None,
@@ -61,19 +75,24 @@ class Layout:
         self.block_size = block_size
         self.identity = identity or secrets.token_bytes(8)
         self.copies = dict(copies or {})
+        self._fresh = None if fresh is None else array("Q", sorted(fresh))
+
+    @cached_property
+    def _pieces(self) -> _Pieces:
         # In order, so that both sides cut the same blocks.
-        numbers = sorted(tree.inodes if fresh is None else fresh)
-        self.fresh = frozenset(n for n in numbers if tree.inodes[n].is_file)
-        self._pieces = [
-            (number, offset, length)
-            for number in numbers
-            if tree.inodes[number].is_file
-            for offset, length in tree.inodes[number].data
-        ]
-        *self._starts, self.size = accumulate((p[2] for p in self._pieces), initial=0)
-        self._first: dict[int, int] = {}
-        for place, (number, _, _) in enumerate(self._pieces):
-            self._first.setdefault(number, place)
+        numbers = sorted(self.tree.inodes) if self._fresh is None else self._fresh
+        pieces = _Pieces()
+        for number in numbers:
+            inode = self.tree.inodes[number]
+            if inode.is_file:
+                for offset, length in inode.data:
+                    pieces.add(number, offset, length)
+        return pieces
+
+    @property
+    def size(self) -> int:
+        """Bytes of all blocks."""
+        return self._pieces.starts[-1]
 
     @property
     def blocks(self) -> int:
@@ -86,31 +105,58 @@ class Layout:
 
     def covering(self, inode: int, begin: int, end: int) -> Iterator[int]:
         """The blocks that hold bytes ``begin`` to ``end`` of a file, in order."""
+        pieces = self._pieces
         last = -1
-        for place in range(self._first.get(inode, len(self._pieces)), len(self._pieces)):
-            number, offset, length = self._pieces[place]
-            if number != inode or offset >= end:
+        for place in range(bisect_left(pieces.numbers, inode), len(pieces.numbers)):
+            offset, start, stop = pieces.offsets[place], *pieces.starts[place : place + 2]
+            if pieces.numbers[place] != inode or offset >= end:
                 return
-            first, stop = max(begin, offset), min(end, offset + length)
+            first = start + max(begin - offset, 0)
+            stop = min(start + end - offset, stop)
             if first < stop:
-                start = self._starts[place] - offset
-                blocks = range(
-                    (start + first) // self.block_size, -(-(start + stop) // self.block_size)
-                )
+                blocks = range(first // self.block_size, -(-stop // self.block_size))
                 yield from (block for block in blocks if block > last)
                 last = blocks[-1]
 
     def extents(self, block: int) -> Iterator[Extent]:
         """What a block is made of, in order and without gaps."""
+        pieces = self._pieces
         begin = block * self.block_size
         end = begin + self.length(block)
-        for place in range(bisect_right(self._starts, begin) - 1, len(self._starts)):
-            start = self._starts[place]
+        for place in range(bisect_right(pieces.starts, begin) - 1, len(pieces.numbers)):
+            start, stop = pieces.starts[place : place + 2]
             if start >= end:
                 return
-            number, offset, length = self._pieces[place]
-            first, stop = max(start, begin), min(start + length, end)
-            yield Extent(number, offset + first - start, first - begin, stop - first)
+            first, stop = max(start, begin), min(stop, end)
+            offset = pieces.offsets[place] + first - start
+            yield Extent(pieces.numbers[place], offset, first - begin, stop - first)
+
+
+class _Pieces:
+    """Where parts of files are in the buffer: a number in each of three arrays for every part."""
+
+    def __init__(self) -> None:
+        self.numbers = array("Q")
+        self.offsets = array("Q")
+        self.starts = array("Q", [0])  # in the buffer, and at last its end
+
+    def add(self, number: int, offset: int, length: int) -> None:
+        self.numbers.append(number)
+        self.offsets.append(offset)
+        self.starts.append(self.starts[-1] + length)
+
+
+class Layout(Cut):
+    """A tree in full and the place of its bytes; arguments as of ``Cut``."""
+
+    tree: Tree
+
+    @cached_property
+    def fresh(self) -> frozenset[int]:
+        """Numbers of the files whose bytes travel."""
+        inodes = self.tree.inodes
+        numbers = inodes if self._fresh is None else self._fresh
+        return frozenset(number for number in numbers if inodes[number].is_file)
 
     @many_objects()
     def encode(self, before: Layout | None = None) -> bytes:
@@ -122,7 +168,7 @@ class Layout:
         tree = self.tree
         old = before.tree if before is not None else Tree()
         inodes = [
-            (number, *_INODE(inode), *_STAMP(tree.stamps[number]))
+            (number, *inode, *_STAMP(tree.stamps[number]))
             for number, inode in tree.inodes.items()
             if inode is not old.inodes.get(number)
             or tree.stamps[number] is not old.stamps.get(number)
@@ -166,11 +212,7 @@ class Layout:
         unpacker = msgpack.Unpacker(strict_map_key=False, use_list=False, max_buffer_size=0)
         unpacker.feed(description)
         for version, *rest in unpacker:
-            if version != VERSION:
-                raise TransferError(
-                    f"the client describes trees in version {version}, this host in {VERSION}",
-                    hint="install the same wheelmount on the client and on the hosts",
-                )
+            check_version(version)
             before = cls._decode(before, *rest)
         if before is None:
             raise TransferError("the client describes nothing")

@@ -24,6 +24,7 @@ from wheelmount.mount.packing import Choice, unpack
 from wheelmount.mount.ring import Ring, Staged
 from wheelmount.mount.store import Store
 from wheelmount.mount.topology import Route
+from wheelmount.mount.traffic import CLIENT, Traffic
 from wheelmount.mount.transfer import Offer
 
 ATTEMPTS = 3
@@ -31,9 +32,6 @@ ATTEMPTS = 3
 
 RELAYED = 12
 """Blocks a host keeps staged for others; they are read from its store again where need be."""
-
-CLIENT = ""
-"""Stands for the client where others have names."""
 
 
 class Receiver:
@@ -63,6 +61,7 @@ class Receiver:
         tell: Callable[[int, str | None], None],
     ) -> None:
         self.layout = store.layout
+        self.traffic = Traffic()
         self._host = host
         self._store = store
         self._source = source
@@ -157,6 +156,7 @@ class Receiver:
     def release(self, block: int, packed: bool, sent: int) -> None:
         """See ``Offer.release``."""
         self._ring.release(block, packed, sent)
+        self.traffic.sent = self._ring.sent
 
     def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
         """A block as it came; see ``Filler``."""
@@ -233,6 +233,7 @@ class Receiver:
             # Only now used again: into the memory of a transfer that failed bytes may still come.
             self._buffers.append(memory)
             sent = staged.size
+            self.traffic.note(host, sent)
             choice.note(packed, staged.length, began, time.monotonic())
             self._count(staged.length)
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 
 
@@ -18,22 +19,26 @@ class References:
     def __init__(self, forgotten: Callable[[int], None], counted_from: int = 0) -> None:
         self._forgotten = forgotten
         self._counted_from = counted_from
-        self._counts: dict[int, int] = {}
+        self._counts = array("Q")
 
     def of(self, number: int) -> int:
         """How many there are to an inode."""
-        return self._counts.get(number, 0) + (number < self._counted_from)
+        return self._count(number) + (number < self._counted_from)
+
+    def _count(self, number: int) -> int:
+        return self._counts[number] if number < len(self._counts) else 0
 
     def add(self, number: int) -> None:
         """The kernel was told of an inode."""
-        self._counts[number] = self._counts.get(number, 0) + 1
+        if number >= len(self._counts):
+            room = number + 1 + len(self._counts) // 2 - len(self._counts)
+            self._counts.frombytes(bytes(self._counts.itemsize * room))
+        self._counts[number] += 1
 
     def forget(self, number: int, times: int) -> None:
         """The kernel forgets that it was told of an inode so often."""
-        left = self._counts.get(number, 0) - times
-        if left > 0:
+        left = max(self._count(number) - times, 0)
+        if number < len(self._counts):
             self._counts[number] = left
-            return
-        self._counts.pop(number, None)
-        if number >= self._counted_from:
+        if not left and number >= self._counted_from:
             self._forgotten(number)

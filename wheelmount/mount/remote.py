@@ -15,7 +15,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, MountError, WaitError, WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.host import Host, as_hosts
-from wheelmount.mount import point
+from wheelmount.mount import adoption, point
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
@@ -29,9 +29,6 @@ log = logging.getLogger("wheelmount")
 
 Handles = dict[str, Any]
 """Agents by host."""
-
-MESSAGE = 4 << 20
-"""Bytes of a description that one call brings; Monarch's messages should stay below 16 MiB."""
 
 
 def remotemount(
@@ -104,11 +101,15 @@ class RemoteMount:
         """Where it is mounted, by host."""
         return dict(self._points)
 
-    def open(self) -> None:
+    def open(self, *, keep: bool = False) -> None:
         """Mount it on all hosts, and begin to deliver.
 
         Returns when the mounts stand and show all names; bytes follow, and a read waits for its
         own.
+
+        Args:
+            keep: let the mounts stay if this process is killed, with what has arrived; ``adopt``
+                goes on then.
 
         Raises:
             SourceError: the directory cannot be read.
@@ -121,10 +122,13 @@ class RemoteMount:
         engine.start()
         try:
             self._spawn_agents()
-            self._mount(layout)
+            self._mount(layout, keep)
         except BaseException:
             self.close(force=True)
             raise
+        self._begin(layout)
+
+    def _begin(self, layout: Layout) -> None:
         self._layout = layout
         self._delivery = threading.Thread(target=self._deliver, args=(layout,), daemon=True)
         self._delivery.start()
@@ -161,37 +165,42 @@ class RemoteMount:
     def adopt(self, handles: Handles | None = None) -> None:
         """Take charge of a mount that stands, made by another process.
 
+        What had not arrived is delivered, as after ``open``, where that process is gone.
+
         Args:
             handles: of that process, if its agents are still there.
 
         Raises:
-            MountError: there is none on a host, or its bytes had not all arrived.
+            MountError: there is none on a host, or not all has arrived and ``handles`` are given.
             HostError, WaitError: a host is lost.
         """
         engine.start()
-        timeout = self._settings.start_timeout
         try:
             if handles is None:
                 self._spawn_agents()
             else:
                 self.take(handles)
-            found = engine.raise_first(self._call(lambda agent: agent.adopt.call_one(), timeout))
-            self._points = {name: path for name, (_, _, _, path) in found.items()}
-            if len({tree for tree, _, _, _ in found.values()}) > 1:
+            standing = adoption.find(self._agents, self._settings.start_timeout)
+            self._layout, self._lost = standing.layout, standing.lost
+            self._points = standing.points
+            if standing.missing and handles is not None:
                 raise MountError(
-                    "its hosts do not all show the same", hint="unmount it, and mount it again"
+                    f"{standing.missing} blocks of the mount have not arrived",
+                    hint="wait for who delivers it, or unmount it and mount it again",
                 )
-            name, (_, length, _, _) = next(iter(found.items()))
-            description = bytearray()
-            while len(description) < length:
-                call = self._agents[name].describe.call_one(len(description), MESSAGE)
-                description += engine.one(call, timeout)
-            self._layout = Layout.decode(bytes(description))
-            self._lost = {number for _, _, lost, _ in found.values() for number in lost}
+            if standing.missing:
+                self._resume(standing.layout)
         except BaseException:
             if handles is None:
                 self.release()
             raise
+
+    def _resume(self, layout: Layout) -> None:
+        self._offer = made = self._make_offer(layout, layout.encode())
+        ways = routes(self._agents, layout.size, self._settings.fanout)
+        calls = {n: a.resume.call_one(made, ways[n]) for n, a in self._agents.items()}
+        engine.raise_first(engine.gather(calls, self._settings.start_timeout))
+        self._begin(layout)
 
     def _spawn_agents(self) -> None:
         from wheelmount.mount.agent import Agent
@@ -204,7 +213,7 @@ class RemoteMount:
                 "agent", Agent, host.name, self._settings, identity
             )
 
-    def _mount(self, layout: Layout) -> None:
+    def _mount(self, layout: Layout, keep: bool) -> None:
         from wheelmount.mount.agent import Order
 
         client = point.View.here()
@@ -217,19 +226,15 @@ class RemoteMount:
         )
         self._points = dict(zip(names, paths, strict=True))
         orders = {
-            name: Order(self.source, path, path == self.source and views[name] != client)
+            name: Order(self.source, path, path == self.source and views[name] != client, keep)
             for name, path in self._points.items()
         }
         ways = routes(self._agents, layout.size, self._settings.fanout)
-        engine.raise_first(
-            engine.gather(
-                {
-                    name: agent.open.call_one(orders[name], self._offer, ways[name])
-                    for name, agent in self._agents.items()
-                },
-                timeout + self._settings.fetch_timeout,
-            )
-        )
+        calls = {
+            name: agent.open.call_one(orders[name], self._offer, ways[name])
+            for name, agent in self._agents.items()
+        }
+        engine.raise_first(engine.gather(calls, timeout + self._settings.fetch_timeout))
 
     def _make_offer(self, layout: Layout, description: bytes) -> Any:
         """Offer a layout and its bytes to the hosts."""

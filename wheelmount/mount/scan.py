@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 from collections.abc import Container
-from dataclasses import replace
 
 from wheelmount.errors import SourceError
 from wheelmount.mount.tree import ROOT, Inode, Piece, Stamp, Tree, many_objects
@@ -133,7 +132,7 @@ class _Scan:
         if known is not None:
             inode, stamp = self._before.inodes[known], self._before.stamps[known]
             if inode.is_file and inode.path != path:  # what was its first name is gone
-                inode = replace(inode, path=path)
+                inode = inode._replace(path=path)
         else:
             made = _inode(self._source, path, status)
             if made is None:
@@ -153,7 +152,7 @@ class _Scan:
         for number, count in self._counts.items():
             inode = self._tree.inodes[number]
             if inode.nlink != count:
-                inode = self._tree.inodes[number] = replace(inode, nlink=count)
+                inode = self._tree.inodes[number] = inode._replace(nlink=count)
                 if number in self._before.inodes:
                     other[number] = self._next
                     self._next += 1

@@ -16,12 +16,11 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import psutil
 import pyfuse3
 import trio
 
 from wheelmount.errors import MountError, UnavailableError
-from wheelmount.mount import control, point
+from wheelmount.mount import control, point, traffic
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import Adapter
 from wheelmount.mount.attach import attach, set_read_ahead
@@ -177,7 +176,10 @@ class Server:
                 await self._send(stream, self.status())
 
     def status(self) -> control.Message:
-        """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch."""
+        """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch.
+
+        ``delivery`` is that of the newest generation; see ``Traffic.summary``.
+        """
         store = self.generations.shown
         return {
             "host": self.task.host,
@@ -193,6 +195,7 @@ class Server:
             "size": store.summary.size,
             "held": store.held(),
             "memory": _memory(),
+            "delivery": traffic.read(self.directory),
             "waiting": len(self._waiting),
             "fed": self._feeder is not None,
             "changed": [os.fsdecode(path) for path in store.changed()],
@@ -266,12 +269,21 @@ class Server:
 
 
 def _memory() -> int:
-    """Bytes that this process and the one that supervises it take; the store is not among them."""
-    processes = [psutil.Process(pid) for pid in {os.getpid(), os.getsid(0)}]
-    try:
-        return sum(process.memory_full_info().pss for process in processes)
-    except psutil.Error:  # what they share cannot be told from outside where smaps is not readable
-        return sum(process.memory_info().rss for process in processes)
+    """Bytes that this process and the one that supervises it take; the store is not among them.
+
+    What they share with others counts in part (``smaps_rollup`` in proc(5)); pages of a tmpfs that
+    they have mapped are the store.
+    """
+    total = 0
+    for pid in {os.getpid(), os.getsid(0)}:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kinds = "Pss_Anon:", "Pss_File:"
+        except OSError:  # not to be read by processes that were another user's before
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            kinds = "RssAnon:", "RssFile:"
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(kinds))
+    return total
 
 
 async def _lines(stream: trio.SocketStream) -> AsyncGenerator[control.Message, None]:
@@ -358,7 +370,7 @@ def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
             session=json.loads(note.read_text()) if resumed and note.exists() else None,
             on_session=store_session,
             on_forget=server.generations.forgotten,
-            counted_from=server.vfs.store.layout.tree.limit,
+            counted_from=server.vfs.store.tree.limit,
             xattrs=server.vfs.has_xattrs,
         )
         trio.run(server.serve, adapter, None if resumed else ready)

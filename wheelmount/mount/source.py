@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from blake3 import blake3
 
 from wheelmount.mount.layout import Extent, Layout
+
+MANY = 16
+"""Files in a block from which on it is read by one thread at a time: several would do little else
+than take the interpreter from each other."""
+
+PATIENCE = 0.02
+"""Seconds to wait for that thread; who takes longer waits for a disk, where several are faster."""
 
 
 class Source:
@@ -23,6 +31,7 @@ class Source:
         self.changed: set[int] = set()
         """Files that are no longer what the snapshot says."""
         self._digests: dict[int, bytes] = {}
+        self._turn = threading.Lock()
 
     def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
         """Read a block.
@@ -30,18 +39,28 @@ class Source:
         Returns:
             blake3 of it, and the files in it that changed, whose bytes are zeros instead.
         """
+        extents = list(self.layout.extents(block))
+        turn = len(extents) > MANY and self._turn.acquire(timeout=PATIENCE)
+        try:
+            changed = self._read_all(extents, view)
+        finally:
+            if turn:
+                self._turn.release()
+        digest = blake3(view).digest()
+        if self._digests.setdefault(block, digest) != digest and not changed:
+            # Same size and time as in the tree, other bytes than the hosts before got.
+            changed = [extent.inode for extent in extents]
+        self.changed.update(changed)
+        return digest, tuple(changed)
+
+    def _read_all(self, extents: list[Extent], view: memoryview) -> list[int]:
         changed = []
-        for extent in self.layout.extents(block):
+        for extent in extents:
             piece = view[extent.block_offset : extent.block_offset + extent.length]
             if extent.inode in self.changed or not self._read(extent, piece):
                 piece[:] = bytes(len(piece))
                 changed.append(extent.inode)
-        digest = blake3(view).digest()
-        if self._digests.setdefault(block, digest) != digest and not changed:
-            # Same size and time as in the tree, other bytes than the hosts before got.
-            changed = [extent.inode for extent in self.layout.extents(block)]
-        self.changed.update(changed)
-        return digest, tuple(changed)
+        return changed
 
     def _read(self, extent: Extent, piece: memoryview) -> bool:
         """Read a piece of a file; False if the file is not what the tree says (or not there)."""

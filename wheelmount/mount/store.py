@@ -18,7 +18,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -27,33 +27,14 @@ import psutil
 
 from wheelmount.errors import StoreError
 from wheelmount.mount import kernel
-from wheelmount.mount.files import Files
-from wheelmount.mount.layout import Layout
-
-PAGE = 4096
-"""What tmpfs gives memory by, bytes (more on some machines, which then use a little more)."""
+from wheelmount.mount.files import Files, NewFiles
+from wheelmount.mount.layout import Cut, Layout
+from wheelmount.mount.mapped import Mapped
+from wheelmount.mount.summary import PAGE, Summary
+from wheelmount.mount.tree import TreeView
 
 SLACK = 64 << 20
 """Bytes a tmpfs may hold beyond the files themselves: tables, and what rounding missed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What there is to say about a generation without its tree.
-
-    Attributes:
-        files: number of its files.
-        size: bytes of them all, holes not counted.
-        blocks: number of the blocks that travelled for it.
-        follows: bytes at the beginning of its description that are those of the one before.
-        whole: bytes of the last description of a whole tree in it.
-    """
-
-    files: int
-    size: int
-    blocks: int
-    follows: int
-    whole: int
 
 
 class Store:
@@ -81,6 +62,7 @@ class Store:
         """The encoded layout."""
         self.summary = Summary(**json.loads((directory / f"{generation}.summary").read_text()))
         self._layout = layout
+        self._mapped: Mapped | None = None
         self._previous = previous
         self._have = _map(directory / f"{generation}.have")
         self._changed = _map(directory / f"{generation}.changed")
@@ -97,9 +79,25 @@ class Store:
             self._layout, self._previous = Layout.decode(description, before), None
         return self._layout
 
+    @property
+    def cut(self) -> Cut:
+        """The same, to be read: as it is described, unless it is here in full."""
+        if self._layout is not None:
+            return self._layout
+        if self._mapped is None:
+            before = self._previous._mapped if self._previous is not None else None
+            self._mapped = Mapped(self.description, self.summary.follows, before)
+            self._previous = None
+        return self._mapped
+
+    @property
+    def tree(self) -> TreeView:
+        """The tree, to be read."""
+        return self.cut.tree
+
     def rest(self) -> None:
         """Give back the memory of what can be read again."""
-        self._layout = self._previous = None
+        self._layout = self._mapped = self._previous = None
         self.__dict__.pop("_files", None)
         gc.collect()
         kernel.give_back_memory()
@@ -135,7 +133,8 @@ class Store:
 
     def reopen(self, generation: int) -> Store:
         """Find another generation; quicker than ``open`` for the next after one that is known."""
-        previous = self if generation == self.generation + 1 and self._layout is not None else None
+        known = self._layout is not None or self._mapped is not None
+        previous = self if known and generation == self.generation + 1 else None
         return Store(self.directory, generation, previous=previous)
 
     def next(self, description: bytes) -> Store:
@@ -172,8 +171,7 @@ class Store:
     ) -> Store:
         sizes = {"have": layout.blocks, "changed": layout.tree.limit}
         whole = previous.summary.whole if previous is not None and earlier else len(description)
-        tree = layout.tree
-        summary = Summary(tree.files, tree.size, layout.blocks, len(earlier), whole)
+        summary = Summary.of(layout, len(earlier), whole)
         try:
             (directory / f"{generation}.tree").write_bytes(earlier + description)
             (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
@@ -183,9 +181,9 @@ class Store:
                     os.posix_fallocate(file.fileno(), 0, max(size, 1))
             store = cls(directory, generation, layout)
             if previous is None:
-                store._files.make()
+                store._new_files.make()
             else:
-                store._files.follow(previous._files)
+                store._new_files.follow(previous._files)
         except BaseException as error:
             _delete(directory, generation)
             if isinstance(error, OSError):
@@ -200,7 +198,11 @@ class Store:
 
     @cached_property
     def _files(self) -> Files:
-        return Files(self.root, self.layout)
+        return Files(self.root, self.tree)
+
+    @cached_property
+    def _new_files(self) -> NewFiles:
+        return NewFiles(self.root, self.layout)
 
     def path(self, number: int) -> bytes:
         """Where a file's bytes are."""
@@ -214,7 +216,7 @@ class Store:
         """
         try:
             for extent in self.layout.extents(block):
-                self._files.write(extent, data)
+                self._new_files.write(extent, data)
         except OSError as error:
             raise _store_error(self.directory, error) from None
         self._have[block] = 1
@@ -231,6 +233,10 @@ class Store:
         except OSError as error:
             raise StoreError(f"block {block} cannot be read again: {error.strerror}") from None
 
+    def resume(self) -> None:
+        """Go on with a first generation that another process made, and did not finish."""
+        self._new_files.resume()
+
     def finish(self, *, dress: bool) -> None:
         """Make the files complete once all bytes are there; see ``Files.finish``.
 
@@ -238,7 +244,7 @@ class Store:
             StoreError: there is no room left.
         """
         try:
-            self._files.finish(dress=dress)
+            self._new_files.finish(dress=dress)
         except OSError as error:
             raise _store_error(self.directory, error) from None
 
@@ -281,7 +287,7 @@ class Store:
         """The first block with bytes ``offset`` to ``end`` of a file that has not arrived."""
         if self._complete:
             return None
-        for block in self.layout.covering(number, offset, end):
+        for block in self.cut.covering(number, offset, end):
             if not self._have[block]:
                 return block
         return None
@@ -299,7 +305,7 @@ class Store:
         missing = self.missing()
         if not missing:  # the usual case, which needs no tree
             return self.summary.size
-        return self.summary.size - sum(map(self.layout.length, missing))
+        return self.summary.size - sum(map(self.cut.length, missing))
 
     def mark_changed(self, inode: int) -> None:
         """Say that a file changed at the source before it was copied: it is not to be read."""
@@ -313,7 +319,8 @@ class Store:
         """Paths of the files for which ``mark_changed`` was called."""
         if self._changed.find(b"\x01") < 0:
             return []
-        return [i.path for n, i in self.layout.tree.inodes.items() if self._changed[n]]
+        inodes = self.tree.inodes
+        return [inodes[n].path for n, mark in enumerate(self._changed[:]) if mark and n in inodes]
 
     def free(self, number: int) -> None:
         """Delete one file of this generation; harmless if it is none or gone."""

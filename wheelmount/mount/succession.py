@@ -10,13 +10,13 @@ has the old ones must be asked.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import attrgetter
 
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.tree import Inode, Tree
 
-_SHOWN = attrgetter(*(field.name for field in fields(Inode) if field.name != "path"))
+_SHOWN = attrgetter(*(name for name in Inode._fields if name != "path"))
 """What of a file is shown in a mount: all but where it lies at the source."""
 
 

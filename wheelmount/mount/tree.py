@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wheelmount.errors import TransferError
 
@@ -21,8 +22,7 @@ Piece = tuple[int, int]
 """Offset and length of a part of a file that is not a hole, bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inode:
+class Inode(NamedTuple):
     """Attributes of one file, directory or symlink.
 
     Attributes:
@@ -65,6 +65,8 @@ class Inode:
     @property
     def held(self) -> int:
         """Bytes of a file that are not holes."""
+        if self.pieces is None:
+            return self.size
         return sum(length for _, length in self.data)
 
 
@@ -77,24 +79,21 @@ class Stamp:
     ctime_ns: int
 
 
-@dataclass(slots=True)
-class Tree:
-    """Inodes, and the names that lead to them.
+class TreeView:
+    """What can be asked of a tree, whatever it is kept in.
 
     Attributes:
         inodes: by number; ``ROOT`` is the root directory. A number that was used for a file never
             means other bytes in a later tree of the same mount.
         names: for every directory's number, its entries: name to inode number, sorted by name.
-        stamps: by inode number, what each was at the source.
-        skipped: paths that are not shown (sockets, pipes, devices), for the user to know.
         limit: above all numbers that were ever used in this mount.
     """
 
-    inodes: dict[int, Inode] = field(default_factory=dict)
-    names: dict[int, dict[bytes, int]] = field(default_factory=dict)
-    stamps: dict[int, Stamp] = field(default_factory=dict)
-    skipped: list[bytes] = field(default_factory=list)
-    limit: int = ROOT + 1
+    __slots__ = ()
+
+    inodes: Mapping[int, Inode]
+    names: Mapping[int, Mapping[bytes, int]]
+    limit: int
 
     @property
     def files(self) -> int:
@@ -104,11 +103,7 @@ class Tree:
     @property
     def size(self) -> int:
         """Bytes of all regular files together, holes not counted."""
-        return sum(
-            inode.size if inode.pieces is None else inode.held
-            for inode in self.inodes.values()
-            if stat.S_ISREG(inode.mode)
-        )
+        return sum(inode.held for inode in self.inodes.values() if stat.S_ISREG(inode.mode))
 
     def entries(self, directory: int) -> Iterator[tuple[bytes, int, Inode]]:
         """Name, number and inode of what is in a directory.
@@ -148,6 +143,39 @@ class Tree:
                     entered.add(number)
                     pending.append((number, child))
 
+    def find(self, path: bytes) -> int | None:
+        """The inode that a path below the root leads to, or None."""
+        number: int | None = ROOT
+        for name in path.split(b"/"):
+            number = self.names.get(number, {}).get(name) if number is not None else None
+        return number
+
+    def parents(self) -> dict[int, tuple[int, bytes]]:
+        """Of every directory but the root: the directory it is in, and its name there."""
+        return {
+            number: (directory, name)
+            for directory, names in self.names.items()
+            for name, number in names.items()
+            if number in self.names
+        }
+
+
+@dataclass(slots=True)
+class Tree(TreeView):
+    """Inodes, and the names that lead to them.
+
+    Attributes:
+        inodes: see ``TreeView``; so are ``names`` and ``limit``.
+        stamps: by inode number, what each was at the source.
+        skipped: paths that are not shown (sockets, pipes, devices), for the user to know.
+    """
+
+    inodes: dict[int, Inode] = field(default_factory=dict)
+    names: dict[int, dict[bytes, int]] = field(default_factory=dict)
+    stamps: dict[int, Stamp] = field(default_factory=dict)
+    skipped: list[bytes] = field(default_factory=list)
+    limit: int = ROOT + 1
+
     def copy(self) -> Tree:
         """The same tree, to be changed; the objects in it are shared."""
         return Tree(dict(self.inodes), dict(self.names), dict(self.stamps), limit=self.limit)
@@ -168,22 +196,6 @@ class Tree:
         for directory, names in self.names.items():
             if not numbers.keys().isdisjoint(names.values()):
                 self.names[directory] = {name: numbers.get(n, n) for name, n in names.items()}
-
-    def find(self, path: bytes) -> int | None:
-        """The inode that a path below the root leads to, or None."""
-        number: int | None = ROOT
-        for name in path.split(b"/"):
-            number = self.names.get(number, {}).get(name) if number is not None else None
-        return number
-
-    def parents(self) -> dict[int, tuple[int, bytes]]:
-        """Of every directory but the root: the directory it is in, and its name there."""
-        return {
-            number: (directory, name)
-            for directory, names in self.names.items()
-            for name, number in names.items()
-            if number in self.names
-        }
 
 
 @contextmanager

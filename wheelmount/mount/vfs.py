@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from wheelmount.mount.store import PAGE, Store
-from wheelmount.mount.tree import Inode, Tree
+from wheelmount.mount.store import Store
+from wheelmount.mount.tree import Inode, TreeView
 
 log = logging.getLogger("wheelmount")
 
@@ -63,16 +63,17 @@ class Vfs:
     @property
     def has_xattrs(self) -> bool:
         """Whether anything in the tree has extended attributes."""
-        return any(inode.xattrs for inode in self.store.layout.tree.inodes.values())
+        return self.store.summary.xattrs
 
     def inode(self, number: int) -> Inode:
         """Attributes of an inode."""
-        return self._holder(number).layout.tree.inodes[number]
+        return self._find(number)[1]
 
-    def _holder(self, number: int) -> Store:
+    def _find(self, number: int) -> tuple[Store, Inode]:
         for store in self._stores:
-            if number in store.layout.tree.inodes:
-                return store
+            inode = store.tree.inodes.get(number)
+            if inode is not None:
+                return store, inode
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def lookup(self, directory: int, name: bytes) -> int | None:
@@ -87,11 +88,14 @@ class Vfs:
         """Names and inodes of a directory, always in the same order (``.`` and ``..`` left out)."""
         return list(self._names(directory).items())
 
-    def _names(self, directory: int) -> dict[bytes, int]:
-        try:
-            return self._holder(directory).layout.tree.names[directory]
-        except KeyError:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+    def _names(self, directory: int) -> Mapping[bytes, int]:
+        for store in self._stores:
+            if directory in store.tree.inodes:
+                names = store.tree.names.get(directory)
+                if names is None:
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                return names
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def readlink(self, number: int) -> bytes:
         """Target of a symlink."""
@@ -106,8 +110,7 @@ class Vfs:
 
     def absent(self, number: int, offset: int, size: int) -> int | None:
         """The first block that a read needs and that has not arrived."""
-        store = self._holder(number)
-        inode = store.layout.tree.inodes[number]
+        store, inode = self._find(number)
         return store.absent(number, offset, min(offset + size, inode.size))
 
     def read(self, number: int, offset: int, size: int) -> bytes | None:
@@ -116,8 +119,7 @@ class Vfs:
         Raises:
             OSError: EIO where the file changed at the source before it was copied.
         """
-        store = self._holder(number)
-        inode = store.layout.tree.inodes[number]
+        store, inode = self._find(number)
         if inode.is_directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         end = min(offset + size, inode.size)
@@ -136,13 +138,12 @@ class Vfs:
 
     def usage(self) -> Usage:
         """Size of the tree."""
-        tree = self.store.layout.tree
-        pages = sum(-(-inode.size // PAGE) for inode in tree.inodes.values() if inode.is_file)
-        return Usage(pages * PAGE, len(tree.inodes))
+        summary = self.store.summary
+        return Usage(summary.room, summary.inodes)
 
     def changes(self, store: Store) -> Change:
         """What another generation would change."""
-        return _difference(self.store.layout.tree, store.layout.tree)
+        return _difference(self.store.tree, store.tree)
 
     def replace(self, store: Store) -> None:
         """Show another generation, from one moment to the next."""
@@ -153,14 +154,12 @@ class Vfs:
         self._stores = [kept for kept in self._stores if kept is not store]
 
 
-def _difference(old: Tree, new: Tree) -> Change:
+def _difference(old: TreeView, new: TreeView) -> Change:
     entries = []
     directories = []
     for directory, names in new.names.items():
         before = old.names.get(directory)
         if before is None:
-            continue
-        if before is names and old.inodes[directory] is new.inodes[directory]:
             continue
         if before != names:
             changed = before.keys() | names.keys()

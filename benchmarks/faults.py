@@ -1,0 +1,137 @@
+"""What the others see when somebody is lost during a delivery: ``python -m benchmarks.faults``.
+
+A chain of hosts on a test-bed (``tests/testbed``), so that one of them is the client's only child,
+one in the middle and one a leaf, and nobody has another way but past the one that is lost. Each is
+lost in each way when about a third has arrived. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.delivery import make
+from benchmarks.trees import MIB
+from tests.testbed import LOGIN, Lab
+from tests.testbed.service import start_workers, workers_spec
+
+HOSTS = 4
+PLACES = {"first": "host0", "inner": "host1", "leaf": "host3"}
+PATH = "/mnt/tree"
+
+CLIENT = """
+import json, logging, os, sys, time
+from wheelmount import config, remotemount
+from wheelmount.errors import WheelmountError
+from wheelmount.hosts.spec import parse
+named = {}
+class Named(logging.Handler):
+    def emit(self, record):
+        if " is lost" in record.getMessage():
+            named.setdefault(record.args[0], time.monotonic())
+logging.getLogger("wheelmount").addHandler(Named())
+hosts = parse(sys.argv[1]).make(config.load(), namespaces=False)
+hosts.start()
+mount = remotemount(hosts, sys.argv[2], sys.argv[3])
+mount.open()
+print(json.dumps({"opened": time.monotonic()}), flush=True)
+try:
+    mount.wait(300)
+    said = ""
+except WheelmountError as error:
+    said = error.message
+ended = time.monotonic()
+whole = [n for n, s in mount.status().items() if isinstance(s, dict) and s["held"] == s["size"]]
+print(json.dumps({"ended": ended, "named": named, "said": said, "whole": whole}), flush=True)
+os._exit(0)
+"""
+
+
+def stop(lab: Lab, host: str) -> None:
+    """Have a host's worker and all that it started stand still."""
+    lab.run(host, ["pkill", "-STOP", "-f", "wheelmount|monarch"])
+
+
+def wake(lab: Lab, host: str) -> None:
+    """Let them go on: a host must be able to end."""
+    lab.run(host, ["pkill", "-CONT", "-f", "wheelmount|monarch"])
+
+
+WAYS: dict[str, Callable[[Lab, str], object]] = {
+    "killed": Lab.kill,
+    "cut off": Lab.unplug,
+    "stopped": stop,
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser("python -m benchmarks.faults")
+    parser.add_argument("--size", type=int, default=48, help="MiB of the file (%(default)s)")
+    parser.add_argument("--rate", type=int, default=50, help="Mbit/s of a link (%(default)s)")
+    given = parser.parse_args()
+    wire = given.size * MIB * 8 / (given.rate * 1e6)
+    with tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm") as place:
+        source = make(Path(place) / "file", "file", given.size * MIB)
+        calm = once(source, given.rate, None)["all"]
+        print(f"{given.size} MiB to {HOSTS} hosts in a chain, links of {given.rate} Mbit/s", end="")
+        print(f" ({wire:.1f} s): nobody lost, {calm:.1f} s", flush=True)
+        print("lost            named after   others have all   of the calm time")
+        for place_of, host in PLACES.items():
+            for way, lose in WAYS.items():
+                found = once(source, given.rate, (host, lose, wire / 3))
+                named = f"{found['named']:.1f} s" if found["named"] is not None else "at the end"
+                print(
+                    f"{place_of:6} {way:8} {named:>11} {found['all']:12.1f} s"
+                    f" {found['all'] / calm:14.2f}   {found['whole']} of {HOSTS - 1} others",
+                    flush=True,
+                )
+
+
+def once(
+    source: Path, rate: int, loss: tuple[str, Callable[[Lab, str], object], float] | None
+) -> dict[str, Any]:
+    """One delivery; seconds until the loss was named since it happened, and until all have all."""
+    with Lab(HOSTS, f"{rate}mbit", [source.parent]) as lab:
+        for each in start_workers(lab):
+            each.await_port()
+        command = [sys.executable, "-c", CLIENT, workers_spec(lab), str(source), PATH]
+        environment = {
+            **os.environ, "WHEELMOUNT_FANOUT": "1", "WHEELMOUNT_BLOCK_SIZE": str(MIB),
+            "WHEELMOUNT_FETCH_TIMEOUT": "10",
+        }  # fmt: skip
+        client = lab.popen(LOGIN, command, env=environment, stdout=subprocess.PIPE, bufsize=0)
+        try:
+            lines = iter(client.stdout or ())
+            opened = json.loads(next(lines))["opened"]
+            lost = opened
+            if loss is not None:
+                host, lose, delay = loss
+                time.sleep(max(0.0, opened + delay - time.monotonic()))
+                lost = time.monotonic()
+                lose(lab, host)
+            found = json.loads(next(lines))
+        finally:
+            client.kill()
+            client.wait()
+            if loss is not None and loss[1] is stop:
+                wake(lab, loss[0])
+    named = found["named"].get(loss[0]) if loss else None
+    whole = [name for name in found["whole"] if loss is None or name != loss[0]]
+    return {
+        "named": named - lost if named is not None else None,
+        "all": found["ended"] - opened,
+        "whole": len(whole),
+    }
+
+
+if __name__ == "__main__":
+    main()

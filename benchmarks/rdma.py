@@ -1,0 +1,123 @@
+"""Three ways to read many pieces of memory by ``RDMABuffer``: ``python -m benchmarks.rdma``.
+
+From one process to another of this machine, again and again, as one mount does it block after
+block:
+
+``naive``       pieces are registered for each transfer, and read one after the other
+``contiguous``  pieces lie in one buffer that was registered once, and are read as one; the time to
+                copy them there is counted
+``scattered``   each is registered once, and one ``RDMAAction`` reads them all
+
+Pieces are as small files (many, of 9 KiB) and as blocks (few, of 4 MiB).
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import time
+from statistics import median
+from typing import Any
+
+from monarch.actor import Actor, endpoint
+from monarch.rdma import RDMAAction, RDMABuffer
+
+from wheelmount import config
+from wheelmount.hosts import engine
+from wheelmount.hosts.local import LocalHosts
+
+KINDS = {"small files": (256, 9 << 10), "blocks": (16, 4 << 20)}
+"""Number of pieces, and bytes of each."""
+
+WAYS = ("naive", "contiguous", "scattered")
+TIMEOUT = 120
+
+
+class Giver(Actor):  # type: ignore[misc]
+    """Has the pieces.
+
+    Args:
+        count: how many.
+        size: bytes of each.
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self._pieces = [memoryview(bytearray(os.urandom(size))) for _ in range(count)]
+        self._registered = [RDMABuffer(piece) for piece in self._pieces]
+        self._whole = memoryview(mmap.mmap(-1, count * size))
+        self._one = RDMABuffer(self._whole)
+
+    @endpoint
+    def naive(self) -> list[Any]:
+        """Every piece, registered anew."""
+        return [RDMABuffer(piece) for piece in self._pieces]
+
+    @endpoint
+    def contiguous(self) -> list[Any]:
+        """All pieces, copied into one."""
+        end = 0
+        for piece in self._pieces:
+            self._whole[end : end + len(piece)] = piece
+            end += len(piece)
+        return [self._one]
+
+    @endpoint
+    def scattered(self) -> list[Any]:
+        """Every piece, registered long ago."""
+        return self._registered
+
+
+class Taker(Actor):  # type: ignore[misc]
+    """Reads them; arguments as of ``Giver``."""
+
+    def __init__(self, giver: Any, count: int, size: int) -> None:
+        self._giver = giver
+        self._whole = memoryview(mmap.mmap(-1, count * size))
+        self._pieces = [self._whole[n * size : (n + 1) * size] for n in range(count)]
+        self._plan: RDMAAction | None = None
+
+    @endpoint
+    def take(self, way: str) -> float:
+        """Seconds until all bytes are here."""
+        start = time.perf_counter()
+        if way == "scattered" and self._plan is not None:
+            self._plan.submit(timeout=TIMEOUT).get()
+            return time.perf_counter() - start
+        buffers = getattr(self._giver, way).call_one().get()
+        if way == "scattered":
+            self._plan = RDMAAction()
+            for buffer, piece in zip(buffers, self._pieces, strict=True):
+                self._plan.read_remote(piece, buffer)
+            self._plan.submit(timeout=TIMEOUT).get()
+        elif way == "contiguous":
+            buffers[0].read_into(self._whole, timeout=TIMEOUT).get()
+        else:
+            for buffer, piece in zip(buffers, self._pieces, strict=True):
+                buffer.read_into(piece, timeout=TIMEOUT).get()
+        return time.perf_counter() - start
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser("python -m benchmarks.rdma")
+    parser.add_argument("--rounds", type=int, default=7)
+    given = parser.parse_args()
+    with LocalHosts(2, config.load(), namespaces=False) as hosts, engine.quiet():
+        first, second = (host.mesh.spawn_procs({"procs": 1}) for host in hosts)
+        for number, (kind, (count, size)) in enumerate(KINDS.items()):
+            giver = first.spawn(f"giver{number}", Giver, count, size)
+            taker = second.spawn(f"taker{number}", Taker, giver, count, size)
+            found: dict[str, list[float]] = {way: [] for way in WAYS}
+            for _ in range(given.rounds + 1):
+                for way in WAYS:
+                    found[way].append(engine.one(taker.take.call_one(way), TIMEOUT))
+            print(f"\n{kind}: {count} of {size >> 10} KiB")
+            for way, seconds in found.items():
+                took = median(seconds[1:])  # the first makes the connection
+                print(f"  {way:11} {took * 1e3:8.1f} ms {count * size / took / 2**20:7.0f} MiB/s")
+    engine.stop()
+
+
+if __name__ == "__main__":
+    main()

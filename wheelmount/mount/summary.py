@@ -1,0 +1,51 @@
+"""What there is to say about a generation of a store without its tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wheelmount.mount.layout import Layout
+
+PAGE = 4096
+"""What tmpfs gives memory by, bytes (more on some machines, which then use a little more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What there is to say about a generation without its tree.
+
+    Attributes:
+        files: number of its files.
+        inodes: number of files, directories and symlinks.
+        size: bytes of the files, holes not counted.
+        room: bytes of them in whole pages, holes included.
+        xattrs: whether anything has extended attributes.
+        blocks: number of the blocks that travelled for it.
+        follows: bytes at the beginning of its description that are those of the one before.
+        whole: bytes of the last description of a whole tree in it.
+    """
+
+    files: int
+    inodes: int
+    size: int
+    room: int
+    xattrs: bool
+    blocks: int
+    follows: int
+    whole: int
+
+    @classmethod
+    def of(cls, layout: Layout, follows: int, whole: int) -> Summary:
+        """Sum up a layout; the other arguments are attributes."""
+        inodes = layout.tree.inodes.values()
+        files = [inode for inode in inodes if inode.is_file]
+        return cls(
+            len(files),
+            len(inodes),
+            sum(inode.held for inode in files),
+            sum(-(-inode.size // PAGE) * PAGE for inode in files),
+            any(inode.xattrs for inode in inodes),
+            layout.blocks,
+            follows,
+            whole,
+        )
