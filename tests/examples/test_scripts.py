@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,15 @@ def test_plain_pip_installs_from_what_is_mounted(cli: Cli, workplace: Path) -> N
     assert done.returncode == 0, done.stderr
     for lines in _outputs(done.stdout):
         assert any(line.startswith("six==") for line in lines)
+
+
+@pytest.mark.containers
+def test_an_image_and_wheels_come_by_one_mount(cli: Cli, workplace: Path, sif: Path) -> None:
+    directory = workplace / "both"
+    assert cli("download", "six", "-d", directory / "packages").returncode == 0
+    shutil.copy(sif, directory / "img.sif")
+    done = cli("run", directory, EXAMPLES / "run_apptainer.sh", "six", "--hosts", "local:2")
+    assert done.returncode == 0, done.stderr
+    for lines in _outputs(done.stdout):
+        assert any(line.startswith("six==") for line in lines)
+        assert lines[-1] == "1", "an interface besides lo"
