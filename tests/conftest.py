@@ -107,6 +107,18 @@ def cli(workplace: Path) -> Cli:
     return run
 
 
+def read_terminal(leader: int) -> bytes:
+    """All that is shown on a terminal until nobody has it open; closes it."""
+    shown = b""
+    try:
+        while piece := os.read(leader, 1 << 16):
+            shown += piece
+    except OSError:  # the other end is closed
+        pass
+    os.close(leader)
+    return shown
+
+
 def mounts_shown(cli: Cli) -> list[dict[str, Any]]:
     """What ``wheelmount status`` says of mounts."""
     mounts: list[dict[str, Any]] = json.loads(cli("status", "--json").stdout)["mounts"]

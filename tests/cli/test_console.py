@@ -7,6 +7,8 @@ import pty
 import subprocess
 import sys
 
+from tests.conftest import read_terminal
+
 CODE = """
 from wheelmount.cli.console import ConsoleProgress
 progress = ConsoleProgress()
@@ -24,13 +26,7 @@ def test_steps_that_run_at_the_same_time_share_the_terminal() -> None:
     leader, follower = pty.openpty()
     with subprocess.Popen([sys.executable, "-c", CODE], stdout=follower, stderr=follower) as done:
         os.close(follower)
-        shown = b""
-        try:
-            while piece := os.read(leader, 1 << 16):
-                shown += piece
-        except OSError:  # the other end is closed
-            pass
-        os.close(leader)
+        shown = read_terminal(leader)
     assert done.returncode == 0, shown.decode()
     for words in (b"send: 1.0 of 2.0 MB, ", b"run: 2 hosts in", b"later: a note in"):
         assert words in shown

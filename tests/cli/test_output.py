@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import Cli, read_terminal
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -52,13 +52,7 @@ def _on_terminal(*arguments: str | Path) -> set[bytes]:
     command = [sys.executable, "-m", "wheelmount.cli.main", *map(str, arguments)]
     with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower) as done:
         os.close(follower)
-        shown = b""
-        try:
-            while piece := os.read(leader, 1 << 16):
-                shown += piece
-        except OSError:  # the other end is closed
-            pass
-        os.close(leader)
+        shown = read_terminal(leader)
     assert done.returncode == 0, shown
     lines = shown.replace(b"\r\n", b"\n").split(b"\n")
     return {line.rpartition(b"\x1b[0m: ")[2] for line in lines if b"\x1b[0m: " in line}

@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import make_source
 from tests.testbed import LOGIN, Lab
 from tests.testbed.slurm import start_slurm
 from tests.testbed.sshd import start_sshd
@@ -27,20 +25,19 @@ KINDS = ["ssh:host0,host1", "slurm:2"]
 
 
 @pytest.fixture(scope="module")
-def source() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="wm-", dir="/tmp") as place:
-        yield make_source(Path(place) / "source")
-
-
-@pytest.fixture(scope="module")
-def lab(source: Path) -> Iterator[Lab]:
+def lab(shared_source: Path) -> Iterator[Lab]:
     before = Traces()
-    with Lab(3, shared=[source.parent]) as made:
+    with Lab(3, shared=[shared_source.parent]) as made:
         start_sshd(made)
         start_slurm(made)
         traces = Traces(besides=before)
         yield made
     assert traces.left() == []
+
+
+@pytest.fixture
+def source(shared_source: Path) -> Path:
+    return shared_source
 
 
 def _command(*words: str | Path) -> list[str]:

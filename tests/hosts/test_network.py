@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import make_source
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service, start_workers
 from tests.testbed.traces import Traces
@@ -26,19 +24,12 @@ WORKER = "wheelmount.hosts.worker"
 
 
 @pytest.fixture(scope="module")
-def source() -> Iterator[Path]:
-    """A directory that the hosts see as well, so that they can compare what they are shown."""
-    with tempfile.TemporaryDirectory(prefix="wm-", dir="/tmp") as place:
-        yield make_source(Path(place) / "source")
-
-
-@pytest.fixture(scope="module")
-def lab(source: Path) -> Iterator[Lab]:
+def lab(shared_source: Path) -> Iterator[Lab]:
     """Four hosts with a worker each."""
     before = Traces()
-    with Lab(4, shared=[source.parent]) as made, pytest.MonkeyPatch.context() as environment:
+    with Lab(4, shared=[shared_source.parent]) as made, pytest.MonkeyPatch.context() as environment:
         # As a home directory would be: what the hosts' credentials lie in is one for all.
-        environment.setenv("WHEELMOUNT_STATE_DIR", str(source.parent / "state"))
+        environment.setenv("WHEELMOUNT_STATE_DIR", str(shared_source.parent / "state"))
         for name in made.names:  # as many machines have it: their own name is no address for others
             own = f"127.0.0.1 localhost\n127.0.1.1 {name}\n"
             made.run(name, ["tee", "/etc/hosts"], stdin=None, input=own, check=True)
@@ -46,6 +37,11 @@ def lab(source: Path) -> Iterator[Lab]:
         traces = Traces(besides=before)
         yield made
     assert traces.left() == []
+
+
+@pytest.fixture
+def source(shared_source: Path) -> Path:
+    return shared_source
 
 
 def _spec(lab: Lab, count: int = 4) -> str:
