@@ -55,21 +55,9 @@ os._exit(0)
 """
 
 
-def stop(lab: Lab, host: str) -> None:
-    """Have a host's worker and all that it started stand still."""
-    lab.run(host, ["pkill", "-STOP", "-f", "wheelmount|monarch"])
+Lose = Callable[[Lab, str], object]
 
-
-def wake(lab: Lab, host: str) -> None:
-    """Let them go on: a host must be able to end."""
-    lab.run(host, ["pkill", "-CONT", "-f", "wheelmount|monarch"])
-
-
-WAYS: dict[str, Callable[[Lab, str], object]] = {
-    "killed": Lab.kill,
-    "cut off": Lab.unplug,
-    "stopped": stop,
-}
+WAYS: dict[str, Lose] = {"killed": Lab.kill, "cut off": Lab.unplug}
 
 
 def main() -> None:
@@ -77,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.faults")
     parser.add_argument("--size", type=int, default=48, help="MiB of the file (%(default)s)")
     parser.add_argument("--rate", type=int, default=50, help="Mbit/s of a link (%(default)s)")
+    parser.add_argument("--places", default=",".join(PLACES), help="(%(default)s)")
     given = parser.parse_args()
     wire = given.size * MIB * 8 / (given.rate * 1e6)
     with tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm") as place:
@@ -85,9 +74,9 @@ def main() -> None:
         print(f"{given.size} MiB to {HOSTS} hosts in a chain, links of {given.rate} Mbit/s", end="")
         print(f" ({wire:.1f} s): nobody lost, {calm:.1f} s", flush=True)
         print("lost            named after   others have all   of the calm time")
-        for place_of, host in PLACES.items():
+        for place_of in given.places.split(","):
             for way, lose in WAYS.items():
-                found = once(source, given.rate, (host, lose, wire / 3))
+                found = once(source, given.rate, (PLACES[place_of], lose, wire / 3))
                 named = f"{found['named']:.1f} s" if found["named"] is not None else "at the end"
                 print(
                     f"{place_of:6} {way:8} {named:>11} {found['all']:12.1f} s"
@@ -96,13 +85,10 @@ def main() -> None:
                 )
 
 
-def once(
-    source: Path, rate: int, loss: tuple[str, Callable[[Lab, str], object], float] | None
-) -> dict[str, Any]:
+def once(source: Path, rate: int, loss: tuple[str, Lose, float] | None) -> dict[str, Any]:
     """One delivery; seconds until the loss was named since it happened, and until all have all."""
     with Lab(HOSTS, f"{rate}mbit", [source.parent]) as lab:
-        for each in start_workers(lab):
-            each.await_port()
+        start_workers(lab)
         command = [sys.executable, "-c", CLIENT, workers_spec(lab), str(source), PATH]
         environment = {
             **os.environ, "WHEELMOUNT_FANOUT": "1", "WHEELMOUNT_BLOCK_SIZE": str(MIB),
@@ -122,8 +108,6 @@ def once(
         finally:
             client.kill()
             client.wait()
-            if loss is not None and loss[1] is stop:
-                wake(lab, loss[0])
     named = found["named"].get(loss[0]) if loss else None
     whole = [name for name in found["whole"] if loss is None or name != loss[0]]
     return {

@@ -1,15 +1,16 @@
 """How a delivery scales, on paper, and how far paper is right: ``python -m benchmarks.scale``.
 
-The model: a host has all bytes after the sum of
+The model: the last host has all bytes after the sum of
 
-- ``start``: until the first block is asked for, whatever the size;
-- ``size / rate``: each link carries every byte once in (``sent`` shows that the client's does too);
-- ``size * work * processes / cores``: what processors do to a byte on the way, in the client and on
-  each host; on a test-bed they share ``cores``, else every machine has its own;
-- ``depth * hop``: the last block's way down the tree.
+- ``size / rate``: every byte once over each link, the client's too (see ``RemoteMount.sent``);
+- ``depth * (block / rate + call)``: the last block's way down the tree;
+- ``boot``: seconds of a processor until a host, or the client, begins;
+- ``size * work``: seconds of a processor for the bytes in the client, and on each host.
 
-``start``, ``work`` and ``hop`` are fitted by least squares to deliveries on test-beds
-(``tests/testbed``), and the error against each of these is printed. Then the projection.
+On a test-bed all processes share the machine's cores, else every machine has its own. ``boot`` and
+``work`` are fitted by least squares to deliveries on test-beds (``tests/testbed``), and the error
+against each of these is printed. Then the projection. That everything follows one after the other
+is careful: the wire and the processors work at the same time.
 Needs root.
 """
 
@@ -28,12 +29,16 @@ from typing import Any
 
 from benchmarks.delivery import make, once
 from benchmarks.trees import MIB
+from wheelmount.config import Settings
 from wheelmount.mount.topology import FANOUT, Topology
 
 GIGABIT = 1e9 / 8
 """Bytes a second."""
 
-CLIENT_THREADS = 2
+CALL = 1.5e-3
+"""Seconds of a transfer of next to nothing; see ``benchmarks.rdma``."""
+
+THREADS = 2
 """Cores that a machine of its own has for a delivery, to be careful."""
 
 
@@ -49,11 +54,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Model:
-    """Constants of this machine: seconds, seconds a byte, seconds a step."""
+    """Constants of this machine: seconds of a processor for a process, and for a byte."""
 
-    start: float
+    boot: float
     work: float
-    hop: float
 
     def seconds(self, run: Run, cores: float | None) -> float:
         """Time of a delivery.
@@ -62,12 +66,8 @@ class Model:
             run: what is delivered.
             cores: that all share; None if every machine has its own.
         """
-        return sum(
-            constant * factor
-            for constant, factor in zip(
-                (self.start, self.work, self.hop), factors(run, cores), strict=True
-            )
-        ) + wire(run)
+        processes, bytes_ = factors(run, cores)
+        return wire(run) + steps(run) + self.boot * processes + self.work * bytes_
 
 
 def wire(run: Run) -> float:
@@ -75,10 +75,16 @@ def wire(run: Run) -> float:
     return run.size / run.rate
 
 
-def factors(run: Run, cores: float | None) -> tuple[float, float, float]:
+def steps(run: Run) -> float:
+    """Seconds of a block's way to the host that is farthest away."""
+    return depth(run.hosts, run.size) * (Settings().block_size / run.rate + CALL)
+
+
+def factors(run: Run, cores: float | None) -> tuple[float, float]:
     """What the constants are multiplied by."""
-    shared = (run.hosts + 1) / cores if cores else 1 / CLIENT_THREADS
-    return 1.0, run.size * shared, float(depth(run.hosts, run.size))
+    if cores is None:
+        return 1.0, run.size / THREADS
+    return (run.hosts + 1) / cores, run.size * (run.hosts + 1) / cores
 
 
 def depth(hosts: int, size: int) -> int:
@@ -89,45 +95,16 @@ def depth(hosts: int, size: int) -> int:
 
 
 def fit(runs: Sequence[Run], cores: float) -> Model:
-    """Least squares of relative errors, none of the constants below zero."""
-    best: tuple[float, Model] | None = None
-    for used in range(1, 8):  # every choice of constants; the others are zero
-        columns = [place for place in range(3) if used >> place & 1]
-        rows = [[factors(run, cores)[place] / run.seconds for place in columns] for run in runs]
-        wanted = [(run.seconds - wire(run)) / run.seconds for run in runs]
-        found = _solve(rows, wanted)
-        if found is None or min(found) < 0:
-            continue
-        constants = [0.0, 0.0, 0.0]
-        for place, value in zip(columns, found, strict=True):
-            constants[place] = value
-        model = Model(*constants)
-        error = sum((model.seconds(run, cores) / run.seconds - 1) ** 2 for run in runs)
-        if best is None or error < best[0]:
-            best = error, model
-    if best is None:
-        raise SystemExit("the deliveries fit no model")
-    return best[1]
-
-
-def _solve(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float] | None:
-    """Least squares by the normal equations; None if they have no single solution."""
-    count = len(rows[0])
-    matrix = [
-        [sum(row[i] * row[j] for row in rows) for j in range(count)]
-        + [sum(row[i] * value for row, value in zip(rows, wanted, strict=True))]
-        for i in range(count)
-    ]
-    for i in range(count):
-        pivot = max(range(i, count), key=lambda k: abs(matrix[k][i]))
-        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
-        if abs(matrix[i][i]) < 1e-30:
-            return None
-        for k in range(count):
-            if k != i:
-                share = matrix[k][i] / matrix[i][i]
-                matrix[k] = [a - share * b for a, b in zip(matrix[k], matrix[i], strict=True)]
-    return [matrix[i][count] / matrix[i][i] for i in range(count)]
+    """Least squares of relative errors."""
+    xx = xy = yy = xz = yz = 0.0
+    for run in runs:
+        x, y = (factor / run.seconds for factor in factors(run, cores))
+        z = (run.seconds - wire(run) - steps(run)) / run.seconds
+        xx, xy, yy, xz, yz = xx + x * x, xy + x * y, yy + y * y, xz + x * z, yz + y * z
+    below = xx * yy - xy * xy
+    if not below:
+        raise SystemExit("deliveries of two sizes are needed")
+    return Model((xz * yy - yz * xy) / below, (yz * xx - xz * xy) / below)
 
 
 def measured(hosts: Sequence[int], sizes: Sequence[int], rate: int, rounds: int) -> list[Run]:
@@ -162,7 +139,7 @@ def main() -> None:
         hosts, sizes = ([int(n) for n in text.split(",")] for text in (given.hosts, given.sizes))
         runs = measured(hosts, sizes, given.rate, given.rounds)
     model = fit(runs, cores)
-    print(f"start {model.start:.2f} s, work {model.work * 1e9:.2f} s a GB, hop {model.hop:.3f} s")
+    print(f"boot {model.boot:.2f} s a process, work {model.work * 1e9:.2f} s a GB")
     print("hosts    size   measured   model   error   wire alone")
     for run in runs:
         paper = model.seconds(run, cores)
