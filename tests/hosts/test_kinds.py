@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -211,4 +212,21 @@ def test_inside_an_allocation_its_nodes_are_used(lab: Lab, source: Path) -> None
     inside = ["salloc", "--nodes=2", "--quiet", *command]
     done = lab.run(LOGIN, inside, stdin=None, input="hostname")
     assert done.stdout == "== host0 ==\nhost0\n== host1 ==\nhost1\n", done.stderr
+    _assert_clean(lab)
+
+
+def test_a_session_within_an_allocation_is_a_step_of_it(lab: Lab, source: Path) -> None:
+    tool = shlex.join(_command())
+    commands = [
+        f"{tool} up --hosts slurm:2 --quiet",
+        f"echo hostname | {tool} run {source} - --mntpoint {PATH} --quiet",
+        f"{tool} down --quiet",
+        "squeue --steps --noheader --format %j | grep wheelmount || echo no step",
+    ]
+    inside = ["salloc", "--nodes=2", "--quiet", "bash", "-ec", "\n".join(commands)]
+    done = lab.run(LOGIN, inside)
+    up, *run, end = done.stdout.splitlines()
+    assert up == "session default is up: host0, host1", done.stderr
+    assert run == ["== host0 ==", "host0", "== host1 ==", "host1"]
+    assert end == "no step"
     _assert_clean(lab)

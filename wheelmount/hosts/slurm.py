@@ -264,6 +264,8 @@ class SlurmHosts(NetworkHosts):
         if self._job is not None:
             self._cancel(self._job)
             self._job = None
+        elif not self._guarded:
+            self._cancel_step()
         if step is not None:
             for end in (step.terminate, step.kill):  # it waits for nodes that are gone
                 if step.poll() is None:
@@ -283,6 +285,14 @@ class SlurmHosts(NetworkHosts):
                 if waited > STOP_TIMEOUT or (found.state == "COMPLETING" and waited > GRACE):
                     break
                 time.sleep(GLANCE)
+
+    def _cancel_step(self) -> None:
+        """End the step of a session within an allocation."""
+        with contextlib.suppress(HostError):
+            for line in _ask(["squeue", "--steps", "--noheader", "--format=%i|%j"]).splitlines():
+                number, _, name = line.strip().partition("|")
+                if name == self._name:
+                    _ask(["scancel", number], ended=True)
 
     def check(self, patience: float = 0) -> None:
         """See that the job runs, and each node listens.

@@ -20,6 +20,9 @@ from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.mount.task import Task
 from wheelmount.progress import Progress
 
+ATTENTION = 200
+"""Milliseconds after which a watch that saw nothing looks up."""
+
 
 def mount(
     spec: HostSpec, source: Path, mntpoint: str | None, settings: Settings, progress: Progress
@@ -88,9 +91,14 @@ def refresh(
 
 def changes(source: Path) -> Iterator[None]:
     """Now, and whenever something changed in a directory, some moments after it did."""
+    watch = watchfiles.watch(
+        source, watch_filter=None, rust_timeout=ATTENTION, yield_on_timeout=True
+    )
+    next(watch)  # from here on nothing is missed
     yield
-    for _ in watchfiles.watch(source, watch_filter=None):
-        yield
+    for changed in watch:
+        if changed:
+            yield
 
 
 def on_mounts(
