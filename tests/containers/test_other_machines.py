@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -37,6 +38,18 @@ def test_image_and_wheels_come_over_the_network(sif: Path, wheels: Path, shared:
         assert done.stdout == "== host0 ==\nhost0\n== host1 ==\nhost1\n"
         kinds = lab.run("host0", [*wheelmount, "overlay", "ls"]).stdout
         assert "test  host0  image" in kinds
+        asked = [*wheelmount, "overlay", "ls", "--hosts", workers_spec(lab)]
+        lines = lab.run(LOGIN, asked).stdout.splitlines()
+        assert [line for line in lines if "==" in line] == ["== host0 ==", "== host1 =="]
+        assert sum("test  host" in line for line in lines) == 2
+        shell = shlex.join([*wheelmount, "shell", "--on", "host1", *run[len(wheelmount) + 1 :]])
+        keys = "stty size; hostname; exit 3\r"
+        # script(1) gives it a terminal; what is typed comes when the shell is there to echo it.
+        inner = ["script", "--quiet", "--return", "--command", f"stty rows 33 cols 77; {shell}"]
+        done = lab.run(LOGIN, [*inner, "/dev/null"], stdin=None, input=keys)
+        assert done.returncode == 3, done.stdout
+        assert "33 77" in done.stdout
+        assert "\nhost1" in done.stdout.replace("\r", "")
         typed = [*run, "-i", "--on", "host1", "--", "sh", "-c", "cat; hostname"]
         done = lab.run(LOGIN, typed, stdin=None, input="typed\n")
         assert done.stdout == "typed\nhost1\n", done.stderr

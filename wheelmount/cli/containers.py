@@ -15,9 +15,10 @@ from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.image_options import container
 from wheelmount.containers.overlay import Overlay
+from wheelmount.containers.terminal import Size, raw
 from wheelmount.errors import ContainerError, InputError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import containers, instances, shells
+from wheelmount.jobs import containers, elsewhere, instances, shells
 from wheelmount.jobs.image import BESIDE, Image
 
 packages_option = click.option(
@@ -95,14 +96,16 @@ def shell(
 ) -> int:
     """Open a shell (or COMMAND) in a container without network on one host.
 
-    On a terminal it has a terminal of its own, on hosts of this machine; else it reads standard
-    input.
+    On a terminal it has a terminal of its own; else it reads standard input.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = command or ("bash",)
     progress = ConsoleProgress(quiet=quiet)
     if not terminal:
         return _pipe(spec, host, _needed(image), argv, packages, progress)
+    if spec.kind != "local":
+        with raw() as size:
+            return _pipe(spec, host, _needed(image), argv, packages, progress, size)
     return shells.attach(spec, host, _needed(image), argv, packages, config.load(), progress)
 
 
@@ -113,6 +116,7 @@ def _pipe(
     command: tuple[str, ...],
     packages: Path | None,
     progress: ConsoleProgress,
+    terminal: Size | None = None,
 ) -> int:
     def told(_host: str, stream: str, data: bytes) -> None:
         target = getattr(sys, stream).buffer
@@ -121,20 +125,39 @@ def _pipe(
 
     settings, stdin = config.load(), output.standard_input()
     results = shells.pipe(
-        spec, host, image, command, packages, settings, progress, stdin=stdin, output=told
+        spec,
+        host,
+        image,
+        command,
+        packages,
+        settings,
+        progress,
+        stdin=stdin,
+        output=told,
+        terminal=terminal,
     )
     return output.Show(as_json=False, live=True, directory=None).end(results, progress)
 
 
+def _elsewhere(spec: HostSpec, *words: str) -> int:
+    """Have every host carry out a command about itself."""
+    results = elsewhere.run(spec, words, config.load(), ConsoleProgress(quiet=True))
+    show = output.Show(as_json="--json" in words, live=False, directory=None)
+    return show.end(results, ConsoleProgress())
+
+
 @click.group()
 def overlay() -> None:
-    """Show and delete what containers have installed on this machine."""
+    """Show and delete what containers have installed on this machine, or on hosts."""
 
 
 @overlay.command("ls")
+@options.some_hosts
 @options.as_json
-def overlay_ls(as_json: bool) -> None:
+def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
     """List overlays: name, host, kind, size, and who uses them now."""
+    if spec is not None:
+        return _elsewhere(spec, "overlay", "ls", *_json(as_json))
     found = Overlay.all(Path(config.load().state_dir))
     records: list[dict[str, Any]] = [
         {
@@ -149,17 +172,22 @@ def overlay_ls(as_json: bool) -> None:
     ]
     if as_json:
         print(json.dumps(records))
-        return
+        return 0
     for each in records:
         used = f"  in use by {each['user']}" if each["user"] else ""
         print(f"{each['name']}  {each['host']}  {each['kind']}  {each['bytes'] / 1e6:.1f} MB{used}")
+    return 0
 
 
 @overlay.command("rm")
 @click.argument("names", nargs=-1, required=True)
 @click.option("--on", "host", metavar="HOST", help="Only that of this host.")
-def overlay_rm(names: tuple[str, ...], host: str | None) -> None:
+@options.some_hosts
+def overlay_rm(names: tuple[str, ...], host: str | None, spec: HostSpec | None) -> int:
     """Delete overlays with all that is installed in them."""
+    if spec is not None:
+        only = () if host is None else ("--on", host)
+        return _elsewhere(spec, "overlay", "rm", *only, "--", *names)
     every = Overlay.all(Path(config.load().state_dir))
     for name in names:
         found = [each for each in every if each.name == name and host in (None, each.host)]
@@ -171,17 +199,21 @@ def overlay_rm(names: tuple[str, ...], host: str | None) -> None:
         for each in found:
             each.remove()
             print(f"{each.name} {each.host} removed")
+    return 0
 
 
 @click.group()
 def instance() -> None:
-    """Show and end containers that keep running on this machine."""
+    """Show and end containers that keep running on this machine, or on hosts."""
 
 
 @instance.command("ls")
+@options.some_hosts
 @options.as_json
-def instance_ls(as_json: bool) -> None:
+def instance_ls(spec: HostSpec | None, as_json: bool) -> int:
     """List instances: name, host, image, overlay, and for how long they run."""
+    if spec is not None:
+        return _elsewhere(spec, "instance", "ls", *_json(as_json))
     records: list[dict[str, Any]] = []
     for each in instances.find(config.load()):
         record = each.remembered()
@@ -198,23 +230,33 @@ def instance_ls(as_json: bool) -> None:
         )
     if as_json:
         print(json.dumps(records))
-        return
+        return 0
     for found in records:
         state = f"up {found['seconds']:.0f} s" if found["running"] else "killed"
         print(f"{found['name']}  {found['host']}  {found['image']}  {found['overlay']}  {state}")
+    return 0
 
 
 @instance.command("stop")
 @click.argument("names", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that ls shows.")
-def instance_stop(names: tuple[str, ...], everything: bool) -> None:
+@options.some_hosts
+def instance_stop(names: tuple[str, ...], everything: bool, spec: HostSpec | None) -> int:
     """End instances, with all that runs in them; their overlays stay."""
     if not names and not everything:
         raise InputError("nothing to stop", hint="give a name, or --all")
+    if spec is not None:
+        words = ("--all",) if everything else ("--", *names)
+        return _elsewhere(spec, "instance", "stop", *words)
     settings = config.load()
     for each in instances.find(settings, names):
         instances.stop(each, settings)
         print(f"{each.name} {each.host} stopped")
+    return 0
+
+
+def _json(wanted: bool) -> tuple[str, ...]:
+    return ("--json",) if wanted else ()
 
 
 def _needed(image: Image | None) -> Image:

@@ -12,6 +12,7 @@ import sys
 from types import FrameType
 
 from wheelmount.containers.order import Order
+from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import WheelmountError
 
 
@@ -21,7 +22,12 @@ def main() -> int:
         signal.signal(number, _end)
     order = Order(**json.loads(sys.argv[1]))
     try:
-        return order.run(sys.argv[2:], stdin=None) if sys.argv[2:] else int(not order.runs())
+        if not sys.argv[2:]:
+            return int(not order.runs())
+        if order.terminal is None:
+            return order.run(sys.argv[2:], stdin=None)
+        with Terminal(size=order.terminal) as terminal:
+            return order.run(sys.argv[2:], terminal=terminal)
     except WheelmountError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         print(f"error: {error.message}{hint}", file=sys.stderr)

@@ -16,7 +16,7 @@ from wheelmount.containers.instance import Instance
 from wheelmount.containers.leftovers import PREFIX, claimed
 from wheelmount.containers.overlay import Kind, Overlay
 from wheelmount.containers.process import Stream
-from wheelmount.containers.terminal import Terminal
+from wheelmount.containers.terminal import Size, Terminal
 
 PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK")
 """Variables of the host that a command in a container finds too: who of all hosts it is."""
@@ -42,6 +42,7 @@ class Order:
         files: texts it finds at these paths.
         cwd: where the command starts in it; default the home directory.
         nv: whether it may use NVIDIA devices.
+        terminal: size of the terminal elsewhere that the command is to have; None for none.
         identity: tells containers of one host apart.
     """
 
@@ -59,6 +60,7 @@ class Order:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     cwd: str | None = None
     nv: bool = False
+    terminal: Size | None = None
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:

@@ -12,38 +12,57 @@ import fcntl
 import os
 import selectors
 import signal
+import struct
 import subprocess
 import termios
 import tty
+from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any
 
 _CHUNK = 1 << 16
+
+
+Size = tuple[int, int]
+"""Rows and columns."""
+
+
+@contextlib.contextmanager
+def raw(stdin: int = 0) -> Iterator[Size]:
+    """Have a terminal give on every key as it is, ``^C`` among them; gives its size."""
+    saved = termios.tcgetattr(stdin)
+    tty.setraw(stdin, termios.TCSADRAIN)  # what was typed ahead is for the command
+    try:
+        size = os.get_terminal_size(stdin)
+        yield size.lines, size.columns
+    finally:
+        termios.tcsetattr(stdin, termios.TCSAFLUSH, saved)
 
 
 class Terminal:
     """A terminal that a command may have. A context manager.
 
-    Meanwhile this process's own terminal gives on every key as it is, ``^C`` among them; it is put
-    back at the end.
+    Meanwhile this process's own terminal gives on every key as it is; it is put back at the end.
 
     Args:
-        stdin: descriptor of this process's terminal.
+        stdin: descriptor of this process's terminal, or of what is typed elsewhere.
         stdout: where what the command shows goes.
+        size: of the terminal elsewhere; None if this process has it.
     """
 
-    def __init__(self, stdin: int = 0, stdout: int = 1) -> None:
-        self._stdin, self._stdout = stdin, stdout
-        self._saved: list[Any] | None = None
-        self._signal: Any = None
+    def __init__(self, stdin: int = 0, stdout: int = 1, size: Size | None = None) -> None:
+        self._stdin, self._stdout, self._size = stdin, stdout, size
+        self._ended = contextlib.ExitStack()
         self._outer = self.inner = -1
 
     def __enter__(self) -> Terminal:
         self._outer, self.inner = os.openpty()
+        if self._size is not None:
+            _set_size(self._outer, struct.pack("HHHH", *self._size, 0, 0))  # ioctl_tty(2)
+            return self
         self._resize()
-        self._signal = signal.signal(signal.SIGWINCH, self._resize)
-        self._saved = termios.tcgetattr(self._stdin)
-        tty.setraw(self._stdin, termios.TCSADRAIN)  # what was typed ahead is for the command
+        before = signal.signal(signal.SIGWINCH, self._resize)
+        self._ended.callback(signal.signal, signal.SIGWINCH, before)
+        self._ended.enter_context(raw(self._stdin))
         return self
 
     def __exit__(
@@ -52,9 +71,7 @@ class Terminal:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        if self._saved is not None:
-            termios.tcsetattr(self._stdin, termios.TCSAFLUSH, self._saved)
-        signal.signal(signal.SIGWINCH, self._signal)
+        self._ended.close()
         for descriptor in (self._outer, self.inner):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -87,8 +104,11 @@ class Terminal:
 
     def _resize(self, _number: int = 0, _frame: FrameType | None = None) -> None:
         with contextlib.suppress(OSError):
-            size = fcntl.ioctl(self._stdin, termios.TIOCGWINSZ, bytes(8))
-            fcntl.ioctl(self._outer, termios.TIOCSWINSZ, size)
+            _set_size(self._outer, fcntl.ioctl(self._stdin, termios.TIOCGWINSZ, bytes(8)))
+
+
+def _set_size(terminal: int, size: bytes) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
 
 
 def _read(descriptor: int) -> bytes:

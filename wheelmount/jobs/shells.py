@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Sequence
 from io import RawIOBase
 from pathlib import Path
 
 from wheelmount.config import Settings
-from wheelmount.containers.terminal import Terminal
-from wheelmount.errors import InputError, UnavailableError
+from wheelmount.containers.terminal import Size, Terminal
+from wheelmount.errors import InputError
 from wheelmount.hosts import engine
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Results
@@ -33,6 +34,7 @@ def pipe(
     *,
     stdin: RawIOBase | None,
     output: Output,
+    terminal: Size | None = None,
 ) -> Results:
     """Run a command in a container of one host, with input, its output passed on as it comes.
 
@@ -46,6 +48,7 @@ def pipe(
         progress: told about each step.
         stdin: what the command reads.
         output: told of what it prints.
+        terminal: size of the terminal that it is to have, whose keys come by ``stdin``.
 
     Raises:
         InputError: which host is not clear.
@@ -63,7 +66,12 @@ def pipe(
                     site.mount(packages, packages_point(spec, packages, settings))
                 )
                 shown = Shown(packages, mount.mntpoints[chosen])
-            command = Command(order(chosen, image, shown, settings).command(argv), fed=True)
+            ordered = order(chosen, image, shown, settings)
+            if terminal is not None:
+                ordered = dataclasses.replace(
+                    ordered, terminal=terminal, environment={**ordered.environment, **_kind()}
+                )
+            command = Command(ordered.command(argv), fed=True)
             return site.runners.run({chosen: command}, output, stdin)
 
 
@@ -92,16 +100,9 @@ def attach(
 
     Raises:
         InputError: which host is not clear.
-        UnavailableError: it is another machine.
     """
     check(spec, image, argv)
     _refuse_new_instance(image, packages)
-    if spec.kind != "local":
-        raise UnavailableError(
-            "a terminal reaches hosts of this machine only",
-            hint="log in on the host, and say --hosts local:1 there; without a terminal commands "
-            "are read from standard input",
-        )
     names = local_names(spec)
     chosen = _choose(names, host)
     only = dataclasses.replace(image, paths={"": image.own(chosen)} if image.paths else {})
@@ -124,6 +125,11 @@ def attach(
                 return run(Shown(packages, next(iter(mount.mntpoints.values()))))
         finally:
             engine.stop()
+
+
+def _kind() -> dict[str, str]:
+    """What this process's terminal is, for commands that are to use it."""
+    return {"TERM": os.environ.get("TERM", "dumb")}
 
 
 def _choose(names: Sequence[str], host: str | None) -> str:

@@ -10,9 +10,8 @@ from typing import Any
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WheelmountError
-from wheelmount.hosts.runner import Command
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import sites
+from wheelmount.jobs import elsewhere
 from wheelmount.progress import Progress
 
 SAME = "python", "versions", "kernel"
@@ -33,14 +32,8 @@ def survey(
     Returns:
         By host, its report, with ``skew``: seconds that its clock is ahead of this one's.
     """
-    command = Command(("python", "-m", "wheelmount.cli.main", "doctor", "--json"))
-    with (
-        sites.at(spec, settings, progress, namespaces=False) as site,
-        progress.task("ask", unit="hosts") as task,
-    ):
-        results = site.runners.run({host.name: command for host in site.hosts})
-        now = time.time()
-        task.advance(len(results))
+    results = elsewhere.run(spec, ["doctor", "--json"], settings, progress)
+    now = time.time()
     found: dict[str, Report | WheelmountError] = {}
     for name, result in results.items():
         if isinstance(result, WheelmountError):

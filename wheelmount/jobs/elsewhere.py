@@ -1,0 +1,31 @@
+"""Commands about a machine, carried out on every host about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wheelmount.config import Settings
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Results
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import sites
+from wheelmount.progress import Progress
+
+
+def run(spec: HostSpec, argv: Sequence[str], settings: Settings, progress: Progress) -> Results:
+    """Run the command line on every host.
+
+    Args:
+        spec: the hosts.
+        argv: its arguments there.
+        settings: in force here.
+        progress: told about each step.
+    """
+    command = Command(("python", "-m", "wheelmount.cli.main", *argv))
+    with (
+        sites.at(spec, settings, progress, namespaces=False) as site,
+        progress.task("ask", unit="hosts") as task,
+    ):
+        results = site.runners.run({host.name: command for host in site.hosts})
+        task.advance(len(results))
+        return results
