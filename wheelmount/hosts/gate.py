@@ -10,7 +10,6 @@ everybody but this user and root.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import functools
 import logging
@@ -57,8 +56,13 @@ def close() -> bool:
 def _accept_own(listening: int, address: int | None, length: int | None, flags: int) -> int:
     while True:
         accepted = int(_accept4(listening, address, length, flags))
-        if accepted < 0 or _own(accepted):
+        if accepted < 0:
             return accepted
+        try:
+            if _own(accepted):
+                return accepted
+        except Exception:  # whatever it is: native code would take it for a connection
+            log.exception("security: refused a connection")
         os.close(accepted)  # as if it had never been: on to the next who waits
 
 
@@ -67,13 +71,15 @@ _replacement = _Accept(_accept_own)
 
 
 def _own(connection: int) -> bool:
-    with contextlib.closing(socket.socket(fileno=os.dup(connection))) as peer:
+    peer = socket.socket(fileno=connection)
+    try:
         if peer.family != socket.AF_UNIX:
             return True  # of a network, where certificates are asked for
         size = struct.calcsize("iII")
-        pid, user, _ = struct.unpack(
-            "iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        )
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    finally:
+        peer.detach()
+    pid, user, _ = struct.unpack("iII", credentials)
     if user in (0, os.getuid()):
         return True
     _tell(user, pid)

@@ -168,26 +168,21 @@ class Agent(Actor):  # type: ignore[misc]
         await self._receiver.run()
         self._receiver.traffic.write(self._directory)
         await asyncio.to_thread(store.finish, dress=self._binds)
-        if self._binds and not store.changed():
-            if await self._inhabited():
-                self._moving = asyncio.create_task(self._show_later(store))
-            else:
-                await asyncio.to_thread(serving.show, self._directory, store.generation)
+        if self._binds and not store.changed() and not await self._show(store):
+            self._moving = asyncio.create_task(self._show_later(store))
 
-    async def _inhabited(self) -> bool:
-        """Whether a process has its working directory in the mount.
-
-        Where another mount takes the place of this one, the kernel cannot tell it any more where
-        it is, which programs do not expect.
-        """
-        return await asyncio.to_thread(point.inhabited, Task.read(self._directory).mntpoint)
+    async def _show(self, store: Store) -> bool:
+        """Have the store's own files shown; gives whether they are, see ``Generations.show``."""
+        await asyncio.to_thread(serving.show, self._directory, store.generation)
+        status = await asyncio.to_thread(serving.status, self._directory)
+        return bool(status["adapter"] == "bind")
 
     async def _show_later(self, store: Store) -> None:
-        with contextlib.suppress(MountError, FileNotFoundError):  # it stays as it is, or is gone
-            while await self._inhabited():
+        with contextlib.suppress(MountError):  # it stays as it is, or is gone
+            while self._store is store:
                 await asyncio.sleep(GLANCE)
-            if self._store is store:
-                await asyncio.to_thread(serving.show, self._directory, store.generation)
+                if await self._show(store):
+                    return
 
     @property
     def _binds(self) -> bool:

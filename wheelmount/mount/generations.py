@@ -92,6 +92,10 @@ class Generations:
     async def show(self, generation: int) -> None:
         """Show a generation, of which all bytes are there, in the best way that is allowed.
 
+        As long as FUSE shows the mount and a process has its working directory there, it goes on:
+        where another mount takes the place of that one, the kernel cannot tell the process any
+        more where it is, which programs do not expect.
+
         Raises:
             OSError: it cannot be shown; what was shown before still is.
         """
@@ -100,11 +104,12 @@ class Generations:
             if generation != store.generation:
                 store = store.reopen(generation)
                 self._kept.append(store)
-            if self._task.adapter == "bind" and not store.changed():
-                if store is not self.bound:
-                    await trio.to_thread.run_sync(self._bind, store)
-                    self.bound = store
-                    log.info("generation %d is shown by the kernel alone", generation)
+            if store is self.bound:
+                return
+            binds = self._task.adapter == "bind" and not store.changed()
+            if binds and await trio.to_thread.run_sync(self._bind, store):
+                self.bound = store
+                log.info("generation %d is shown by the kernel alone", generation)
             elif store is not self.shown:
                 await self._flip(store)
                 log.info("generation %d is shown", generation)
@@ -112,8 +117,12 @@ class Generations:
             self._retire()
             await self._trim()
 
-    def _bind(self, store: Store) -> None:
-        kernel.show(store.root, self._task.mntpoint, below=True)
+    def _bind(self, store: Store) -> bool:
+        mntpoint = self._task.mntpoint
+        if self.bound is None and point.inhabited(mntpoint):
+            return False
+        kernel.show(store.root, mntpoint, below=True)
+        return True
 
     async def _flip(self, store: Store) -> None:
         if self._adapter is None:
