@@ -167,9 +167,12 @@ class Agent(Actor):  # type: ignore[misc]
             return
         await self._receiver.run()
         self._receiver.traffic.write(self._directory)
-        await asyncio.to_thread(store.finish, dress=self._binds)
-        if self._binds and not store.changed() and not await self._show(store):
-            self._moving = asyncio.create_task(self._show_later(store))
+        try:
+            await asyncio.to_thread(store.finish, dress=self._binds)
+            if self._binds and not store.changed() and not await self._show(store):
+                self._moving = asyncio.create_task(self._show_later(store))
+        except FileNotFoundError:  # it was taken down meanwhile
+            raise MountError("the mount is gone") from None
 
     async def _show(self, store: Store) -> bool:
         """Have the store's own files shown; gives whether they are, see ``Generations.show``."""

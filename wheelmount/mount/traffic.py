@@ -70,10 +70,11 @@ class Traffic:
         }
 
     def write(self, directory: Path) -> None:
-        """Leave the summary in a mount's directory."""
+        """Leave the summary in a mount's directory, if that is still there."""
         new = directory / f"{FILE}.new"
-        new.write_text(json.dumps(self.summary()))
-        new.replace(directory / FILE)
+        with contextlib.suppress(FileNotFoundError):
+            new.write_text(json.dumps(self.summary()))
+            new.replace(directory / FILE)
 
 
 def transport(received: int, rdma: int, network: int) -> str:
