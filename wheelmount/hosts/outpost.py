@@ -67,6 +67,7 @@ def main() -> int:
             threading.Thread(target=_await_end_of_input, daemon=True).start()
         return process.wait()
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
         outpost.end()
 
 

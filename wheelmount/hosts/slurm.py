@@ -287,12 +287,24 @@ class SlurmHosts(NetworkHosts):
                 time.sleep(GLANCE)
 
     def _cancel_step(self) -> None:
-        """End the step of a session within an allocation."""
+        """End the step of a session within an allocation, and wait until its nodes have."""
+        started = time.monotonic()
         with contextlib.suppress(HostError):
-            for line in _ask(["squeue", "--steps", "--noheader", "--format=%i|%j"]).splitlines():
-                number, _, name = line.strip().partition("|")
-                if name == self._name:
-                    _ask(["scancel", number], ended=True)
+            while (step := self._look_for_step()) is not None:
+                waited = time.monotonic() - started
+                if waited > STOP_TIMEOUT:
+                    break
+                # Asked first: Slurm kills a step that is cancelled at once.
+                ask = ["--signal=TERM"] if waited < GRACE else []
+                _ask(["scancel", *ask, step], ended=True)
+                time.sleep(GLANCE)
+
+    def _look_for_step(self) -> str | None:
+        for line in _ask(["squeue", "--steps", "--noheader", "--format=%i|%j"]).splitlines():
+            number, _, name = line.strip().partition("|")
+            if name == self._name:
+                return number
+        return None
 
     def check(self, patience: float = 0) -> None:
         """See that the job runs, and each node listens.
