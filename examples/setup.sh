@@ -58,6 +58,7 @@ find_missing() {
 # What tests run: on several hosts that they make on this machine (tests/testbed), and a registry.
 find_servers() {
   { have ip && have tc; } || wanted+=(iproute2)
+  { have pgrep && have pkill; } || wanted+=(procps)
   have sshd || servers+=(openssh-server)
   have ssh || wanted+=(openssh-client)
   have slurmctld || servers+=(slurmctld)
