@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,11 @@ NOBODY = 65534
 CHECKOUT = Path(__file__).parents[1]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_configure() -> None:
+    """Have what tests start answer to ^C, also where a shell started pytest in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _mounts(place: Path) -> set[str]:

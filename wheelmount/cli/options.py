@@ -36,8 +36,9 @@ class _Hosts(click.ParamType[HostSpec]):
 
 def _where() -> str:
     settings = config.load()
-    standing = Session(DEFAULT, settings).exists
-    return settings.hosts or (f"session:{DEFAULT}" if standing else "local:1")
+    if settings.hosts:
+        return settings.hosts
+    return f"session:{DEFAULT}" if Session(DEFAULT, settings).exists else "local:1"
 
 
 _FROM = (

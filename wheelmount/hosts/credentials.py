@@ -67,9 +67,7 @@ class Authority:
         try:
             return cls.decode(file.read_bytes())
         except InputError as error:
-            raise ConfigError(
-                f"{file}: {error}", hint=f"run: rm {file}; it is made again"
-            ) from None
+            raise ConfigError(f"{file}: {error}", hint=again) from None
 
     @classmethod
     def make(cls) -> Authority:

@@ -106,11 +106,19 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
         _started, _address = True, address
 
 
-def start_to_stay() -> None:
-    """Have what this process starts on hosts go on when it ends; called before ``start``."""
+@contextlib.contextmanager
+def to_stay() -> Iterator[None]:
+    """Have what this process starts on hosts go on when it ends; entered before ``start``.
+
+    Leaving it ends Monarch in this process.
+    """
     from monarch.config import configure
 
     configure(mesh_orphan_timeout=FOR_EVER)
+    try:
+        yield
+    finally:
+        stop()
 
 
 def identify(address: Address, authority: Authority, *, others: bool = False) -> None:

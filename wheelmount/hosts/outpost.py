@@ -161,6 +161,23 @@ def own_address(port: int) -> Address:
     return address
 
 
+def command(settings: Settings, token: str, name: str, port: int, mode: str) -> list[str]:
+    """The command that runs this module on another machine.
+
+    Args:
+        settings: of the client.
+        token: of all that is started together.
+        name: of the host; empty for what that machine is called.
+        port: to listen at; 0 for any that is free.
+        mode: one of the four.
+    """
+    python = settings.python or sys.executable
+    argv = [python, "-m", "wheelmount.hosts.outpost", token, name, str(port), mode]
+    if settings.runtime_dir != Settings().runtime_dir:
+        return ["env", f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}", *argv]
+    return argv
+
+
 def own_name() -> str:
     """What this machine is called, by Slurm if that is what runs it."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename

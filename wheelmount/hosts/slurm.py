@@ -13,7 +13,6 @@ import re
 import secrets
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -152,12 +151,7 @@ class SlurmHosts(NetworkHosts):
         return f"wheelmount-{self._token}"
 
     def _worker(self, port: int, mode: str) -> list[str]:
-        settings = self._settings
-        python = settings.python or sys.executable
-        command = [python, "-m", "wheelmount.hosts.outpost", self._token, "", str(port), mode]
-        if settings.runtime_dir != Settings().runtime_dir:
-            return ["env", f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}", *command]
-        return command
+        return outpost.command(self._settings, self._token, "", port, mode)
 
     def _wanted(self) -> list[str]:
         options = [f"--{option}" for option in self._options]

@@ -9,7 +9,6 @@ import secrets
 import selectors
 import shlex
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -109,13 +108,9 @@ class SshHosts(NetworkHosts):
             raise
 
     def _spawn(self, target: Target, name: str, mode: str) -> subprocess.Popen[bytes]:
-        settings = self._settings
-        python = settings.python or sys.executable
-        argv = [python, "-m", "wheelmount.hosts.outpost", self._token, name, "0", mode]
-        if settings.runtime_dir != Settings().runtime_dir:
-            argv = ["env", f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}", *argv]
+        argv = outpost.command(self._settings, self._token, name, 0, mode)
         return subprocess.Popen(
-            target.command(argv, settings.start_timeout),
+            target.command(argv, self._settings.start_timeout),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

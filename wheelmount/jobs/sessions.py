@@ -61,7 +61,7 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
 def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
     settings = session.settings
     hosts = spec.make(settings, namespaces=True, guarded=False, progress=progress)
-    with _engine(), progress.task("start", unit="hosts") as task:
+    with engine.to_stay(), progress.task("start", unit="hosts") as task:
         hosts.start()
         try:
             with Runners(list(hosts), settings.start_timeout) as runners:
@@ -92,7 +92,7 @@ def down(session: Session, progress: Progress) -> None:
 
 def _end(session: Session, record: Record) -> None:
     hosts = hosts_of(session, record)
-    with _engine():
+    with engine.to_stay():
         with contextlib.suppress(HostError):
             hosts.attach()
             for mount in _mounts(session, record, hosts):
@@ -154,7 +154,7 @@ def mounts(session: Session) -> list[dict[str, Any]]:
     timeout = min(session.settings.start_timeout, PATIENCE)
     bounded = Session(session.name, replace(session.settings, start_timeout=timeout))
     hosts = hosts_of(bounded, record)
-    with _engine():
+    with engine.to_stay():
         hosts.attach()
         return [
             {
@@ -183,12 +183,3 @@ def _mounts(session: Session, record: Record, hosts: Hosts) -> Iterator[RemoteMo
             )
             mount.take(handles[note.identity])
             yield mount
-
-
-@contextlib.contextmanager
-def _engine() -> Iterator[None]:
-    engine.start_to_stay()
-    try:
-        yield
-    finally:
-        engine.stop()

@@ -95,21 +95,19 @@ def join(session: Session, progress: Progress) -> Iterator[Standing]:
         HostError: there is none, or a host does not answer.
     """
     record = session.read()
-    engine.start_to_stay()
     hosts = records.hosts_of(session, record)
     try:
-        hosts.attach()
-        progress.log(f"connected to session {session.name}: {len(record.names)} hosts")
-        actors = session.handles()[RUNNERS]
-        with Runners(list(hosts), session.settings.start_timeout, actors) as runners:
-            yield Standing(session, list(hosts), runners, progress)
+        with engine.to_stay():
+            hosts.attach()
+            progress.log(f"connected to session {session.name}: {len(record.names)} hosts")
+            actors = session.handles()[RUNNERS]
+            with Runners(list(hosts), session.settings.start_timeout, actors) as runners:
+                yield Standing(session, list(hosts), runners, progress)
     except HostError as error:
         if error.hint is None:
             error.message = f"session {session.name}: {error.message}"
             error.hint = f"if a host died, `wheelmount up --name {session.name}` makes it anew"
         raise
-    finally:
-        engine.stop()
 
 
 class Standing(Site):
