@@ -194,7 +194,7 @@ class Serving:
         return {number: self._fuse.references(number) for number in numbers}
 
     async def session(self) -> dict[str, int] | None:
-        return self._fuse.session
+        return self._fuse.agreed.session
 
 
 def serve() -> None:

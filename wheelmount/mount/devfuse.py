@@ -48,6 +48,7 @@ import trio
 from wheelmount.mount import fuseabi as abi
 from wheelmount.mount.adapter import FOREVER, Wait
 from wheelmount.mount.fuseabi import Flag, Op
+from wheelmount.mount.fusesession import Agreement, Session
 from wheelmount.mount.fusewire import Wire
 from wheelmount.mount.later import Later
 from wheelmount.mount.listing import DOT, Listings
@@ -63,31 +64,7 @@ SETTLE = 0.02
 LISTERS = 0.1, 1.0, 5.0
 """Seconds after a refresh, one after the other, when listings are dropped once more."""
 
-WAITING = 4096
-"""Reads ahead that may wait for bytes at once; the kernel's own 12 would let them stop others."""
-
-PAGES = 256
-"""Pages of the longest read: 1 MiB."""
-
-WANTED = (
-    Flag.INIT_EXT
-    | Flag.ASYNC_READ  # several reads of one file in flight; ending a reader does not wait for them
-    | Flag.DO_READDIRPLUS
-    | Flag.READDIRPLUS_AUTO  # attributes with the names, where they are made use of
-    | Flag.PARALLEL_DIROPS  # look-ups and listings of one directory need not queue
-    | Flag.MAX_PAGES
-    | Flag.CACHE_SYMLINKS
-    | Flag.EXPLICIT_INVAL_DATA  # an inode's bytes never change: no attribute makes them untrue
-    | Flag.NO_EXPORT_SUPPORT  # what the kernel forgot cannot be found again by a file handle
-)
-"""Not asked for: ASYNC_DIO, with which a killed reader with O_DIRECT stays until its bytes come;
-AUTO_INVAL_DATA, which compares times before each read; DIRECT_IO_ALLOW_MMAP and PASSTHROUGH, which
-are for opened files; everything about writing."""
-
 _READ = int(Op.READ)
-
-Session = dict[str, int]
-"""What a process that goes on serving has to know: ``flags`` of the kernel, ``generation``."""
 
 
 class Shown(Protocol):
@@ -135,16 +112,12 @@ class DirectFuse:
         xattrs: bool = True,
     ) -> None:
         self.vfs = vfs
-        self.session = session
+        self.agreed = Agreement(session, on_session)
         self._wire = Wire(fd)
         self._wait = wait
         self._owner = owner
-        self._on_session = on_session
-        if session is None:
-            counted_from = 0
-        self._references = References(
-            on_forget, sys.maxsize if counted_from is None else counted_from
-        )
+        least = sys.maxsize if counted_from is None else counted_from
+        self._references = References(on_forget, 0 if session is None else least)
         self._resumed = session is not None
         generation = session["generation"] + 1 if session else 1
         self._listings = Listings(vfs.entries, generation)
@@ -207,7 +180,7 @@ class DirectFuse:
         with self.paused():
             await trio.sleep(SETTLE)
             await trio.to_thread.run_sync(self.invalidate, change.entries, change.directories)
-            self._store_session(self._listings.generation + 1)
+            self.agreed.change(self._listings.generation + 1)
             with self._lock:
                 self._listings.change(change.directories, flip)
                 self._valid = FOREVER
@@ -269,35 +242,15 @@ class DirectFuse:
                 self._wire.answer(unique, error=errno.EIO)
 
     def _init(self, unique: int, _number: int, body: memoryview) -> None:
-        major, minor, ahead, flags = abi.INIT_IN.unpack_from(body)
-        if major != abi.MAJOR or minor < abi.OLDEST_MINOR:
-            log.error("the kernel speaks FUSE %d.%d, too old", major, minor)
-            raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
-        if flags & Flag.INIT_EXT:
-            flags |= abi.INIT_IN_FLAGS2.unpack_from(body)[0] << 32
-        agreed = int(WANTED & flags)
-        answer = abi.INIT_OUT.pack(
-            abi.MAJOR, min(minor, abi.MINOR), ahead, agreed & 0xFFFFFFFF, WAITING, WAITING,
-            abi.GREATEST_WRITE, 1, PAGES, 0, agreed >> 32, 0, 0,
-        )  # fmt: skip
-        self.session = {"flags": flags}
-        self._store_session(self._listings.generation)  # who goes on after this process needs it
-        self._wire.answer(unique, answer)
-
-    def _store_session(self, generation: int) -> None:
-        self.session = {**(self.session or {}), "generation": generation}
-        self._on_session(self.session)
-
-    def _offered(self, flag: Flag) -> bool:
-        return bool((self.session or {}).get("flags", 0) & flag)
+        self._wire.answer(unique, self.agreed.init(body, self._listings.generation))
 
     def _open(self, unique: int, _number: int, _body: memoryview) -> None:
-        if self._offered(Flag.NO_OPEN_SUPPORT):
+        if self.agreed.offered(Flag.NO_OPEN_SUPPORT):
             raise OSError(errno.ENOSYS, "")  # said once, it is never asked again
         self._wire.answer(unique, abi.OPEN_OUT.pack(0, abi.KEEP_CACHE))
 
     def _opendir(self, unique: int, _number: int, _body: memoryview) -> None:
-        if self._offered(Flag.NO_OPENDIR_SUPPORT):
+        if self.agreed.offered(Flag.NO_OPENDIR_SUPPORT):
             raise OSError(errno.ENOSYS, "")
         self._wire.answer(unique, abi.OPEN_OUT.pack(0, abi.KEEP_CACHE | abi.CACHE_DIR))
 

@@ -24,8 +24,9 @@ from wheelmount.mount import control, point, traffic
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import Adapter
 from wheelmount.mount.attach import attach, set_read_ahead
-from wheelmount.mount.devfuse import DirectFuse, Session
+from wheelmount.mount.devfuse import DirectFuse
 from wheelmount.mount.fuse import FuseOperations
+from wheelmount.mount.fusesession import Session
 from wheelmount.mount.generations import Generations
 from wheelmount.mount.supervisor import supervise
 from wheelmount.mount.task import TASK, Task
