@@ -26,6 +26,7 @@ from wheelmount.mount.layout import Layout
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
+from wheelmount.mount.topology import block_size
 from wheelmount.mount.transfer import STAGING_THREADS
 
 CAT = 'find "$0" -type f -exec cat {} + > /dev/null'
@@ -74,7 +75,8 @@ def pack(folder: Path, *, packed: bool) -> None:
     """The client's part: scan, lay out, and every block once through the ring."""
     root = os.fsencode(folder)
     settings = Settings()
-    layout = Layout(scan(root), settings.block_size)
+    tree = scan(root)
+    layout = Layout(tree, settings.block_size or block_size(tree.size, 1))
     layout.encode()
     ring = Ring(Source(root, layout), slots=settings.ring, lease=60)
 

@@ -29,8 +29,7 @@ from typing import Any
 
 from benchmarks.delivery import make, once
 from benchmarks.trees import MIB
-from wheelmount.config import Settings
-from wheelmount.mount.topology import FANOUT, Topology
+from wheelmount.mount.topology import FANOUT, Topology, block_size
 
 GIGABIT = 1e9 / 8
 """Bytes a second."""
@@ -77,7 +76,7 @@ def wire(run: Run) -> float:
 
 def steps(run: Run) -> float:
     """Seconds of a block's way to the host that is farthest away."""
-    return depth(run.hosts, run.size) * (Settings().block_size / run.rate + CALL)
+    return depth(run.hosts, run.size) * (block_size(run.size, run.hosts) / run.rate + CALL)
 
 
 def factors(run: Run, cores: float | None) -> tuple[float, float]:

@@ -45,8 +45,9 @@ class Settings:
     python: str = ""
     """Python with wheelmount on hosts that ssh or Slurm starts; default the path of this one."""
 
-    block_size: int = 4 * MIB
-    """Bytes that travel, are hashed and arrive as one. A multiple of 4096."""
+    block_size: int = 0
+    """Bytes that travel, are hashed and arrive as one: a multiple of 4096, or 0 to choose by size
+    and number of hosts."""
 
     in_flight: int = 6
     """Blocks that one host fetches at the same time."""
@@ -92,9 +93,10 @@ class Settings:
     """Directory for what should stay: overlays of containers."""
 
     def __post_init__(self) -> None:
-        if self.block_size <= 0 or self.block_size % 4096:
+        if self.block_size < 0 or self.block_size % 4096:
             raise ConfigError(
-                f"block_size is {self.block_size}", hint="give a positive multiple of 4096 bytes"
+                f"block_size is {self.block_size}",
+                hint="give a positive multiple of 4096 bytes, or 0 to choose",
             )
         for name in ("in_flight", "ring"):
             if getattr(self, name) < 1:

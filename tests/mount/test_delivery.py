@@ -15,6 +15,7 @@ from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount.delivery import Delivery
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.remote import RemoteMount
 
@@ -64,15 +65,13 @@ def held(
     large: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RemoteMount]:
     """A mount on two hosts to which nothing is delivered by itself."""
-    deliver = RemoteMount._deliver
-    monkeypatch.setattr(RemoteMount, "_deliver", lambda *_: None)
+    monkeypatch.setattr(Delivery, "deliver", lambda *_: None)
     settings = replace(settings, adapter="devfuse")
     with (
         LocalHosts(2, settings, namespaces=False) as hosts,
         remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
     ):
         yield mount
-        monkeypatch.setattr(RemoteMount, "_deliver", deliver)
 
 
 def _deliver(mount: RemoteMount, host: str) -> None:

@@ -16,6 +16,7 @@ from tests.mount.conformance import assert_same
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import SourceError
 from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount.delivery import Delivery
 from wheelmount.mount.generations import LINGER
 from wheelmount.mount.remote import RemoteMount, remotemount
 
@@ -106,11 +107,13 @@ def _used(store: Path) -> int:
     return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
 
-def test_only_changed_bytes_travel(mount: RemoteMount, source: Path) -> None:
+def test_only_changed_bytes_travel(
+    mount: RemoteMount, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (source / "large").write_bytes(os.urandom(4 << 20))
     assert mount.refresh()
     travelled: list[int] = []
-    mount._arrived = lambda _host, length: travelled.append(length)  # type: ignore[method-assign]
+    monkeypatch.setattr(Delivery, "arrived", lambda _self, _host, length: travelled.append(length))
     (source / "large").chmod(0o600)
     (source / "large").rename(source / "package" / "renamed")
     (source / "new").write_text("new\n")

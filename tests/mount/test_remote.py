@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError, SourceError, StoreError
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount import point
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.remote import RemoteMount
+from wheelmount.mount.delivery import Delivery
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -178,13 +178,13 @@ def test_a_working_directory_in_a_mount_stays_what_it_is(
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    entered, deliver = threading.Event(), RemoteMount._deliver
+    entered, deliver = threading.Event(), Delivery.deliver
 
-    def deliver_then(mount: RemoteMount, layout: Layout) -> None:
+    def deliver_then(*arguments: Any) -> None:
         entered.wait(30)
-        deliver(mount, layout)
+        deliver(*arguments)
 
-    monkeypatch.setattr(RemoteMount, "_deliver", deliver_then)
+    monkeypatch.setattr(Delivery, "deliver", deliver_then)
     look = "print(flush=True); sys.stdin.readline(); print(os.getcwd()); print(os.listdir())"
     path = workplace / "host0"
     with remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings) as mount:

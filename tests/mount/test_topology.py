@@ -7,7 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from wheelmount.mount.topology import FANOUT, SMALL, Topology
+from wheelmount.mount.topology import (
+    FANOUT,
+    LEAST_BLOCK,
+    MOST_BLOCK,
+    SMALL,
+    Topology,
+    block_size,
+)
 
 GIB = 1 << 30
 
@@ -58,3 +65,22 @@ def test_few_bytes_come_from_the_client_itself() -> None:
     topology = Topology(_names(4), SMALL // 4)
     assert all(topology.route(host) == ((),) for host in _names(4))
     assert any(Topology(_names(4), SMALL).route("host1"))
+
+
+@pytest.mark.parametrize("fanout", [0, 1, 3])
+def test_hosts_that_are_added_are_below_the_others(fanout: int) -> None:
+    first, later = _names(5), [f"later{number}" for number in range(3)]
+    before, after = Topology(first, GIB, fanout), Topology(first, GIB, fanout, later)
+    assert {host: before.route(host) for host in first} == {
+        host: after.route(host) for host in first
+    }
+    for host in later:
+        assert all(above and above[-1] in first for above in after.route(host))
+
+
+def test_blocks_are_larger_for_more_bytes_and_smaller_for_more_steps() -> None:
+    sizes = [block_size(size, 4) for size in (0, 1 << 20, 32 << 20, 256 << 20, GIB, 100 * GIB)]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (LEAST_BLOCK, MOST_BLOCK)
+    assert block_size(64 << 20, 1024) < block_size(64 << 20, 4)
+    assert all(size & size - 1 == 0 for size in sizes)

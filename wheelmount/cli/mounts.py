@@ -185,6 +185,8 @@ def _line(record: dict[str, Any]) -> str:
     if record["delivery"]:
         sources = ", ".join(sorted(record["delivery"]["received"]))
         words.append(f"by {record['delivery']['transport']} from {sources or 'nobody'}")
+        if reused := record["delivery"].get("reused"):
+            words.append(f"{reused / 1e6:.1f} MB of it were in other mounts")
     words.append(record["adapter"])
     words.append(f"up {time.time() - record['started']:.0f} s")
     if not record["visible"]:

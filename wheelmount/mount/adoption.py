@@ -23,6 +23,7 @@ class Adopted:
         length: of the tree's description, for ``describe``, bytes.
         lost: numbers of the files that are not there because they changed at the source.
         missing: blocks that have not arrived.
+        block_size: of its blocks, bytes.
         mntpoint: where it is.
     """
 
@@ -30,6 +31,7 @@ class Adopted:
     length: int
     lost: list[int]
     missing: int
+    block_size: int
     mntpoint: str
 
 
@@ -40,7 +42,8 @@ class Standing:
     Attributes:
         layout: what they show.
         lost: see ``Adopted``; of all hosts together.
-        missing: blocks that have not arrived, on all hosts together.
+        missing: size in bytes of the blocks in which bytes of the whole tree have yet to arrive on
+            some hosts; 0 if none have.
         points: where it is, by host.
     """
 
@@ -75,6 +78,6 @@ def find(agents: Mapping[str, Any], timeout: float) -> Standing:
     return Standing(
         Layout.decode(bytes(description)),
         {number for each in found.values() for number in each.lost},
-        sum(each.missing for each in found.values()),
+        max(each.block_size if each.missing else 0 for each in found.values()),
         {name: each.mntpoint for name, each in found.items()},
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +19,20 @@ from monarch.actor import Actor, concurrent_endpoint
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, TransferError
 from wheelmount.hosts import engine, gate
-from wheelmount.mount import control, kernel, point, serving
+from wheelmount.mount import control, elsewhere, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
 from wheelmount.mount.adoption import Adopted
 from wheelmount.mount.point import View
 from wheelmount.mount.receiver import Receiver
+from wheelmount.mount.recut import Recut
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.source import file_digest
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
 from wheelmount.mount.topology import Route
-from wheelmount.mount.transfer import fetch_description
+from wheelmount.mount.traffic import Traffic
+from wheelmount.mount.transfer import Key, fetch_description
 
 GLANCE = 0.5
 """Seconds between looks at whether a mount is still somebody's working directory."""
@@ -73,7 +76,8 @@ class Agent(Actor):  # type: ignore[misc]
         self._next: Store | None = None
         self._growing = contextlib.ExitStack()  # what is held while ``_next`` is made
         self._receiver: Receiver | None = None
-        self._receivers: dict[bytes, Receiver] = {}  # also of the generation that is being made
+        self._receivers: dict[Key, Receiver] = {}  # also of the generation that is being made
+        self._traffic: Traffic | None = None
         self._received = asyncio.Condition()
         self._kept = False
         self._moving: asyncio.Task[None] | None = None
@@ -92,6 +96,8 @@ class Agent(Actor):  # type: ignore[misc]
         self._kept = order.keep
         settings = self._settings
         adapter = choose(settings.adapter)
+        if self._directory.exists():  # what an agent left that was lost
+            await asyncio.to_thread(serving.stop, self._directory, force=True)
         made = point.prepare(order.mntpoint, cover=order.cover)
         own = settings.store == MEMORY and kernel.may_mount()
         store = settings.private_store(mounted=own) / self._directory.name
@@ -117,8 +123,11 @@ class Agent(Actor):  # type: ignore[misc]
             serving.discard(self._directory, store, order.mntpoint if made else None)
             raise
 
-    async def _receive(self, store: Store, source: Any, route: Route) -> Receiver:
+    async def _receive(self, store: Store | Recut, source: Any, route: Route) -> Receiver:
         settings = self._settings
+        look = None
+        if isinstance(store, Store):
+            look = functools.partial(elsewhere.find, settings, self._directory, store)
         receiver = Receiver(
             self._host,
             store,
@@ -127,30 +136,33 @@ class Agent(Actor):  # type: ignore[misc]
             in_flight=settings.in_flight,
             timeout=settings.fetch_timeout,
             tell=self._tell,
+            look=look,
         )
+        if isinstance(store, Store):
+            self._traffic = receiver.traffic
         async with self._received:
-            self._receivers[store.layout.identity] = receiver
+            self._receivers[store.layout.key] = receiver
             self._received.notify_all()
         return receiver
 
-    async def _receiver_of(self, identity: bytes) -> Receiver:
+    async def _receiver_of(self, key: Key) -> Receiver:
         """Who receives a tree here; it may be that another host hears of that sooner."""
         async with self._received:
             await asyncio.wait_for(
-                self._received.wait_for(lambda: identity in self._receivers),
+                self._received.wait_for(lambda: key in self._receivers),
                 self._settings.fetch_timeout,
             )
-        return self._receivers[identity]
+        return self._receivers[key]
 
     @concurrent_endpoint
-    async def stage(self, identity: bytes, block: int, packed: bool) -> tuple[Staged, Any]:
+    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any]:
         """Have a block of a tree ready for another host; see ``Receiver.stage``."""
-        return await (await self._receiver_of(identity)).stage(block, packed)
+        return await (await self._receiver_of(key)).stage(block, packed)
 
     @concurrent_endpoint
-    async def release(self, identity: bytes, block: int, packed: bool, sent: int) -> None:
+    async def release(self, key: Key, block: int, packed: bool, sent: int) -> None:
         """Let go of what ``stage`` gave."""
-        if receiver := self._receivers.get(identity):
+        if receiver := self._receivers.get(key):
             receiver.release(block, packed, sent)
 
     @concurrent_endpoint
@@ -163,10 +175,11 @@ class Agent(Actor):  # type: ignore[misc]
     async def deliver(self) -> None:
         """Fetch all bytes; returns when they are there, and shown in the best way."""
         store = self._shown
-        if self._receiver is None:  # it had arrived before
+        receiver = self._receiver
+        if receiver is None:  # it had arrived before
             return
-        await self._receiver.run()
-        self._receiver.traffic.write(self._directory)
+        await receiver.run()
+        receiver.traffic.write(self._directory)
         try:
             await asyncio.to_thread(store.finish, dress=self._binds)
             if self._binds and not store.changed() and not await self._show(store):
@@ -209,17 +222,38 @@ class Agent(Actor):  # type: ignore[misc]
         changed = [number for number in store.layout.tree.inodes if store.is_changed(number)]
         length = store.description.stat().st_size
         missing = len(store.missing())
-        return Adopted(store.layout.identity, length, changed, missing, task.mntpoint)
+        cut = store.layout.block_size
+        return Adopted(store.layout.identity, length, changed, missing, cut, task.mntpoint)
 
     @concurrent_endpoint
-    async def resume(self, source: Any, route: Route) -> None:
-        """Be ready to fetch what had not arrived when the client went away, and to give."""
+    async def resume(self, source: Any, route: Route, block_size: int) -> None:
+        """Be ready to fetch what had not arrived when the client went away, or to give."""
         store, self._kept = self._shown, True
-        receiver = await self._receive(store, source, route)
-        if store.missing():
-            await asyncio.to_thread(store.resume)
-            self._receiver = receiver
-            await self._connect(receiver)
+        if not store.missing():
+            self._receiver = None
+            await self._give(source, block_size)
+            return
+        for receiver in self._receivers.values():  # if this process began with that client
+            receiver.retire()
+        await self._disconnect()
+        await asyncio.to_thread(store.resume)
+        self._receiver = await self._receive(store, source, route)
+        await self._connect(self._receiver)
+
+    @concurrent_endpoint
+    async def give(self, source: Any, block_size: int) -> None:
+        """Be ready to give all that is here to other hosts.
+
+        Args:
+            source: the client's actor, by whose hashes it is checked before.
+            block_size: of the blocks that it is asked for, bytes.
+        """
+        await self._give(source, block_size)
+
+    async def _give(self, source: Any, block_size: int) -> None:
+        recut = Recut(self._shown, block_size)
+        if recut.layout.key not in self._receivers:  # it did not come in just these blocks
+            await self._receive(recut, source, Route())
 
     @concurrent_endpoint
     async def describe(self, offset: int, size: int) -> bytes:
@@ -259,8 +293,8 @@ class Agent(Actor):  # type: ignore[misc]
         made = self._next
         if made is not None:
             await asyncio.to_thread(serving.show, self._directory, made.generation)
-            receiver = self._receivers[made.layout.identity]
-            self._receivers = {made.layout.identity: receiver}
+            receiver = self._receivers[made.layout.key]
+            self._receivers = {made.layout.key: receiver}
             receiver.traffic.write(self._directory)
             self._store, self._next = made, None
             self._growing.close()
@@ -273,7 +307,7 @@ class Agent(Actor):  # type: ignore[misc]
     async def _abandon(self) -> None:
         made, self._next = self._next, None
         if made is not None:
-            self._receivers.pop(made.layout.identity, None)
+            self._receivers.pop(made.layout.key, None)
             await asyncio.to_thread(made.forget)
         self._growing.close()
 
@@ -294,9 +328,8 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def status(self) -> control.Message:
         """See ``Server.status``."""
-        if self._receivers and self._directory.exists():
-            newest = [*self._receivers.values()][-1]
-            newest.traffic.write(self._directory)
+        if self._traffic is not None and self._directory.exists():
+            self._traffic.write(self._directory)
         return await asyncio.to_thread(serving.status, self._directory)
 
     @concurrent_endpoint
@@ -320,6 +353,17 @@ class Agent(Actor):  # type: ignore[misc]
         reader, self._link = await asyncio.open_unix_connection(self._directory / control.SOCKET)
         self._link.write(control.encode({"op": "feed", "keep": self._kept}))
         self._listening = asyncio.create_task(self._listen(reader, receiver))
+
+    async def _disconnect(self) -> None:
+        """Leave the serving process to another who will feed it."""
+        if self._listening is not None:
+            self._listening.cancel()
+        if self._link is not None:
+            with contextlib.suppress(OSError):
+                self._link.write(control.encode({"keep": True}))
+                await self._link.drain()
+            self._link.close()
+            self._link = None
 
     async def _listen(self, reader: asyncio.StreamReader, receiver: Receiver) -> None:
         with contextlib.suppress(OSError):

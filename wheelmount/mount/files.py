@@ -101,8 +101,9 @@ class NewFiles(Files):
         self._check(Tree())
 
     def resume(self) -> None:
-        """Find again what another process made, and did not finish."""
-        self._touched.append((ROOT, b"."))
+        """Find again what was made, and not finished."""
+        self._names.clear()
+        self._touched = [(ROOT, b".")]
         for path, number in self._tree.walk():
             if self._tree.inodes[number].is_file:
                 self._names[number].append(path)

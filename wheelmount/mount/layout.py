@@ -78,6 +78,13 @@ class Cut:
         self._fresh = None if fresh is None else array("Q", sorted(fresh))
 
     @cached_property
+    def key(self) -> tuple[bytes, bool, int]:
+        """By which client and hosts know that they speak of the same blocks: those of a whole tree
+        are others than those of what is new in it."""
+        whole = self._fresh is None or len(self._fresh) == self.tree.files
+        return self.identity, whole, self.block_size
+
+    @cached_property
     def _pieces(self) -> _Pieces:
         # In order, so that both sides cut the same blocks.
         numbers = sorted(self.tree.inodes) if self._fresh is None else self._fresh

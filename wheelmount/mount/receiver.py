@@ -20,7 +20,9 @@ from blake3 import blake3
 
 from wheelmount.errors import TransferError, WheelmountError
 from wheelmount.hosts.engine import translate
+from wheelmount.mount.elsewhere import Elsewhere
 from wheelmount.mount.packing import Choice, unpack
+from wheelmount.mount.recut import Recut
 from wheelmount.mount.ring import Ring, Staged
 from wheelmount.mount.store import Store
 from wheelmount.mount.topology import Route
@@ -47,23 +49,27 @@ class Receiver:
             hosts could wait for each other.
         timeout: seconds a block may take.
         tell: called with every block that is whole, and with one that failed and the reason.
+        look: looks for what is here already; called once, on a thread.
     """
 
     def __init__(
         self,
         host: str,
-        store: Store,
+        store: Store | Recut,
         source: Any,
         route: Route,
         *,
         in_flight: int,
         timeout: float,
         tell: Callable[[int, str | None], None],
+        look: Callable[[], Elsewhere | None] | None = None,
     ) -> None:
         self.layout = store.layout
         self.traffic = Traffic()
         self._host = host
         self._store = store
+        self._look = look
+        self._looking: asyncio.Task[Elsewhere | None] | None = None
         self._source = source
         self._route = route
         self._in_flight = in_flight
@@ -108,8 +114,11 @@ class Receiver:
         """
         await asyncio.gather(*(self._work() for _ in range(self._in_flight)))
         self._buffers.clear()
+        self._look = self._looking = None
         with contextlib.suppress(Exception):  # for people only
             await asyncio.wait_for(self._report().as_asyncio(), self._timeout)
+        if self._ended:
+            raise TransferError(f"delivery to {self._host} was given up")
         if self._failed:
             block, error = next(iter(self._failed.items()))
             raise TransferError(
@@ -118,16 +127,20 @@ class Receiver:
                 hint=error.hint,
             )
 
+    def retire(self) -> None:
+        """Fetch nothing more, and tell of nothing: another takes its place."""
+        self._ended = True
+        self._queue.clear()
+        for task in self._demanded:
+            task.cancel()
+
     async def stop(self) -> None:
         """Fetch nothing more, and wait for what is on its way.
 
         A process that ends with a transfer on its way takes more than itself down: Monarch's
         fallback over TCP then fails at the sender, for all who fetch from it.
         """
-        self._ended = True
-        self._queue.clear()
-        for task in self._demanded:
-            task.cancel()
+        self.retire()
         if self._flying:
             await asyncio.wait(self._flying.values(), timeout=self._timeout)
         if self._offer is not None:
@@ -149,6 +162,8 @@ class Receiver:
             raise TransferError(f"{self._host} gives nothing any more")
         if error := await self.ensure(block):
             raise error
+        if block not in self._given:
+            await self._confirm(block)
         if self._offer is None:
             self._offer = Offer(self._ring)
         return await self._offer.stage(block, packed)
@@ -162,6 +177,21 @@ class Receiver:
         """A block as it came; see ``Filler``."""
         self._store.read_block(block, view)
         return self._given[block]
+
+    async def _confirm(self, block: int) -> None:
+        """See with the client that a block is right which arrived before this receiver was."""
+        call = self._source.stage.call_one(self.layout.key, block, False)
+        staged, _ = await asyncio.wait_for(call.as_asyncio(), self._timeout)
+        try:
+            memory = self._buffer()
+            view = memory[: staged.length]
+            await asyncio.to_thread(self._store.read_block, block, view)
+            if await asyncio.to_thread(_digest, view) != staged.digest:
+                raise TransferError(f"block {block} on {self._host} is not what the client has")
+            self._given[block] = staged.digest, staged.changed
+            self._buffers.append(memory)
+        finally:
+            self._let_go(self._source, block, False, 0)
 
     async def _work(self) -> None:
         while self._queue:
@@ -184,7 +214,8 @@ class Receiver:
             await self._from_anybody(block)
         except Exception as error:
             self._failed[block] = self._failure(error)
-            self._tell(block, self._failed[block].message)
+            if not self._ended:
+                self._tell(block, self._failed[block].message)
         else:
             self._tell(block, None)
         finally:
@@ -218,14 +249,22 @@ class Receiver:
     async def _fetch(self, block: int, host: str) -> bool:
         """Get a block from a host once; False if what came is not what was sent."""
         above = self._route.peers[host] if host != CLIENT else self._source
-        identity, choice = self.layout.identity, self._choices[host]
-        packed, began = choice.packed(), time.monotonic()
-        staged, buffer = await asyncio.wait_for(
-            above.stage.call_one(identity, block, packed).as_asyncio(), self._timeout
-        )
+        here = await self._here(block)
+        choice = self._choices[host]
+        packed = here is None and choice.packed()
+        began = time.monotonic()
+        call = above.stage.call_one(self.layout.key, block, packed)
+        staged, buffer = await asyncio.wait_for(call.as_asyncio(), self._timeout)
         sent = 0
         try:
             memory = self._buffer()
+            if here is not None and await asyncio.to_thread(
+                self._reuse, here, block, memory, staged
+            ):
+                self._buffers.append(memory)
+                self.traffic.reused += staged.length
+                self._count(staged.length)
+                return True
             view = memory[: staged.size]
             await buffer.read_into(view, timeout=max(1, int(self._timeout)))
             if not await asyncio.to_thread(self._keep, block, view, staged):
@@ -238,8 +277,24 @@ class Receiver:
             self._count(staged.length)
             return True
         finally:
-            with contextlib.suppress(Exception):
-                above.release.broadcast(identity, block, packed, sent)
+            self._let_go(above, block, packed, sent)
+
+    def _let_go(self, above: Any, block: int, packed: bool, sent: int) -> None:
+        with contextlib.suppress(Exception):
+            above.release.broadcast(self.layout.key, block, packed, sent)
+
+    async def _here(self, block: int) -> Elsewhere | None:
+        """Where a block may be on this host already, as soon as that is known."""
+        if self._look is None:
+            return None
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._look))
+        found = await asyncio.shield(self._looking)
+        return found if found is not None and found.covers(block) else None
+
+    def _reuse(self, here: Elsewhere, block: int, memory: memoryview, staged: Staged) -> bool:
+        view = memory[: staged.length]
+        return here.read(block, view) and self._keep(block, view, staged)
 
     def _buffer(self) -> memoryview:
         if self._buffers:
@@ -247,12 +302,12 @@ class Receiver:
         return memoryview(mmap.mmap(-1, self.layout.block_size))
 
     def _keep(self, block: int, view: memoryview, staged: Staged) -> bool:
-        if staged.size < staged.length:
+        if len(view) < staged.length:
             try:
                 view = unpack(view, staged.length)
             except TransferError:
                 return False
-        if blake3(view).digest() != staged.digest:
+        if _digest(view) != staged.digest:
             return False
         for inode in staged.changed:
             self._store.mark_changed(inode)
@@ -280,3 +335,7 @@ class Receiver:
         if isinstance(failure, TransferError) or isinstance(error, WheelmountError):
             return failure
         return TransferError(f"it could not be fetched: {failure.message}", hint=failure.hint)
+
+
+def _digest(view: memoryview) -> bytes:
+    return blake3(view).digest()

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
-import threading
-from collections.abc import Callable
 from typing import Any
 
 from wheelmount import config
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, MountError, WaitError, WheelmountError
+from wheelmount.errors import InputError, MountError, WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.host import Host, as_hosts
-from wheelmount.mount import adoption, point
+from wheelmount.mount import adoption, point, topology
+from wheelmount.mount.agents import Agents
+from wheelmount.mount.delivery import Delivery
 from wheelmount.mount.layout import Layout
-from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
-from wheelmount.mount.source import Source, file_digest
+from wheelmount.mount.source import file_digest
 from wheelmount.mount.succession import Doubt, Succession
-from wheelmount.mount.topology import routes
 from wheelmount.mount.tree import Tree
-from wheelmount.progress import SILENT, Progress, Task
+from wheelmount.progress import SILENT, Progress
 
 log = logging.getLogger("wheelmount")
 
@@ -82,19 +79,17 @@ class RemoteMount:
         """Name of the mount; that on a host is this and the host's name."""
         self.skipped: list[bytes] = []
         """Paths of the source that are not shown: sockets, pipes and devices."""
+        self.delivering = False
+        """Whether this process brings it its bytes, or did."""
         self._mntpoint = mntpoint or self.source
         self._settings = settings
         self._progress = progress
-        self._agents: dict[str, Any] = {}
-        self._procs: dict[str, Any] = {}
+        self._agents = Agents(self.identity, settings)
         self._points: dict[str, str] = {}
         self._layout: Layout | None = None
         self._lost: set[int] = set()
-        self._source: Source | None = None
-        self._ring: Ring | None = None
-        self._offer: Any = None
-        self._delivery: threading.Thread | None = None
-        self._outcome: dict[str, Any] = {}
+        self._keep = False
+        self._delivery: Delivery | None = None
 
     @property
     def mntpoints(self) -> dict[str, str]:
@@ -118,20 +113,85 @@ class RemoteMount:
             StoreError: a host has no room for the bytes.
             HostError, WaitError: a host is lost. Whatever it is, nothing stays mounted.
         """
-        layout = Layout(self._scan(), self._settings.block_size)
+        tree, self._keep = self._scan(), keep
+        layout = Layout(tree, self._block_size(tree))
         engine.start()
         try:
-            self._spawn_agents()
-            self._mount(layout, keep)
+            self._agents.spawn(self.hosts)
+            self._delivery = made = self._offer(layout)
+            self._mount([host.name for host in self.hosts], made)
         except BaseException:
             self.close(force=True)
             raise
-        self._begin(layout)
-
-    def _begin(self, layout: Layout) -> None:
         self._layout = layout
-        self._delivery = threading.Thread(target=self._deliver, args=(layout,), daemon=True)
-        self._delivery.start()
+        self._begin(made, list(self._agents))
+
+    def add(self, host_mesh: Any) -> None:
+        """Mount it on more hosts, as it is shown on the others.
+
+        Returns when the mounts stand and show all names; bytes follow, from the other hosts in so
+        far as they have them. ``wait`` waits for these hosts too. A file that was edited since it
+        was brought to the others cannot be read on the new ones until ``refresh``.
+
+        Args:
+            host_mesh: as of ``remotemount``, or one host. One with the name of a host that is lost
+                takes its place.
+
+        Raises:
+            InputError: a host has the mount already.
+            MountError: the mount is not open.
+            UnavailableError, StoreError, HostError, WaitError: as of ``open``. Nothing stays
+                mounted on any of the new hosts; the others keep what they have.
+        """
+        if self._layout is None:
+            raise MountError("the mount is not open", hint="call open() first")
+        hosts = [host_mesh] if isinstance(host_mesh, Host) else as_hosts(host_mesh)
+        names = [host.name for host in hosts]
+        self._make_way(names)
+        if self._delivery is None or self._delivery.ended:
+            self._delivery = self._offer_again(self._layout)
+        try:
+            self._agents.spawn(hosts)
+            self._mount(names, self._delivery)
+        except BaseException:
+            self._close(names, force=True)
+            for name in names:
+                self._points.pop(name, None)
+            raise
+        self.hosts = [host for host in self.hosts if host.name not in names] + hosts
+        self._begin(self._delivery, names)
+
+    def _make_way(self, names: list[str]) -> None:
+        """Let go of hosts that are lost where others come that have their names."""
+        if len(set(names)) < len(names):
+            raise InputError("two of the hosts have the same name", hint="name them apart")
+        answers = self._agents.call(lambda agent: agent.view.call_one(), names)
+        for name, answer in answers.items():
+            if not isinstance(answer, WheelmountError):
+                raise InputError(f"{name} has the mount already", hint="add other hosts")
+        for name in answers:
+            self._agents.dismiss(name, lost=True)
+            if self._delivery is not None:
+                self._delivery.forget(name)
+
+    def _offer_again(self, layout: Layout) -> Delivery:
+        """Offer all of a tree that hosts have, to others."""
+        tree = layout.tree
+        whole = Layout(tree, self._block_size(tree), identity=layout.identity)
+        made = self._offer(whole)
+        self._agents.call(lambda agent: agent.give.call_one(made.actor, whole.block_size))
+        return made
+
+    def _block_size(self, tree: Tree) -> int:
+        return self._settings.block_size or topology.block_size(tree.size, len(self.hosts))
+
+    def _offer(self, layout: Layout, before: Layout | None = None) -> Delivery:
+        root = os.fsencode(self.source)
+        return Delivery(root, layout, self._settings, self._progress, before)
+
+    def _begin(self, made: Delivery, names: list[str]) -> None:
+        self.delivering = True
+        made.begin(names, self._agents)
 
     def _scan(self, before: Tree | None = None) -> Tree:
         with self._progress.task("scan", unit="files") as task:
@@ -153,130 +213,73 @@ class RemoteMount:
         """Where it was asked to be, on all hosts; see ``mntpoints``."""
         return self._mntpoint
 
-    @property
-    def delivering(self) -> bool:
-        """Whether this process brings it its bytes, or did."""
-        return self._delivery is not None
-
     def take(self, handles: Handles) -> None:
         """Go on with the agents of another process, for ``status`` or ``close``."""
-        self._agents = dict(handles)
+        self._agents.take(handles)
 
     def adopt(self, handles: Handles | None = None) -> None:
         """Take charge of a mount that stands, made by another process.
 
-        What had not arrived is delivered, as after ``open``, where that process is gone.
+        What had not arrived is delivered, as after ``open``; that process must be gone then.
 
         Args:
             handles: of that process, if its agents are still there.
 
         Raises:
-            MountError: there is none on a host, or not all has arrived and ``handles`` are given.
+            MountError: there is none on a host.
             HostError, WaitError: a host is lost.
         """
         engine.start()
+        self._keep = True
         try:
             if handles is None:
-                self._spawn_agents()
+                self._agents.spawn(self.hosts)
             else:
-                self.take(handles)
+                self._agents.take(handles)
             standing = adoption.find(self._agents, self._settings.start_timeout)
             self._layout, self._lost = standing.layout, standing.lost
             self._points = standing.points
-            if standing.missing and handles is not None:
-                raise MountError(
-                    f"{standing.missing} blocks of the mount have not arrived",
-                    hint="wait for who delivers it, or unmount it and mount it again",
-                )
             if standing.missing:
-                self._resume(standing.layout)
+                self._resume(standing.layout, standing.missing)
         except BaseException:
             if handles is None:
                 self.release()
             raise
 
-    def _resume(self, layout: Layout) -> None:
-        self._offer = made = self._make_offer(layout, layout.encode())
-        ways = routes(self._agents, layout.size, self._settings.fanout)
-        calls = {n: a.resume.call_one(made, ways[n]) for n, a in self._agents.items()}
+    def _resume(self, layout: Layout, size: int) -> None:
+        # Only a first generation is shown before all of it is there.
+        whole = Layout(layout.tree, size, identity=layout.identity)
+        self._delivery = made = self._offer(whole)
+        ways = made.routes(self._agents)
+        calls = {n: a.resume.call_one(made.actor, ways[n], size) for n, a in self._agents.items()}
         engine.raise_first(engine.gather(calls, self._settings.start_timeout))
-        self._begin(layout)
+        self._begin(made, list(self._agents))
 
-    def _spawn_agents(self) -> None:
-        from wheelmount.mount.agent import Agent
-
-        for host in self.hosts:
-            procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount")
-            self._procs[host.name] = procs
-            identity = f"{self.identity}-{host.name}"
-            self._agents[host.name] = procs.spawn(
-                "agent", Agent, host.name, self._settings, identity
-            )
-
-    def _mount(self, layout: Layout, keep: bool) -> None:
+    def _mount(self, names: list[str], made: Delivery) -> None:
+        """Have the mount stand on some hosts that have agents but no mount yet."""
         from wheelmount.mount.agent import Order
 
         client = point.View.here()
-        timeout = self._settings.start_timeout
-        self._offer = self._make_offer(layout, layout.encode())
-        views = engine.raise_first(self._call(lambda agent: agent.view.call_one(), timeout))
-        names = [host.name for host in self.hosts]
-        paths = point.place(
-            self._mntpoint, names, [views[name] for name in names], self.source, client
-        )
-        self._points = dict(zip(names, paths, strict=True))
-        orders = {
-            name: Order(self.source, path, path == self.source and views[name] != client, keep)
-            for name, path in self._points.items()
-        }
-        ways = routes(self._agents, layout.size, self._settings.fanout)
-        calls = {
-            name: agent.open.call_one(orders[name], self._offer, ways[name])
-            for name, agent in self._agents.items()
-        }
-        engine.raise_first(engine.gather(calls, timeout + self._settings.fetch_timeout))
-
-    def _make_offer(self, layout: Layout, description: bytes) -> Any:
-        """Offer a layout and its bytes to the hosts."""
-        from wheelmount.mount.transfer import offer
-
+        views = self._agents.call(lambda agent: agent.view.call_one())
+        engine.raise_first({name: views[name] for name in names})
+        views = {name: view for name, view in views.items() if isinstance(view, point.View)}
+        paths = point.place(self._mntpoint, list(views), list(views.values()), self.source, client)
+        places = dict(zip(views, paths, strict=True))
+        later = names if len(names) < len(views) else []
+        ways = made.routes({name: self._agents[name] for name in views}, later)
+        calls = {}
+        for name in names:
+            self._points[name] = path = places[name]
+            cover = path == self.source and views[name] != client
+            order = Order(self.source, path, cover, self._keep)
+            calls[name] = self._agents[name].open.call_one(order, made.actor, ways[name])
         settings = self._settings
-        self._source = Source(os.fsencode(self.source), layout)
-        self._ring = Ring(self._source, slots=settings.ring, lease=settings.fetch_timeout)
-        with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
-            made = offer(self._ring, description, self._arrived)
-            engine.one(made.ready.call_one(), settings.start_timeout)
-        return made
-
-    def _lose(self, name: str, error: WheelmountError) -> None:
-        """Tell the hosts that one of them is gone."""
-        if isinstance(error, HostError):
-            log.warning("%s is lost: %s", name, error.message)
-            for other, agent in self._agents.items():
-                if other != name:
-                    with contextlib.suppress(Exception):
-                        agent.lose.broadcast(name)
+        engine.raise_first(engine.gather(calls, settings.start_timeout + settings.fetch_timeout))
 
     @property
     def sent(self) -> int:
         """Bytes of files that left this process for hosts since the last refresh, or the start."""
-        return self._ring.sent if self._ring is not None else 0
-
-    def _deliver(self, layout: Layout) -> None:
-        # Every block is bounded by the time it may take; so is the whole by the sum.
-        bound = self._settings.fetch_timeout * (layout.blocks + 1)
-        with self._progress.task("send", unit="B") as task:
-            task.total(layout.size * len(self.hosts))
-            self._task = task
-            self._outcome = self._call(lambda agent: agent.deliver.call_one(), bound, self._lose)
-            if not any(isinstance(end, WheelmountError) for end in self._outcome.values()):
-                task.note(f"{layout.size / 1e6:.1f} MB to {len(self.hosts)} hosts")
-
-    _task: Task | None = None
-
-    def _arrived(self, _host: str, length: int) -> None:
-        if self._task is not None:
-            self._task.advance(length)
+        return self._delivery.sent if self._delivery is not None else 0
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all bytes are on all hosts.
@@ -290,10 +293,7 @@ class RemoteMount:
         """
         if self._delivery is None:
             raise MountError("the mount is not open", hint="call open() first")
-        self._delivery.join(timeout)
-        if self._delivery.is_alive():
-            raise WaitError(f"not everything arrived within {timeout:g} s")
-        engine.raise_first(self._outcome)
+        self._delivery.wait(timeout)
 
     def refresh(self) -> bool:
         """Have the mount show the directory as it is now.
@@ -314,16 +314,18 @@ class RemoteMount:
             raise MountError("the mount is not open", hint="call open() first")
         if self._delivery is not None:
             self.wait()
-        if self._source is not None:  # what was torn on the way to the hosts
-            self._lost |= self._source.changed
-            self._source = None
+            self._lost |= self._delivery.changed  # what was torn on the way to the hosts
         before = self._layout
-        succession = Succession(before.tree, self._scan(before.tree), self._lost)
+        tree = self._scan(before.tree)
+        succession = Succession(before.tree, tree, self._lost)
         if not succession:
             return False
-        layout = succession.settle(self._same(succession), self._settings.block_size)
-        self._advance(layout, layout.encode(before))
-        self._layout, self._lost = layout, set()
+        layout = succession.settle(self._same(succession), self._block_size(tree))
+        made = self._offer(layout, before)
+        made.advance(self._agents)
+        if self._delivery is not None:
+            self._delivery.end()
+        self._delivery, self._layout, self._lost = made, layout, set()
         return True
 
     def _same(self, succession: Succession) -> list[Doubt]:
@@ -334,7 +336,7 @@ class RemoteMount:
         bound = self._settings.start_timeout + self._settings.fetch_timeout * len(wanted)
         with self._progress.task("compare", unit="files") as task:
             task.total(len(succession.doubts))
-            answers = self._call(lambda agent: agent.digests.call_one(wanted), bound)
+            answers = self._agents.call(lambda agent: agent.digests.call_one(wanted), timeout=bound)
             theirs = engine.raise_first(answers).values()
             same = []
             for doubt in succession.doubts:
@@ -344,39 +346,15 @@ class RemoteMount:
                 task.advance(1)
         return same
 
-    def _advance(self, layout: Layout, description: bytes) -> None:
-        """Have all hosts fetch a generation, and then all show it."""
-        timeout = self._settings.start_timeout
-        made = self._make_offer(layout, description)
-        ways = routes(self._agents, layout.size, self._settings.fanout)
-        bound = timeout + self._settings.fetch_timeout * (layout.blocks + 1)
-        try:
-            with self._progress.task("send", unit="B") as task:
-                task.total(layout.size * len(self.hosts))
-                self._task = task
-                try:
-                    calls = {
-                        name: agent.prepare.call_one(made, ways[name])
-                        for name, agent in self._agents.items()
-                    }
-                    engine.raise_first(engine.gather(calls, bound, self._lose))
-                except BaseException:
-                    self._call(lambda agent: agent.abandon.call_one(), timeout)
-                    raise
-                engine.raise_first(self._call(lambda agent: agent.advance.call_one(), timeout))
-        finally:
-            engine.stop_mesh(made)
-
     def keep(self) -> None:
         """Wait for all bytes, and let the mounts stay when this process ends."""
         self.wait()
-        engine.raise_first(
-            self._call(lambda agent: agent.keep.call_one(), self._settings.start_timeout)
-        )
+        engine.raise_first(self._agents.call(lambda agent: agent.keep.call_one()))
+        self._keep = True
 
     def status(self) -> dict[str, Any]:
         """Where the mount stands on each host: a mapping as of ``Server.status``, or an error."""
-        return self._call(lambda agent: agent.status.call_one(), self._settings.start_timeout)
+        return self._agents.call(lambda agent: agent.status.call_one())
 
     def close(self, *, force: bool = False) -> None:
         """Take it down on all hosts.
@@ -387,47 +365,27 @@ class RemoteMount:
         Raises:
             MountError: it is in use on a host, and by whom.
         """
-        results = self._call(
-            lambda agent: agent.close.call_one(force), self._settings.start_timeout
-        )
+        busy = self._close(list(self._agents), force=force)
+        if busy and not force:
+            raise busy[0]
+        if self._delivery is not None:
+            self._delivery.end()
+
+    def _close(self, names: list[str], *, force: bool) -> list[MountError]:
+        """Take it down on some hosts; returns why it stays on some of them."""
         busy = []
-        for name, result in results.items():
+        closed = self._agents.call(lambda agent: agent.close.call_one(force), names)
+        for name, result in closed.items():
             if isinstance(result, MountError):
                 busy.append(result)
             else:
-                self._dismiss(name, lost=isinstance(result, WheelmountError))
-        if busy and not force:
-            raise busy[0]
-        if self._offer is not None:
-            engine.stop_mesh(self._offer)
-            self._offer = None
-        if self._delivery is not None:
-            self._delivery.join(self._settings.start_timeout)
+                self._agents.dismiss(name, lost=isinstance(result, WheelmountError))
+        return busy
 
     def release(self) -> None:
         """End the agents, and leave the mounts to themselves."""
-        for name in list(self._agents):
-            self._dismiss(name)
-
-    def _dismiss(self, name: str, *, lost: bool = False) -> None:
-        """End an agent; one of a host that is lost is ended already."""
-        agent, procs = self._agents.pop(name), self._procs.pop(name, None)
-        if lost:
-            return
-        if procs is not None:
-            engine.stop_mesh(procs)
-        else:  # another process started it
-            with contextlib.suppress(WheelmountError):
-                engine.one(agent.quit.call_one(), self._settings.start_timeout)
-
-    def _call(
-        self,
-        call: Callable[[Any], Any],
-        timeout: float,
-        failed: Callable[[str, WheelmountError], object] = lambda _name, _error: None,
-    ) -> dict[str, Any]:
-        calls = {name: call(agent) for name, agent in self._agents.items()}
-        return engine.gather(calls, timeout, failed)
+        for name in self._agents:
+            self._agents.dismiss(name)
 
     def __enter__(self) -> RemoteMount:
         self.open()

@@ -72,7 +72,7 @@ class Ring:
 
     def __init__(self, filler: Filler, *, slots: int, lease: float) -> None:
         self._filler = filler
-        self._layout = layout = filler.layout
+        self.layout = layout = filler.layout
         slots = max(1, min(slots, layout.blocks))
         self._lease = lease
         size = layout.block_size
@@ -155,7 +155,7 @@ class Ring:
         return None
 
     def _fill(self, number: int, block: int, packed: bool) -> Staged:
-        length = self._layout.length(block)
+        length = self.layout.length(block)
         slot = self.slots[number]
         if not packed:
             return Staged(number, length, length, *self._filler.fill(block, slot[:length]))
@@ -170,5 +170,5 @@ class Ring:
         """Memory of this thread, ``block_size`` bytes."""
         memory: memoryview | None = getattr(self._scratch, "memory", None)
         if memory is None:
-            memory = self._scratch.memory = memoryview(mmap.mmap(-1, self._layout.block_size))
+            memory = self._scratch.memory = memoryview(mmap.mmap(-1, self.layout.block_size))
         return memory

@@ -28,7 +28,7 @@ import psutil
 from wheelmount.errors import StoreError
 from wheelmount.mount import kernel
 from wheelmount.mount.files import Files, NewFiles
-from wheelmount.mount.layout import Cut, Layout
+from wheelmount.mount.layout import Cut, Extent, Layout
 from wheelmount.mount.mapped import Mapped
 from wheelmount.mount.summary import PAGE, Summary
 from wheelmount.mount.tree import TreeView
@@ -278,6 +278,14 @@ class Store:
     def read(self, number: int, offset: int, size: int) -> bytes:
         """Bytes of a file. Ask ``absent`` first."""
         return self._files.read(number, offset, size)
+
+    def read_into(self, extent: Extent, data: memoryview) -> None:
+        """Get a piece of a file that is there into its place in a block.
+
+        Raises:
+            OSError: it is not, or shorter.
+        """
+        self._files.read_into(extent, data)
 
     def has(self, block: int) -> bool:
         """Whether a block may be read."""

@@ -9,7 +9,8 @@ about as much as it receives, and no link carries more than another. The idea is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,34 @@ FANOUT = 4
 SMALL = 1 << 20
 """Bytes for all hosts together that the client sends itself: a tree would only take longer."""
 
+LEAST_BLOCK, MOST_BLOCK = 256 << 10, 4 << 20
+"""Bytes. Larger blocks than this gain nothing more, and take memory in all rings."""
+
+BLOCK_COST = 32_000
+"""Bytes that a link of 1 Gbit/s could carry in the time that one more block costs: 1.5 ms (see
+``benchmarks.rdma``), and six are on their way at once."""
+
 REPORT = 0.25
 """Seconds between reports to the client of what has arrived, at least; more for many hosts."""
+
+
+def block_size(size: int, hosts: int, fanout: int = 0) -> int:
+    """Bytes of a block, a power of two.
+
+    The last block is passed on once for each step of the way, which takes ``steps * block``; all
+    blocks together cost ``size / block * BLOCK_COST``. The sum is least at the root of their
+    quotient. On faster links blocks matter less in both ways.
+
+    Args:
+        size: bytes that each host is to get.
+        hosts: number of hosts.
+        fanout: see ``Topology``.
+    """
+    steps = 1
+    while (fanout or FANOUT) ** steps < hosts:
+        steps += 1
+    best = math.sqrt(size * BLOCK_COST / steps)
+    return min(max(1 << round(math.log2(max(best, 1))), LEAST_BLOCK), MOST_BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +65,18 @@ class Route:
     report: float = REPORT
 
 
-def routes(agents: Mapping[str, Any], size: int, fanout: int) -> dict[str, Route]:
+def routes(
+    agents: Mapping[str, Any], size: int, fanout: int, later: Collection[str] = ()
+) -> dict[str, Route]:
     """Whom each host asks.
 
     Args:
         agents: of all hosts, by name.
         size: bytes that each is to get.
         fanout: see ``Topology``.
+        later: likewise.
     """
-    topology = Topology(list(agents), size, fanout)
+    topology = Topology([name for name in agents if name not in later], size, fanout, list(later))
     report = max(REPORT, len(agents) / 256)
     found = {}
     for name in agents:
@@ -64,9 +94,12 @@ class Topology:
         hosts: their names.
         size: bytes that each is to get.
         fanout: children of a host in one tree; 0 to choose by size and number of hosts.
+        later: names of hosts that are added. They are below all others, who need not hear of it.
     """
 
-    def __init__(self, hosts: Sequence[str], size: int, fanout: int = 0) -> None:
+    def __init__(
+        self, hosts: Sequence[str], size: int, fanout: int = 0, later: Sequence[str] = ()
+    ) -> None:
         direct = not fanout and size * len(hosts) <= SMALL
         self._fanout = fanout or FANOUT
         stripes = 1 if direct else max(1, min(self._fanout, len(hosts)))
@@ -79,6 +112,7 @@ class Topology:
             order = [*hosts[stripe::stripes]]
             for step in range(1, stripes):
                 order += reversed(hosts[(stripe + step) % stripes :: stripes])
+            order += later
             self._orders.append(order)
             self._places.append({host: place for place, host in enumerate(order)})
 

@@ -50,6 +50,8 @@ class Traffic:
     def __init__(self) -> None:
         self.sent = 0
         """Bytes given to other hosts."""
+        self.reused = 0
+        """Bytes that need not travel: other mounts had them here."""
         self._received: Counter[str] = Counter()
         self._before = rdma_received(), network_received()
 
@@ -58,14 +60,15 @@ class Traffic:
         self._received[host] += size
 
     def summary(self) -> dict[str, Any]:
-        """For people and programs: ``transport``, ``received`` by host, ``sent``, and what the
-        machine counted meanwhile; all in bytes."""
+        """For people and programs: ``transport``, ``received`` by host, ``sent``, ``reused``, and
+        what the machine counted meanwhile; all in bytes."""
         rdma = rdma_received() - self._before[0]
         network = network_received() - self._before[1]
         return {
             "transport": transport(sum(self._received.values()), rdma, network),
             "received": {host or "client": size for host, size in self._received.items()},
             "sent": self.sent,
+            "reused": self.reused,
             "counted": {"rdma": rdma, "network": network},
         }
 

@@ -26,6 +26,9 @@ warnings.filterwarnings("ignore", category=RDMATcpFallbackWarning)
 STAGING_THREADS = 8
 """Threads that read and hash blocks; more than cores because disks are waited for."""
 
+Key = tuple[bytes, bool, int]
+"""See ``Cut.key``."""
+
 _offered: dict[str, tuple[Ring, bytes, Callable[[str, int], None]]] = {}
 """What this process offers by name: an actor is made from what can be pickled, a ring cannot."""
 
@@ -83,6 +86,7 @@ class SourceActor(Actor):  # type: ignore[misc]
 
     def __init__(self, name: str) -> None:
         ring, self._description, self._arrived = _offered.pop(name)
+        self._key = ring.layout.key
         self._buffer = RDMABuffer(memoryview(self._description))
         self._offer = Offer(ring)
 
@@ -97,12 +101,18 @@ class SourceActor(Actor):  # type: ignore[misc]
         return Description(self._buffer, len(self._description), digest)
 
     @concurrent_endpoint
-    async def stage(self, _identity: bytes, block: int, packed: bool) -> tuple[Staged, Any]:
-        """See ``Offer.stage``."""
+    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any]:
+        """See ``Offer.stage``.
+
+        Raises:
+            TransferError: the block is one of another layout.
+        """
+        if key != self._key:
+            raise TransferError("the client offers something else", hint="mount it again")
         return await self._offer.stage(block, packed)
 
     @concurrent_endpoint
-    async def release(self, _identity: bytes, block: int, packed: bool, sent: int) -> None:
+    async def release(self, _key: Key, block: int, packed: bool, sent: int) -> None:
         """See ``Offer.release``."""
         self._offer.release(block, packed, sent)
 

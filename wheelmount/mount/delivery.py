@@ -1,0 +1,175 @@
+"""The client's end of a delivery: the source offered to hosts, and what came of it on each."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, WaitError, WheelmountError
+from wheelmount.hosts import engine
+from wheelmount.mount.agents import Agents
+from wheelmount.mount.layout import Layout
+from wheelmount.mount.ring import Ring
+from wheelmount.mount.source import Source
+from wheelmount.mount.topology import Route, routes
+from wheelmount.progress import Progress, Task
+
+log = logging.getLogger("wheelmount")
+
+
+class Delivery:
+    """One layout, offered until ``end``.
+
+    Args:
+        root: the directory.
+        layout: its snapshot, and what of it is to travel.
+        settings: of the mount.
+        progress: told about bytes that arrive.
+        before: what hosts have, and so need not be described; default nothing.
+
+    Attributes:
+        actor: what hosts fetch from.
+        ended: whether it is offered no more.
+    """
+
+    def __init__(
+        self,
+        root: bytes,
+        layout: Layout,
+        settings: Settings,
+        progress: Progress,
+        before: Layout | None = None,
+    ) -> None:
+        from wheelmount.mount.transfer import offer
+
+        self.layout = layout
+        self.ended = False
+        self._source = Source(root, layout)
+        self._ring = Ring(self._source, slots=settings.ring, lease=settings.fetch_timeout)
+        self._settings = settings
+        self._progress = progress
+        self._task: Task | None = None
+        self._threads: list[threading.Thread] = []
+        self._outcome: dict[str, Any] = {}
+        with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
+            self.actor = offer(self._ring, layout.encode(before), self.arrived)
+            engine.one(self.actor.ready.call_one(), settings.start_timeout)
+
+    @property
+    def sent(self) -> int:
+        """Bytes of files that left this process for hosts."""
+        return self._ring.sent
+
+    @property
+    def changed(self) -> set[int]:
+        """Files that are no longer what the snapshot says."""
+        return self._source.changed
+
+    def routes(self, agents: Mapping[str, Any], later: Collection[str] = ()) -> dict[str, Route]:
+        """Whom each of these hosts asks for blocks; see ``Topology`` for ``later``."""
+        return routes(agents, self.layout.size, self._settings.fanout, later)
+
+    def arrived(self, _host: str, length: int) -> None:
+        """So many bytes more are on a host."""
+        if self._task is not None:
+            self._task.advance(length)
+
+    def fetch(self, calls: Mapping[str, Any], agents: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait until hosts have everything.
+
+        Args:
+            calls: to which they answer then, by name.
+            agents: of all that the mount has, by name, to be told of those that are lost.
+
+        Returns:
+            See ``engine.gather``.
+        """
+        # Every block is bounded by the time it may take; so is the whole by the sum.
+        bound = self._settings.fetch_timeout * (self.layout.blocks + 1)
+        bound += self._settings.start_timeout
+        with self._progress.task("send", unit="B") as task:
+            task.total(self.layout.size * len(calls))
+            self._task = task
+            outcome = engine.gather(calls, bound, lambda name, error: _lose(name, error, agents))
+            if not any(isinstance(end, WheelmountError) for end in outcome.values()):
+                task.note(f"{self.layout.size / 1e6:.1f} MB to {len(calls)} hosts")
+        return outcome
+
+    def begin(self, names: Iterable[str], agents: Mapping[str, Any]) -> None:
+        """Have hosts fetch everything while this process goes on; see ``wait``.
+
+        Args:
+            names: of these hosts.
+            agents: see ``fetch``.
+        """
+        arguments = list(names), agents
+        thread = threading.Thread(target=self.deliver, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def deliver(self, names: list[str], agents: Mapping[str, Any]) -> None:
+        """Have hosts fetch everything; arguments as of ``begin``."""
+        calls = {name: agents[name].deliver.call_one() for name in names}
+        self._outcome |= self.fetch(calls, agents)
+
+    def advance(self, agents: Agents) -> None:
+        """Have all hosts fetch a later generation, and then all show it; ends.
+
+        Raises:
+            WheelmountError: what a host could not do. If it is to fetch it, all show what they did.
+        """
+        ways = self.routes(agents)
+        try:
+            calls = {name: a.prepare.call_one(self.actor, ways[name]) for name, a in agents.items()}
+            try:
+                engine.raise_first(self.fetch(calls, agents))
+            except BaseException:
+                agents.call(lambda agent: agent.abandon.call_one())
+                raise
+            engine.raise_first(agents.call(lambda agent: agent.advance.call_one()))
+        finally:
+            self.end()
+
+    def forget(self, name: str) -> None:
+        """Do not tell of a host any more: another takes its place."""
+        self._outcome.pop(name, None)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all bytes are on all hosts.
+
+        Args:
+            timeout: seconds; default as long as blocks keep arriving.
+
+        Raises:
+            WaitError: the time is over; delivery goes on.
+            HostError, TransferError, StoreError: a host did not get everything; others did.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                raise WaitError(f"not everything arrived within {timeout:g} s")
+        engine.raise_first(self._outcome)
+
+    def end(self) -> None:
+        """Offer it no more."""
+        if not self.ended:
+            self.ended = True
+            engine.stop_mesh(self.actor)
+        for thread in self._threads:
+            thread.join(self._settings.start_timeout)
+
+
+def _lose(name: str, error: WheelmountError, agents: Mapping[str, Any]) -> None:
+    """Tell the hosts that one of them is gone, if it is."""
+    if isinstance(error, HostError):
+        log.warning("%s is lost: %s", name, error.message)
+        for other, agent in agents.items():
+            if other != name:
+                with contextlib.suppress(Exception):
+                    agent.lose.broadcast(name)
