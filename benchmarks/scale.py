@@ -114,7 +114,7 @@ def measured(hosts: Sequence[int], sizes: Sequence[int], rate: int, rounds: int)
             source = make(Path(place) / f"file{size}", "file", size * MIB)
             for count in hosts:
                 took = median(
-                    once(source, count, f"{rate}mbit", "wheelmount") for _ in range(rounds)
+                    once(source, count, f"{rate}mbit", "wheelmount").seconds for _ in range(rounds)
                 )
                 runs.append(Run(count, size * MIB, rate * 1e6 / 8, took))
     return runs
