@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -126,6 +127,33 @@ def test_a_client_that_is_killed_takes_nothing_with_it(
     assert cli("down").returncode == 0
     running = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
     assert ["sleep", "60"] not in running
+
+
+def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(
+    cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"BLOCK_SIZE": "4096", "IN_FLIGHT": "1", "RING": "1"}.items():
+        monkeypatch.setenv(f"WHEELMOUNT_{name}", value)  # so that it takes seconds
+    (source / "large").write_bytes(os.urandom(6 << 20))
+    cli("up", "--hosts", "local:1")
+    script = workplace / "script"
+    script.write_text(f"touch {workplace}/work/runs; sleep 60")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as client:
+        while not (workplace / "work" / "runs").exists():
+            assert client.poll() is None
+            time.sleep(0.05)
+        client.kill()
+    (left,) = mounts_shown(cli)
+    assert left["held"] < left["size"], "it must be on the way"
+    (source / ".hidden").write_text("edited\n")
+    done = cli("run", source, "-", input="cat .hidden; sha256sum <large", stdin=None)
+    digest = hashlib.sha256((source / "large").read_bytes()).hexdigest()
+    assert done.stdout == f"== host0 ==\nedited\n{digest}  -\n", done.stderr
+    (found,) = mounts_shown(cli)
+    assert found["identity"] == left["identity"], "the same mount"
+    assert found["held"] == found["size"]
+    assert cli("down").returncode == 0
 
 
 def test_a_session_whose_host_died_is_said_and_made_anew(cli: Cli, source: Path) -> None:

@@ -137,16 +137,20 @@ class Standing(Site):
         key = records.key(path, mntpoint or path)
         with self._settled(key):
             made = self._mounted(key)
-            if made is not None:
-                self.refreshed += made.refresh()
-            else:
+            resumed = made is not None and made.delivering  # what a client left that was killed
+            if made is None:
                 made = self._new(path, mntpoint)
                 made.open()
+            elif not resumed:
+                self.refreshed += made.refresh()
+            if made.delivering:
                 self._note(key, made, client=os.getpid())
         if not made.delivering:
             yield made
             return
         try:
+            if resumed:
+                self.refreshed += made.refresh()
             yield made
             made.keep()
         except BaseException:
