@@ -26,6 +26,18 @@ def _sessions(cli: Cli) -> list[dict[str, Any]]:
     return found
 
 
+def _run_and_kill(source: Path, workplace: Path) -> None:
+    """Run a script on the session, and kill the client while it runs."""
+    script = workplace / "script"
+    script.write_text(f"touch {workplace}/work/runs; sleep 60")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as client:
+        while not (workplace / "work" / "runs").exists():
+            assert client.poll() is None
+            time.sleep(0.05)
+        client.kill()
+
+
 def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path) -> None:
     assert cli("up", "--hosts", "local:2").stdout == "session default is up: host0, host1\n"
     assert cli("up", "--hosts", "local:2").stdout == "session default is up\n"
@@ -114,14 +126,7 @@ def test_a_client_that_is_killed_takes_nothing_with_it(
     cli: Cli, source: Path, workplace: Path
 ) -> None:
     cli("up", "--hosts", "local:1")
-    script = workplace / "script"
-    script.write_text(f"touch {workplace}/work/runs; sleep 60")
-    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as client:
-        while not (workplace / "work" / "runs").exists():
-            assert client.poll() is None
-            time.sleep(0.05)
-        client.kill()  # before it could say that the mount is whole
+    _run_and_kill(source, workplace)  # before it could say that the mount is whole
     done = cli("run", source, "-", input="cat .hidden", stdin=None)
     assert done.stdout == "== host0 ==\nhidden\n", done.stderr
     assert cli("down").returncode == 0
@@ -136,14 +141,7 @@ def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(
         monkeypatch.setenv(f"WHEELMOUNT_{name}", value)  # so that it takes seconds
     (source / "large").write_bytes(os.urandom(6 << 20))
     cli("up", "--hosts", "local:1")
-    script = workplace / "script"
-    script.write_text(f"touch {workplace}/work/runs; sleep 60")
-    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as client:
-        while not (workplace / "work" / "runs").exists():
-            assert client.poll() is None
-            time.sleep(0.05)
-        client.kill()
+    _run_and_kill(source, workplace)
     (left,) = mounts_shown(cli)
     assert left["held"] < left["size"], "it must be on the way"
     (source / ".hidden").write_text("edited\n")

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any
 
 from wheelmount.config import Settings
@@ -55,6 +55,7 @@ class Delivery:
         self._progress = progress
         self._task: Task | None = None
         self._threads: list[threading.Thread] = []
+        self._wanted: list[set[str]] = []
         self._outcome: dict[str, Any] = {}
         with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
             self.actor = offer(self._ring, layout.encode(before), self.arrived)
@@ -107,15 +108,17 @@ class Delivery:
             names: of these hosts.
             agents: see ``fetch``.
         """
-        arguments = list(names), agents
-        thread = threading.Thread(target=self.deliver, args=arguments, daemon=True)
+        wanted = set(names)
+        self._wanted.append(wanted)
+        thread = threading.Thread(target=self.deliver, args=(wanted, agents), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def deliver(self, names: list[str], agents: Mapping[str, Any]) -> None:
-        """Have hosts fetch everything; arguments as of ``begin``."""
-        calls = {name: agents[name].deliver.call_one() for name in names}
-        self._outcome |= self.fetch(calls, agents)
+    def deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
+        """Have hosts fetch everything; what comes of those counts that are among ``names`` then."""
+        calls = {name: agents[name].deliver.call_one() for name in sorted(names)}
+        found = self.fetch(calls, agents)
+        self._outcome |= {name: end for name, end in found.items() if name in names}
 
     def advance(self, agents: Agents) -> None:
         """Have all hosts fetch a later generation, and then all show it; ends.
@@ -137,18 +140,12 @@ class Delivery:
 
     def forget(self, name: str) -> None:
         """Do not tell of a host any more: another takes its place."""
+        for names in self._wanted:
+            names.discard(name)
         self._outcome.pop(name, None)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until all bytes are on all hosts.
-
-        Args:
-            timeout: seconds; default as long as blocks keep arriving.
-
-        Raises:
-            WaitError: the time is over; delivery goes on.
-            HostError, TransferError, StoreError: a host did not get everything; others did.
-        """
+        """See ``RemoteMount.wait``."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
