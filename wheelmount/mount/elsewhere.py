@@ -100,9 +100,10 @@ def find(settings: Settings, own: Path, store: Store) -> Elsewhere | None:
                 other = Store.open(Path(Task.read(directory).store))
                 if (other.directory, other.generation) != (store.directory, store.generation):
                     other.missing()  # what is whole need not be asked for each block
-                    if other.tree:  # stays readable from here on, whatever becomes of the mount
-                        others.append(other)
+                    _ = other.tree  # stays readable from here on, whatever becomes of the mount
+                    others.append(other)
     if not others:
         return None
+    others.sort(key=lambda other: len(other.missing()))
     found = Elsewhere(store.layout, others)
     return found if found else None
