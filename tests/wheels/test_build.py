@@ -331,6 +331,7 @@ def test_a_lock_with_source_distributions(
     with pytest.raises(ResolveError) as caught:
         house.add(Wanted.of(files=[mine / "uv.lock"]), targets=[HERE])
     assert "--build own-name" in (caught.value.hint or "")
+    assert house.wheels() == []
     wanted = Wanted.of(files=[mine / "uv.lock"], builds=["Own.Name"])
     house.add(wanted, targets=[HERE])
     assert built(house) == {"own_name-1.0-py3-none-any.whl": uv_index.file_url(archive)}

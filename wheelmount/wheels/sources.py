@@ -29,7 +29,7 @@ from wheelmount.wheels.archive import hash_file
 from wheelmount.wheels.build import build, clone, keep
 from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.fetch import fetch
-from wheelmount.wheels.lockfile import chosen_source, selected, wheel_name
+from wheelmount.wheels.lockfile import chosen_source, chosen_wheels, selected, wheel_name
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
 
@@ -67,7 +67,8 @@ def build_locked(
         progress: told of the one step, ``build``, where there is something to build.
 
     Raises:
-        ResolveError: a source that does not build, or not for the target.
+        ResolveError: a source that does not build, or not for the target; a source distribution
+            of the index that is not to be built.
         SourceError: a source that can't be had.
         UnavailableError: git or uv is not installed.
         WheelError: what was built is not sound.
@@ -81,6 +82,8 @@ def build_locked(
     ]
     if not todo:
         return BuiltLock(lock, {})
+    whole = [package for package in lock.packages if package not in todo]
+    chosen_wheels(dataclasses.replace(lock, packages=whole), target)  # fail before anything is made
     base = directory.absolute()
     if wanted.lock:  # uv counts the paths that it prints from where it runs
         base = Path.cwd() if wanted.lock.name == UV_LOCK_NAME else wanted.lock.parent
