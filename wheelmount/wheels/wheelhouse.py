@@ -35,6 +35,9 @@ from wheelmount.wheels.sources import build_locked
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
+ABANDONED = 2 * 3600.0
+"""Seconds after which a lock that is being made is nobody's: longer than a download may wait."""
+
 
 class Wheelhouse:
     """A directory of wheels. Making the object touches nothing.
@@ -154,6 +157,9 @@ class Wheelhouse:
             file.unlink()
             manifest.wheels.pop(file.name, None)
             manifest.built.pop(file.name, None)
+        for file in self.directory.glob(f"pylock.{'[0-9a-f]' * 32}.toml"):
+            if time.time() - file.stat().st_mtime > ABANDONED:
+                file.unlink(missing_ok=True)
         manifest.write(self.directory)
         write_index(self.directory, manifest.wheels)
         progress.log(f"prune: {len(gone)} wheels, {size / 1e6:.1f} MB removed")
