@@ -65,14 +65,10 @@ class Compiler:
 
     @classmethod
     def find(cls, target: Target) -> Compiler | None:
-        """The interpreter of a target on this machine; None where there is none on ``PATH``.
-
-        Builds with and without the interpreter lock read each other's bytecode: they give it one
-        name.
-        """
+        """The interpreter of a target on this machine; None where there is none on ``PATH``."""
         release = target.minor_release
         major, minor = release.split(".")
-        if target.implementation != "cpython" or int(minor) < _OLDEST:
+        if target.implementation != "cpython" or target.free_threaded or int(minor) < _OLDEST:
             return None
         tag = f"cpython-{major}{minor}"
         for python in (sys.executable, shutil.which(f"python{release}")):
