@@ -118,6 +118,9 @@ def test_hosts_say_what_wheels_are_to_be_for(lab: Lab, source: Path, spec: str) 
         said = lab.run(host, [f"{venv}/bin/python", "-c", "import own; print(own.VALUE)"]).stdout
         assert said == "1.0\n"
         lab.run(host, ["rm", "-r", venv], check=True)
+    done = _call(lab, "download", wheel, "-d", place / "house", "--hosts", spec, **own)
+    assert done.stdout == f"{wheel.name}\n", done.stderr
+    assert f"ask: {Target.here()} in " in done.stderr
     _assert_clean(lab)
 
 

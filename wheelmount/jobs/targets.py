@@ -46,8 +46,10 @@ def here(spec: HostSpec, venv: str = "") -> list[Target]:
     try:
         return list(dict.fromkeys(_parse("this machine", describe(path)) for path in paths))
     except (OSError, subprocess.SubprocessError) as error:
+        code = getattr(error, "returncode", None)
         raise HostError(
-            f"the Python of {venv} does not say what it is: {error}",
+            f"the Python of {venv} does not say what it is: "
+            + (str(error) if code is None else f"it ended with {code}"),
             hint="remove the environment, or name its Python with --python-version",
         ) from None
 
