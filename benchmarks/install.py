@@ -6,6 +6,9 @@ environment each time: with pip and with uv from the flat wheelhouse, neither wi
 cache that is made of links, which is filled once; in turn in every round. After each the first
 import of what was installed, which is where bytecode that is missing is made. All have to come to
 the same versions, and ``uv pip check`` has to find nothing.
+
+Beside them what no copy can go below: ``cp -r`` of the same unpacked wheels from the same mount, by
+one process and by as many as the copies are made with.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from statistics import median
 
 import uv
 
+from wheelmount.wheels.environment.files import WORKERS
 from wheelmount.wheels.install import clean_environment, install_command
 from wheelmount.wheels.shipment import Shipment, prepare
 from wheelmount.wheels.target import Target
@@ -37,6 +41,7 @@ PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "scikit-learn",
 MODULES = "torch, transformers, numpy, scipy, pandas, sklearn, pyarrow"
 OURS = ("wheelmount, links", "wheelmount, copies", "uv, cache of links")
 THEIRS = ("uv", "pip")
+LIMITS = {"cp -r": 1, f"cp -r, {WORKERS} at a time": WORKERS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for all samples")
     given = parser.parse_args()
     samples: dict[str, list[Sample]] = {way: [] for way in (*OURS, *THEIRS)}
+    limits: dict[str, list[float]] = {way: [] for way in LIMITS}
     with (
         tempfile.TemporaryDirectory(prefix="wm-") as temporary,
         tempfile.TemporaryDirectory(prefix="wm-", dir=given.place) as place,
@@ -93,10 +99,12 @@ def main() -> None:
                     shutil.rmtree(venv)
                 if len(versions) != 1:
                     raise SystemExit("not all have installed the same")
-    _print(samples, house, shipment)
+                for way, workers in LIMITS.items():
+                    limits[way].append(_copy(tree, Path(place, "copy"), workers))
+    _print(samples, limits, house, shipment)
     if given.json:
         plain = {way: [[s.seconds, s.loading] for s in found] for way, found in samples.items()}
-        given.json.write_text(json.dumps(plain))
+        given.json.write_text(json.dumps({**plain, **limits}))
 
 
 def _prepare(packages: Sequence[str], cache: Path) -> tuple[Wheelhouse, Shipment]:
@@ -153,6 +161,21 @@ def _fill(shipment: Shipment, tree: Path, cache: Path) -> dict[str, str]:
     return dict(word.split("=", 1) for word in exports)
 
 
+def _copy(tree: Path, place: Path, workers: int) -> float:
+    place.mkdir()
+    wheels = [str(path) for path in tree.iterdir() if path.is_dir()]
+    order = ["xargs", "-0", "-n", "1", "-P", str(workers)] if workers > 1 else ["xargs", "-0"]
+    started = time.perf_counter()
+    subprocess.run(
+        [*order, "cp", "-r", "--preserve=timestamps", "-t", str(place)],
+        input="\0".join(wheels).encode(),
+        check=True,
+    )
+    seconds = time.perf_counter() - started
+    shutil.rmtree(place)
+    return seconds
+
+
 def _run(command: Sequence[str], more: Mapping[str, str]) -> float:
     kept = {name: value for name, value in clean_environment().items() if name[:6] != "PYTHON"}
     started = time.perf_counter()
@@ -173,7 +196,12 @@ def _versions(python: str) -> str:
     ).stdout
 
 
-def _print(samples: Mapping[str, Sequence[Sample]], house: Wheelhouse, shipment: Shipment) -> None:
+def _print(
+    samples: Mapping[str, Sequence[Sample]],
+    limits: Mapping[str, Sequence[float]],
+    house: Wheelhouse,
+    shipment: Shipment,
+) -> None:
     files = {f.stat().st_ino: f.stat().st_size for f in shipment.tree.rglob("*") if f.is_file()}
     print(f"flat {house.size() / 1e6:.0f} MB; unpacked {sum(files.values()) / 1e6:.0f} MB")
     print("medians; ratios round by round")
@@ -182,6 +210,8 @@ def _print(samples: Mapping[str, Sequence[Sample]], house: Wheelhouse, shipment:
         loading = median(sample.loading for sample in found)
         seconds = median(sample.seconds for sample in found)
         print(f"{way}: {seconds:.2f} s ({every}), first import {loading:.2f} s")
+    for way, times in limits.items():
+        print(f"{way}: {median(times):.2f} s ({' '.join(f'{time:.2f}' for time in times)})")
     for way in OURS:
         for other in THEIRS:
             pairs = zip(samples[other], samples[way], strict=True)

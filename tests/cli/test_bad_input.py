@@ -96,6 +96,14 @@ def test_umount_of_nothing(cli: Cli, workplace: Path) -> None:
     _assert_refused(cli("umount"), 64, "nothing to unmount")
 
 
+def test_an_environment_whose_python_is_broken(cli: Cli, workplace: Path) -> None:
+    python = workplace / "work" / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o755)
+    _assert_refused(cli("install", "idna", "--venv", "env"), 68, "env does not say what it is: it")
+
+
 @pytest.mark.network
 def test_unknown_package(cli: Cli, workplace: Path) -> None:
     name = "wheelmount-has-no-such-package"

@@ -17,6 +17,8 @@ from tests.testbed import LOGIN, Lab
 from tests.testbed.slurm import start_slurm
 from tests.testbed.sshd import start_sshd
 from tests.testbed.traces import Traces
+from tests.wheels.support import make_wheel
+from wheelmount.wheels.target import Target
 
 pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
 
@@ -102,6 +104,24 @@ def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
     assert (down.returncode, down.stdout) == (0, ""), down.stderr
     _assert_clean(lab)
     (source / ".hidden").write_text("hidden\n")
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_hosts_say_what_wheels_are_to_be_for(lab: Lab, source: Path, spec: str) -> None:
+    place, venv = source.parent, "/mnt/env"
+    wheel = make_wheel(place, "own")
+    own = {"WHEELMOUNT_CACHE_DIR": str(place / "cache"), "UV_CACHE_DIR": str(place / "uv")}
+    done = _call(lab, "install", wheel, "--hosts", spec, "--venv", venv, **own)
+    assert done.returncode == 0, done.stderr
+    assert f"ask: {Target.here()} in " in done.stderr
+    for host in ("host0", "host1"):
+        said = lab.run(host, [f"{venv}/bin/python", "-c", "import own; print(own.VALUE)"]).stdout
+        assert said == "1.0\n"
+        lab.run(host, ["rm", "-r", venv], check=True)
+    done = _call(lab, "download", wheel, "-d", place / "house", "--hosts", spec, **own)
+    assert done.stdout == f"{wheel.name}\n", done.stderr
+    assert f"ask: {Target.here()} in " in done.stderr
+    _assert_clean(lab)
 
 
 @pytest.mark.parametrize("spec", KINDS)

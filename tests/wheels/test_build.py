@@ -268,3 +268,71 @@ def test_not_built_yet(project: Path, house: Wheelhouse) -> None:
     house.add(Wanted.of(["needed"]), targets=[HERE])
     with pytest.raises(WheelError, match="no wheel was built of"):
         house.check(Wanted.of([str(project)]), targets=[HERE])
+
+
+@pytest.mark.parametrize("how", ["repository", "project", "archive"])
+def test_of_a_file_of_requirements(
+    repository: Path, project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path, how: str
+) -> None:
+    url = f"git+{repository.as_uri()}"
+    commit = git("rev-parse", "v1", cwd=repository).strip()
+    archive = uv_index.file_url(sdist(project, uv_index.directory))
+    line, origin = {
+        "repository": (f"own-name @ {url}@v1#subdirectory=sub", f"{url}@{commit}"),
+        "project": (f"own-name @ {project.as_uri()}", project.as_uri()),
+        "archive": (f"own-name @ {archive.replace('://', '://me:secret@')}", archive),
+    }[how]
+    (tmp_path / "needs.txt").write_text(f"needed\n{line}\n")
+    wanted = Wanted.of(files=[tmp_path / "needs.txt"])
+    house.add(wanted, targets=[HERE])
+    assert names(house) == ["needed-1.0", "own_name-1.0"]
+    assert built(house) == {"own_name-1.0-py3-none-any.whl": origin}
+    assert not [f for f in house.directory.glob("*.*") if b"secret" in f.read_bytes()]
+    house.check().raise_if_any()
+    house.check(wanted, targets=[HERE]).raise_if_any()
+    next(house.directory.glob("needed-*")).unlink()
+    (gap,) = house.check(wanted, targets=[HERE]).gaps
+    assert "needed" in str(gap.missing)
+
+
+@pytest.mark.parametrize(
+    "source", ["git = '{repository}', subdirectory = 'sub', tag = 'v1'", "path = '{project}'"]
+)
+def test_of_a_lock(
+    repository: Path, project: Path, house: Wheelhouse, tmp_path: Path, source: str
+) -> None:
+    source = source.format(repository=repository.as_uri(), project=project)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\n'
+        f'dependencies = ["own-name"]\n[tool.uv.sources]\nown-name = {{ {source} }}\n'
+    )
+    subprocess.run([uv.find_uv_bin(), "lock", "-q"], cwd=mine, check=True, timeout=60)
+    wanted = Wanted.of(files=[mine / "uv.lock"])
+    house.add(wanted, targets=[HERE])
+    assert names(house) == ["needed-1.0", "own_name-1.0"]
+    assert list(built(house)) == ["own_name-1.0-py3-none-any.whl"]
+    house.check().raise_if_any()
+    house.check(wanted, targets=[HERE]).raise_if_any()
+
+
+def test_a_lock_with_source_distributions(
+    project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path
+) -> None:
+    archive = sdist(project, uv_index.directory)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\n'
+        'dependencies = ["own-name"]\n'
+    )
+    subprocess.run([uv.find_uv_bin(), "lock", "-q"], cwd=mine, check=True, timeout=60)
+    with pytest.raises(ResolveError) as caught:
+        house.add(Wanted.of(files=[mine / "uv.lock"]), targets=[HERE])
+    assert "--build own-name" in (caught.value.hint or "")
+    assert house.wheels() == []
+    wanted = Wanted.of(files=[mine / "uv.lock"], builds=["Own.Name"])
+    house.add(wanted, targets=[HERE])
+    assert built(house) == {"own_name-1.0-py3-none-any.whl": uv_index.file_url(archive)}
+    house.check(wanted, targets=[HERE]).raise_if_any()

@@ -35,6 +35,25 @@ def test_requests_numpy_pandas(target: Target, tmp_path: Path) -> None:
         house.check(Wanted.of(["pandas"]), targets=[target]).raise_if_any()
 
 
+def test_other_pythons_and_platforms(tmp_path: Path) -> None:
+    house = Wheelhouse(tmp_path / "house")
+    expected = {
+        ("3.14t", "x86_64"): "cp314-cp314t-manylinux",
+        ("3.14t", "musllinux_1_2_aarch64"): "cp314-cp314t-musllinux",
+        ("pypy3.11", "x86_64"): "pp311-pypy311_pp73-manylinux",
+        ("3.12", "aarch64"): "cp312-cp312-manylinux",
+        ("3.11", "manylinux2014_x86_64"): "cp311-cp311-manylinux_2_17",
+    }
+    targets = [Target.parse(*names) for names in expected]
+    house.add(Wanted.of(["pydantic-core==2.41.5"]), targets=targets)
+    wheels = [wheel.name for wheel in house.wheels() if wheel.name.startswith("pydantic_core-")]
+    assert len(wheels) == len(targets)
+    for (_, platform), tags in expected.items():
+        machine = "aarch64" if "aarch64" in platform else "x86_64"
+        assert [wheel for wheel in wheels if f"-{tags}" in wheel and machine in wheel], tags
+    house.check().raise_if_any()
+
+
 def test_refusals(tmp_path: Path) -> None:
     target = Target("3.12", "aarch64-manylinux_2_36")
     house = Wheelhouse(tmp_path / "house")

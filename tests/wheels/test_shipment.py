@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from wheelmount.wheels.shipment import Shipment, prepare
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
@@ -72,3 +74,21 @@ def test_a_tree_that_grows_keeps_what_it_has(uv_index: Index, tmp_path: Path) ->
     }
     assert len(trees) == 1
     assert trees != {first.tree}
+
+
+def test_no_file_has_a_password(
+    uv_index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(uv_index.directory, "own", requires=["needed"])
+    make_wheel(uv_index.directory, "needed")
+    uv_index.password = "s3cr3t"  # noqa: S105
+    url = uv_index.url.replace("://", "://me:s3cr3t@")
+    (tmp_path / "uv.toml").write_text(f'[[index]]\nname = "mine"\nurl = "{url}"\ndefault = true\n')
+    for name in ("UV_DEFAULT_INDEX", "UV_NO_CONFIG"):
+        monkeypatch.delenv(name)
+    house = Wheelhouse(tmp_path / "house")
+    report = house.add(Wanted.of(["own"]), targets=[Target.here()])
+    tree = prepare(house.directory, report.wheels, Target.here(), tmp_path / "cache").tree
+    assert any(tree.rglob("needed.py"))
+    made = [path for place in ("house", "cache") for path in (tmp_path / place).rglob("*")]
+    assert not [path for path in made if path.is_file() and b"s3cr3t" in path.read_bytes()]

@@ -74,7 +74,10 @@ def test_bad_platform(name: str) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("version", ["", "3", "2.7", "3.x", "python3.12", "3.12.1.2", "3.1\n2"])
+@pytest.mark.parametrize(
+    "version",
+    ["", "3", "2.7", "3.x", "python3.12", "3.12.1.2", "3.1\n2", "3.12t", "pypy3.13t", "jython3.9"],
+)
 def test_bad_version(version: str) -> None:
     with pytest.raises(InputError) as caught:
         Target.parse(version, "x86_64")
@@ -126,6 +129,30 @@ def test_markers_are_those_of_the_target() -> None:
     assert ARM.environment()["python_full_version"] == "3.12.0"
 
 
+FREE = Target.parse("3.14t", "x86_64")
+PYPY = Target.parse("pypy3.11", "x86_64")
+
+
+def test_free_threaded_builds() -> None:
+    tags = [str(tag) for tag in FREE.tags()]
+    wanted = ["cp314-cp314t-manylinux_2_17_x86_64", "cp314-none-any", "py3-none-any"]
+    assert sorted(wanted, key=tags.index) == wanted
+    # They load nothing that was built for the other ABI, stable or not.
+    assert not [tag for tag in tags if "-cp314-" in tag or "-abi3-" in tag]
+    assert FREE.environment()["python_full_version"] == "3.14.0"
+    assert FREE.environment()["implementation_name"] == "cpython"
+
+
+def test_pypy() -> None:
+    tags = [str(tag) for tag in PYPY.tags()]
+    wanted = ["pp311-pypy311_pp73-manylinux_2_17_x86_64", "py3-none-any"]
+    assert sorted(wanted, key=tags.index) == wanted
+    assert not [tag for tag in tags if tag.startswith("cp")]
+    environment = PYPY.environment()
+    assert environment["platform_python_implementation"] == "PyPy"
+    assert environment["python_version"] == "3.11"
+
+
 def test_a_machine_without_glibc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_module, "platform_tags", lambda: iter(["musllinux_1_2_x86_64"]))
     with pytest.raises(UnavailableError) as caught:
@@ -135,3 +162,5 @@ def test_a_machine_without_glibc_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_reads_well() -> None:
     assert str(ARM) == "Python 3.12 on aarch64 with glibc 2.36"
+    assert str(FREE) == "Python 3.14 (free-threaded) on x86_64 with glibc 2.28"
+    assert str(PYPY) == "PyPy 3.11 on x86_64 with glibc 2.28"

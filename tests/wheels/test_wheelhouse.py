@@ -382,6 +382,36 @@ def test_several_targets(house: Wheelhouse, uv_index: Index) -> None:
     assert [(gap.target, str(gap.missing[0])) for gap in gaps] == [(ARM, "a (wanted by you)")]
 
 
+def test_targets_that_are_no_interpreter_of_this_machine(
+    house: Wheelhouse, uv_index: Index
+) -> None:
+    # The newest has no wheel for either; the markers are those of the target, too.
+    make_wheel(uv_index.directory, "a", "2.0", tag="cp314-cp314-manylinux_2_17_x86_64")
+    requires = ["b; implementation_name == 'pypy'", "c; implementation_name == 'cpython'"]
+    for tag in ("cp314-cp314t", "pp311-pypy311_pp73"):
+        make_wheel(uv_index.directory, "a", tag=f"{tag}-manylinux_2_17_x86_64", requires=requires)
+    make_wheel(uv_index.directory, "b")
+    make_wheel(uv_index.directory, "c")
+    wanted = Wanted.of(["a"])
+    expected = {
+        "3.14t": ("a-1.0-cp314-cp314t-manylinux_2_17_x86_64.whl", "c-1.0-py3-none-any.whl"),
+        "pypy3.11": (
+            "a-1.0-pp311-pypy311_pp73-manylinux_2_17_x86_64.whl",
+            "b-1.0-py3-none-any.whl",
+        ),
+        "3.14": ("a-2.0-cp314-cp314-manylinux_2_17_x86_64.whl",),
+    }
+    for version, wheels in expected.items():
+        target = Target.parse(version, "x86_64")
+        assert house.add(wanted, targets=[target]).wheels == wheels
+        house.check(wanted, targets=[target]).raise_if_any()
+    house.check().raise_if_any()
+    house.directory.joinpath(expected["pypy3.11"][1]).unlink()
+    (gap,) = house.check().gaps
+    assert gap.target.python_version == "pypy3.11"
+    assert [str(one) for one in gap.missing] == ["b (wanted by a 1.0)"]
+
+
 def state(house: Wheelhouse) -> dict[str, int]:
     files = house.directory.rglob("*")
     return {str(file): file.lstat().st_mtime_ns for file in files if ".lock" not in file.name}
@@ -435,7 +465,12 @@ def test_prune(filled: Wheelhouse, uv_index: Index) -> None:
         filled.add(Wanted.of(["c<3"]), targets=[TARGET])
         make_wheel(filled.directory, "by_hand")
         (filled.directory / "x-1-py3-none-any.whl.part").touch()
+        killed, living = (filled.directory / f"pylock.{digit * 32}.toml" for digit in "af")
+        killed.touch()
+        living.touch()
+        os.utime(killed, (1, 1))
         filled.add(Wanted.of(["a"]), targets=[TARGET], prune=True)
+        assert (killed.exists(), living.exists()) == (False, True)
         assert names(filled) == ["a-1.0", "b-1.0", "c-2.5", "c-3.0"]
         filled.add(Wanted.of(["c<3"]), targets=[ARM])
     filled.check().raise_if_any()

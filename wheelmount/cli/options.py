@@ -129,13 +129,13 @@ _python_version = click.option(
     "python_versions",
     multiple=True,
     metavar="X.Y",
-    help="Python that the wheels are for.",
+    help="Python that the wheels are for: 3.12, 3.14t (free-threaded), pypy3.11.",
 )
 _platform = click.option(
     "--platform",
     "platforms",
     multiple=True,
-    help="Platform that the wheels are for, such as manylinux_2_28_aarch64.",
+    help="Platform that the wheels are for: x86_64, manylinux_2_28_aarch64, musllinux_1_2_x86_64.",
 )
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import click
 
+from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import InputError
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs.targets import of_hosts
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
@@ -25,6 +28,7 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
     help="The wheelhouse; made if it is not there.",
 )
 @options.targets
+@options.hosts
 @click.option(
     "--trust",
     "trusted",
@@ -41,6 +45,7 @@ def download(
     wanted: Wanted | None,
     directory: Path,
     targets: list[Target],
+    spec: HostSpec,
     trusted: tuple[str, ...],
     upgrade: bool,
     prune: bool,
@@ -51,14 +56,16 @@ def download(
     """Download wheels of REQUIREMENTS, and of all they need, into a flat directory.
 
     A `pylock.toml` with the hashes of all is put beside them, and an index in `simple/`. With
-    several --python-version or --platform, for each of them. What is there is not asked for again.
+    several --python-version or --platform, for each of them; with none, for what the hosts are.
+    What is there is not asked for again.
     """
     if wanted is None:
         raise InputError("nothing to download", hint="name a package, or -r a file of them")
+    progress = ConsoleProgress(quiet=quiet)
     report = Wheelhouse(directory).add(
         wanted,
-        targets=targets or [Target.here()],
-        progress=ConsoleProgress(quiet=quiet),
+        targets=targets or of_hosts(spec, config.load(), progress),
+        progress=progress,
         jobs=jobs,
         trusted=trusted,
         upgrade=upgrade,

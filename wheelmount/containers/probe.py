@@ -15,8 +15,10 @@ TIMEOUT = 60.0
 
 _QUESTION = """
 import json, os, platform, sys
+pypy = "pypy" if sys.implementation.name == "pypy" else ""
+free = "t" if "t" in getattr(sys, "abiflags", "") else ""
 print(json.dumps({
-    "version": "%d.%d" % sys.version_info[:2],
+    "version": "%s%d.%d%s" % (pypy, *sys.version_info[:2], free),
     "machine": platform.machine(),
     "libc": os.confstr("CS_GNU_LIBC_VERSION") if hasattr(os, "confstr") else None,
 }))
@@ -28,7 +30,7 @@ class Python:
     """The Python of an image.
 
     Attributes:
-        version: ``3.11``.
+        version: ``3.11``; ``3.14t`` of a free-threaded build, ``pypy3.11``.
         platform: ``manylinux_2_36_x86_64``.
     """
 

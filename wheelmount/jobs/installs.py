@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -17,10 +19,10 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Result, Results, Runners, worst
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import sites
+from wheelmount.jobs import sites, targets
 from wheelmount.jobs.containers import execute
 from wheelmount.jobs.image import Image, packages_point
-from wheelmount.jobs.mounts import on_mounts
+from wheelmount.jobs.sites import Site
 from wheelmount.progress import Progress
 from wheelmount.wheels.redirect import PACKAGES
 from wheelmount.wheels.shipment import Shipment, prepare
@@ -30,6 +32,8 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
 
 Tool: TypeAlias = Literal["wheelmount", "uv", "pip"]
 LinkMode: TypeAlias = Literal["copy", "symlink"]
+
+_Hosts: TypeAlias = Callable[[], AbstractContextManager[Site]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,65 +74,90 @@ def install(
         link_mode: with ``wheelmount``: ``copy``, or ``symlink`` for links into the mount, which
             then stays.
         bytecode: with ``wheelmount``: whether it is made here, once for all hosts.
-        directory: the wheelhouse; default one of its own in the cache for these requirements.
-        target: default the images' Pythons, or this one.
+        directory: the wheelhouse; default one in the cache, of the session or of its own.
+        target: default the Pythons of the images, or those of the hosts: of their environments
+            that are there already, or of what makes them.
         output: told of output as it comes.
     """
     if link_mode != "copy" and tool != "wheelmount":
         raise InputError(f"{tool} has no links to make", hint="leave --with or --link-mode away")
-    targets = _targets(into) if target is None else [target]
-    if tool == "wheelmount" and len(targets) > 1:
-        raise InputError(
-            "images with different Pythons", hint="install into them one by one, or --with uv"
-        )
-    house = Wheelhouse(directory or _wheelhouse(settings, wanted, targets))
-    report = house.add(wanted, targets=targets, progress=progress)
-    # What is in the wheels was published so; reading it all would take longer than to install it.
-    house.check(wanted, targets=targets, contents=False, progress=progress).raise_if_any()
-    if tool == "wheelmount":
-        cache = Path(settings.cache_dir) / "unpacked"
-        shipment = prepare(
-            house.directory,
-            report.wheels,
-            targets[0],
-            cache,
-            progress,
-            bytecode=bytecode,
-            tree=_growing_tree(spec, into, link_mode, settings),
-        )
-        return _place(spec, shipment, into, link_mode, settings, progress, output)
-    named = [str(requirement) for requirement in wanted.requirements]
-    if not wanted.by_name:  # hosts do not have the files, and ask by name
-        pins = (parse_wheel_filename(wheel)[:2] for wheel in report.wheels)
-        named = [f"{name}=={version}" for name, version in pins]
-    if isinstance(into, Image):
-        argv = [tool, "install"] if tool == "pip" else [tool, "pip", "install"]
-        argv += ["--", *named]
-        return execute(spec, into, argv, house.directory, settings, progress, output=output)
-    venv = _venv(into, spec)
+    with _targets(spec, into, target, settings, progress) as (found, hosts):
+        if tool == "wheelmount" and len(found) > 1:
+            raise InputError(
+                f"different Pythons: {', '.join(map(str, found))}",
+                hint="install into them one by one, or --with uv",
+            )
+        house = Wheelhouse(directory or _wheelhouse(spec, settings, wanted, found))
+        report = house.add(wanted, targets=found, progress=progress)
+        # What is in the wheels was published so; to read it all takes longer than to install it.
+        house.check(wanted, targets=found, contents=False, progress=progress).raise_if_any()
+        if tool == "wheelmount":
+            cache = Path(settings.cache_dir) / "unpacked"
+            shipment = prepare(
+                house.directory,
+                report.wheels,
+                found[0],
+                cache,
+                progress,
+                bytecode=bytecode,
+                tree=_growing_tree(spec, into, link_mode, settings),
+            )
+            return _place(spec, hosts, shipment, into, link_mode, settings, progress, output)
+        named = [str(requirement) for requirement in wanted.requirements]
+        if not wanted.by_name:  # hosts do not have the files, and ask by name
+            pins = (parse_wheel_filename(wheel)[:2] for wheel in report.wheels)
+            named = [f"{name}=={version}" for name, version in pins]
+        if isinstance(into, Image):
+            argv = [tool, "install"] if tool == "pip" else [tool, "pip", "install"]
+            argv += ["--", *named]
+            return execute(spec, into, argv, house.directory, settings, progress, output=output)
+        venv = _venv(into, spec)
 
-    def command(host: str, path: str) -> Command:
-        where = venv.replace("{host}", host)
-        return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *named))
+        def command(host: str, path: str) -> Command:
+            where = venv.replace("{host}", host)
+            return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *named))
 
-    packages = packages_point(spec, house.directory, settings)
-    return on_mounts(
-        spec, house.directory, packages, command, settings, progress, "install", output=output
-    )
+        packages = packages_point(spec, house.directory, settings)
+        return _on_mounts(hosts, house.directory, packages, command, progress, output)
 
 
-def _targets(into: Venv | Image) -> list[Target]:
-    """What wheels are needed for: the Pythons of the images, or this one."""
-    if isinstance(into, Venv):
-        return [Target.here()]
-    if not into.paths:
+@contextlib.contextmanager
+def _targets(
+    spec: HostSpec,
+    into: Venv | Image,
+    target: Target | None,
+    settings: Settings,
+    progress: Progress,
+) -> Iterator[tuple[list[Target], _Hosts]]:
+    """What wheels are needed for, and the hosts; those that have to be asked stay as they are."""
+
+    def hosts() -> AbstractContextManager[Site]:
+        return sites.at(spec, settings, progress, namespaces=False)
+
+    if target is not None:
+        yield [target], hosts
+    elif isinstance(into, Image):
+        yield _of_images(into), hosts
+    elif spec.kind == "local":
+        yield targets.here(spec, _venv(into, spec)), hosts
+    else:
+        with hosts() as site:
+            venv = _venv(into, spec)
+            venvs = {host.name: venv.replace("{host}", host.name) for host in site.hosts}
+            asked = targets.ask(site.runners, venvs, progress)
+            yield asked, lambda: contextlib.nullcontext(site)
+
+
+def _of_images(image: Image) -> list[Target]:
+    if not image.paths:
         raise InputError("no image to install in", hint="give --image; images/python.def makes one")
-    pythons = dict.fromkeys(map(probe.python, dict.fromkeys(into.paths.values())))
+    pythons = dict.fromkeys(map(probe.python, dict.fromkeys(image.paths.values())))
     return [Target.parse(python.version, python.platform) for python in pythons]
 
 
 def _place(
     spec: HostSpec,
+    hosts: _Hosts,
     shipment: Shipment,
     into: Venv | Image,
     link_mode: LinkMode,
@@ -156,11 +185,9 @@ def _place(
 
     if link_mode == "copy" or spec.session is not None:  # whose mounts stay by themselves
         packages = packages_point(spec, tree, settings)
-        return on_mounts(
-            spec, tree, packages, command, settings, progress, "install", output=output
-        )
+        return _on_mounts(hosts, tree, packages, command, progress, output)
     packages = str(settings.private_runtime() / f"links-{tree.name}-{{host}}")
-    results = _on_standing_mounts(spec, shipment, packages, command, settings, progress, output)
+    results = _on_standing_mounts(hosts, shipment, packages, command, progress, output)
     if _linked(results):
         progress.log(
             f"environments are links into {packages}, which stays mounted: see wheelmount status"
@@ -175,22 +202,33 @@ def _growing_tree(
     if isinstance(into, Image) and link_mode != "copy":  # all links in it are to one path
         return f"overlay-{into.overlay}"
     if spec.session is not None:  # its mount stays, and is refreshed
-        created = Session(spec.session, settings).read().created
-        return f"session-{spec.session}-{created:.0f}"
+        return _of_session(spec.session, settings)
     return None
 
 
-def _on_standing_mounts(
-    spec: HostSpec,
-    shipment: Shipment,
-    mntpoint: str,
+def _on_mounts(
+    hosts: _Hosts,
+    source: Path,
+    mntpoint: str | None,
     command: Callable[[str, str], Command],
-    settings: Settings,
     progress: Progress,
     output: Output | None,
 ) -> Results:
-    """Like ``on_mounts``, but a mount that is linked into stays, and serves the next time."""
-    with sites.at(spec, settings, progress, namespaces=False) as site:
+    """Install on every host from a directory that is mounted for it."""
+    with hosts() as site, site.mount(source, mntpoint) as mount:
+        return _run(site.runners, mount.mntpoints, command, progress, output)
+
+
+def _on_standing_mounts(
+    hosts: _Hosts,
+    shipment: Shipment,
+    mntpoint: str,
+    command: Callable[[str, str], Command],
+    progress: Progress,
+    output: Output | None,
+) -> Results:
+    """Likewise, but a mount that is linked into stays, and serves the next time."""
+    with hosts() as site:
         points = {host.name: mntpoint.replace("{host}", host.name) for host in site.hosts}
         plans = {name: f"{point}/{shipment.plan}" for name, point in points.items()}
         probes = {name: Command(("test", "-e", plan)) for name, plan in plans.items()}
@@ -228,7 +266,20 @@ def _venv(into: Venv, spec: HostSpec) -> str:
     return f"{into.path}-{{host}}" if spec.shared and "{host}" not in into.path else into.path
 
 
-def _wheelhouse(settings: Settings, wanted: Wanted, targets: Sequence[Target]) -> Path:
-    """The wheelhouse in the cache for one request: what is installed is then what was asked for."""
-    name = blake3(f"{'+'.join(map(str, targets))}\0{wanted}".encode()).hexdigest()[:16]
+def _of_session(name: str, settings: Settings) -> str:
+    """A name for what grows with a session."""
+    return f"session-{name}-{Session(name, settings).read().created:.0f}"
+
+
+def _wheelhouse(
+    spec: HostSpec, settings: Settings, wanted: Wanted, targets: Sequence[Target]
+) -> Path:
+    """A wheelhouse in the cache: that of a session, whose mount then serves all it is asked for.
+
+    Else one for this request alone: nothing travels that is not asked for.
+    """
+    if spec.session is not None:
+        name = _of_session(spec.session, settings)
+    else:
+        name = blake3(f"{'+'.join(map(str, targets))}\0{wanted}".encode()).hexdigest()[:16]
     return Path(settings.cache_dir) / "wheelhouses" / name

@@ -60,7 +60,7 @@ def build_missing(
     """Build all that is wanted in source, into a wheelhouse.
 
     Args:
-        wanted: the requirements; nothing is done where none is in source.
+        wanted: the requirements; nothing is done where none is in source, or for a lock.
         target: what the wheels have to install on.
         directory: of the wheelhouse.
         progress: told of the one step, ``build``.
@@ -73,7 +73,7 @@ def build_missing(
         WheelError: what was built is not sound.
     """
     sources = [one for one in wanted.requirements if is_source(one)]
-    if not (sources or wanted.projects or wanted.builds):
+    if wanted.lock or not (sources or wanted.projects or wanted.builds):
         return Built(wanted, wanted.requirements, {})
     environment = cast("dict[str, str]", target.environment())
 
@@ -91,13 +91,9 @@ def build_missing(
             folder = Path(place, str(number))
             folder.mkdir()
             source, origin = _bring(one, target, folder)
-            fresh = _build(source, target, folder / "wheels")
+            fresh = build(source, target, folder / "wheels")
             requirement = _named(one, fresh)
-            wheel = directory / fresh.name
-            with locked(directory, progress):
-                part = wheel.with_name(f"{wheel.name}.part")
-                shutil.move(fresh, part)
-                part.replace(wheel)
+            wheel = keep(fresh, directory, progress)
             by_path.append(_at(requirement, wheel.absolute().as_uri()))
             if one not in wanted.builds:  # those have a place of their own in a request
                 asked.append(_at(requirement, origin))
@@ -124,7 +120,7 @@ def _bring(one: Path | Requirement, target: Target, folder: Path) -> tuple[Path,
     if parts.scheme == "file":
         return Path(url2pathname(parts.path)), one.url
     if parts.scheme.startswith("git+"):
-        return _clone(one.url, folder / "repository")
+        return clone(one.url, folder / "repository")
     return _download(one, target, folder, [])
 
 
@@ -142,8 +138,20 @@ def _download(
     return folder / source.filename, without_credentials(source.source)
 
 
-def _clone(url: str, folder: Path) -> tuple[Path, str]:
-    """A repository at the revision that ``git+URL@REVISION#subdirectory=PATH`` names."""
+def clone(url: str, folder: Path) -> tuple[Path, str]:
+    """A repository at the revision that ``git+URL@REVISION#subdirectory=PATH`` names.
+
+    Args:
+        url: of this form.
+        folder: where to; made.
+
+    Returns:
+        The directory of the project in it, and the same URL with the commit, without credentials.
+
+    Raises:
+        SourceError: it can't be had, or there is no such revision or directory.
+        UnavailableError: git is not installed.
+    """
     parts = urlsplit(url.removeprefix("git+"))
     path, _, revision = parts.path.partition("@")
     address = parts._replace(path=path, fragment="").geturl()
@@ -183,7 +191,25 @@ def _git(*arguments: str) -> str:
     return done.stdout
 
 
-def _build(source: Path, target: Target, output: Path) -> Path:
+def keep(wheel: Path, directory: Path, progress: Progress) -> Path:
+    """Move a wheel that was built into a wheelhouse, whole or not at all; its path there."""
+    kept = directory / wheel.name
+    with locked(directory, progress):
+        part = kept.with_name(f"{kept.name}.part")
+        shutil.move(wheel, part)
+        part.replace(kept)
+    return kept
+
+
+def build(source: Path, target: Target, output: Path) -> Path:
+    """Build a project or source distribution; the wheel in ``output``, which is made.
+
+    Raises:
+        ResolveError: it does not build, or builds a wheel for this machine alone where another is
+            the target.
+        SourceError: there is no project.
+        WheelError: what was built is not sound.
+    """
     if not source.exists():
         raise SourceError(f"{source} does not exist", hint="check the path")
     if source.is_dir() and not any((source / name).exists() for name in _PROJECT_FILES):

@@ -26,6 +26,9 @@ TIMEOUT = 1800.0
 _ANSWER = 20.0
 """Seconds in which an interpreter says what it is."""
 
+_OLDEST = 9
+"""Minor version of the first Python that compiles as it is done here."""
+
 _QUESTION = "import sys; print(sys.implementation.name, sys.implementation.cache_tag)"
 
 # By times and not by hashes: who edits a file of an environment wants to see it run.
@@ -63,10 +66,13 @@ class Compiler:
     @classmethod
     def find(cls, target: Target) -> Compiler | None:
         """The interpreter of a target on this machine; None where there is none on ``PATH``."""
-        major, minor = target.python_version.split(".")[:2]
+        release = target.minor_release
+        major, minor = release.split(".")
+        if target.implementation != "cpython" or target.free_threaded or int(minor) < _OLDEST:
+            return None
         tag = f"cpython-{major}{minor}"
-        for python in (sys.executable, shutil.which(f"python{major}.{minor}")):
-            if python and _says(python) == f"cpython {tag}" and int(minor) >= 9:
+        for python in (sys.executable, shutil.which(f"python{release}")):
+            if python and _says(python) == f"cpython {tag}":
                 return cls(python, tag)
         return None
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import uv
+from packaging.requirements import Requirement
 
 from wheelmount.errors import UnavailableError, WaitError
+from wheelmount.wheels.standin import interpreter
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -97,19 +101,36 @@ def compile_requirements(
         UnavailableError: uv is not installed.
         WaitError: no answer within ``TIMEOUT``.
     """
-    command = [
-        *("pip", "compile", "--quiet", "--no-header"),
-        # Always an interpreter that exists, or uv looks for one of the target's version: seconds.
-        *("--python", sys.executable),
-        *("--python-version", target.python_version, "--python-platform", target.platform),
-        *(("--only-binary", ":all:") if wheels_only else ()),
-        *options,
-        *wanted.options(),
-    ]
-    if wanted.requirements:
-        command.append("-")
-    # Parsed requirements, on standard input: none can be read as an option.
-    return _run(command, environ, "".join(f"{one}\n" for one in wanted.requirements))
+    # Always an interpreter that exists, or uv looks for one of the target's version: seconds.
+    with interpreter(target) as python, _written(wanted.overrides) as overrides:
+        command = [
+            *("pip", "compile", "--quiet", "--no-header", "--python", python),
+            *("--python-version", target.release, "--python-platform", target.platform),
+            *(("--only-binary", ":all:") if wheels_only else ()),
+            *options,
+            *(("--overrides", overrides) if overrides else ()),
+            *wanted.options(),
+        ]
+        if wanted.requirements:
+            command.append("-")
+        # Parsed requirements, on standard input: none can be read as an option.
+        return _run(command, environ, _lines(wanted.requirements))
+
+
+@contextlib.contextmanager
+def _written(requirements: Sequence[Requirement]) -> Iterator[str]:
+    """A file of requirements, for as long as it is needed; no path where there are none."""
+    if not requirements:
+        yield ""
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write(_lines(requirements))
+        file.flush()
+        yield file.name
+
+
+def _lines(requirements: Sequence[Requirement]) -> str:
+    return "".join(f"{one}\n" for one in requirements)
 
 
 def export_lock(file: Path, wanted: Wanted) -> str | Failure:

@@ -249,8 +249,9 @@ def _fits(items: Iterable[Item], target: Target) -> dict[str, Any]:
         if all(tag.platform != "any" for tag in tags):
             machine = target.machine
             glibc = max(glibc, min(needed_glibc(tag.platform, target) for tag in tags))
-    version = ".".join(target.python_version.split(".")[:2])
-    return {"python": f"cpython {version}", "machine": machine, "glibc": glibc}
+    free = "t" if target.free_threaded else ""
+    python = f"{target.implementation} {target.minor_release}{free}"
+    return {"python": python, "machine": machine, "glibc": glibc}
 
 
 def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:

@@ -72,23 +72,36 @@ def chosen_wheels(lock: Pylock, target: Target) -> list[Wheel]:
         ResolveError: a package has no wheel for it.
         WheelError: a wheel whose name or hash can't be trusted.
     """
+    return [_wheel(package, source, target) for package, source in selected(lock, target)]
+
+
+def selected(lock: Pylock, target: Target) -> list[tuple[Package, object]]:
+    """Each package that a lock has for ``target``, and what of it installs there.
+
+    Raises:
+        ResolveError: a package has nothing that does.
+    """
     try:
-        selected = list(lock.select(environment=target.environment(), tags=target.tags()))
+        return list(lock.select(environment=target.environment(), tags=target.tags()))
     except PylockSelectError as error:
         raise ResolveError(
             f"the lock does not fit {target}: {error}", hint="resolve again for this target"
         ) from None
-    return [_wheel(package, source, target) for package, source in selected]
+
+
+def wheel_name(source: object) -> str:
+    """The file name of a wheel that a lock has; empty where it has something else."""
+    if isinstance(source, PackageWheel):
+        return source.filename
+    if isinstance(source, PackageArchive):  # a requirement of the form NAME @ URL
+        name = unquote(urlsplit(source.url or source.path or "").path.rpartition("/")[2])
+        return name if name.endswith(".whl") else ""
+    return ""
 
 
 def _wheel(package: Package, source: object, target: Target) -> Wheel:
-    if isinstance(source, PackageWheel):
-        filename = source.filename
-    elif isinstance(source, PackageArchive):  # a requirement of the form NAME @ URL
-        filename = unquote(urlsplit(source.url or source.path or "").path.rpartition("/")[2])
-    else:
-        filename = ""
-    if not isinstance(source, PackageWheel | PackageArchive) or not filename.endswith(".whl"):
+    filename = wheel_name(source)
+    if not isinstance(source, PackageWheel | PackageArchive) or not filename:
         raise ResolveError(
             f"no wheel of {package.name} for {target}: only a source distribution exists",
             hint=f"have one built here: --build {package.name}",

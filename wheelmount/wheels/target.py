@@ -1,4 +1,4 @@
-"""What the wheels are for: a CPython version and a Linux platform with glibc or musl.
+"""What the wheels are for: a Python and a Linux platform with glibc or musl.
 
 Platforms are named as uv's ``--python-platform`` names them, because uv resolves for exactly those;
 the tags that follow from one (PEP 425, PEP 600) are expanded by ``packaging.tags``.
@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from packaging.markers import Environment
-from packaging.tags import Tag, compatible_tags, cpython_tags, platform_tags
+from packaging.tags import Tag, compatible_tags, cpython_tags, generic_tags, platform_tags
 
 from wheelmount.errors import InputError, UnavailableError
+from wheelmount.wheels.interpreter import running_version
 
 GLIBC_MINORS = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
 """The glibc 2.x for which uv knows a platform on each of ``MACHINES``."""
@@ -33,7 +34,13 @@ _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _MUSL = "unknown-linux-musl"
 _MUSL_TAG = "musllinux_1_2"
 
-_PYTHON = re.compile(r"3\.(\d{1,2})(?:\.\d{1,2})?")
+PYPY_VERSION = "7.3.0"
+"""The version of PyPy that markers see; its ABI has been that of 7.3 since 2019."""
+
+_PYPY_ABI = "pp73"
+
+_PYTHON = re.compile(r"(?P<pypy>pypy)?(?P<release>3\.(?P<minor>\d{1,2})(?:\.\d{1,2})?)(?P<free>t)?")
+_OLDEST, _OLDEST_FREE_THREADED = 8, 13
 _MANYLINUX = re.compile(r"manylinux(?:_2_(?P<minor>\d{1,3})|(?P<legacy>2014))")
 
 
@@ -42,7 +49,8 @@ class Target:
     """One Python on one platform.
 
     Attributes:
-        python_version: ``"3.11"``, or with a patch level where one matters, ``"3.11.9"``.
+        python_version: ``"3.11"``, or with a patch level where one matters, ``"3.11.9"``;
+            ``"3.14t"`` is the free-threaded build, ``"pypy3.11"`` PyPy.
         platform: a name of uv's ``--python-platform``, such as ``"x86_64-manylinux_2_36"``.
     """
 
@@ -54,23 +62,23 @@ class Target:
         """The target that the running interpreter is.
 
         Raises:
-            UnavailableError: this is not CPython on Linux with a glibc that uv knows.
+            UnavailableError: this is not Linux with a glibc that uv knows.
         """
-        if sys.implementation.name != "cpython" or sys.platform != "linux":
+        implementation = sys.implementation.name
+        if implementation not in ("cpython", "pypy") or sys.platform != "linux":
             raise UnavailableError(
-                f"this Python is {sys.implementation.name} on {sys.platform}",
-                hint="name the target: --python 3.12 --platform x86_64",
+                f"this Python is {implementation} on {sys.platform}",
+                hint="name the target: --python-version 3.12 --platform x86_64",
             )
         for tag in platform_tags():
             found = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", tag)
             if found and found[2] in MACHINES:
                 minor = _nearest(int(found[1]))
                 if minor is not None:
-                    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-                    return cls(version, f"{found[2]}-manylinux_2_{minor}")
+                    return cls(running_version(), f"{found[2]}-manylinux_2_{minor}")
         raise UnavailableError(
             f"no wheels are made for this machine ({this_platform.machine()}, this libc)",
-            hint="name the target: --python 3.12 --platform x86_64",
+            hint="name the target: --python-version 3.12 --platform x86_64",
         )
 
     @classmethod
@@ -78,7 +86,8 @@ class Target:
         """The target that somebody typed.
 
         Args:
-            python_version: ``3.12`` or ``3.12.4``; default the running one.
+            python_version: ``3.12``, ``3.12.4``, ``3.14t`` or ``pypy3.11``; default the running
+                one.
             platform: ``linux`` (this machine), a processor (``x86_64``, ``aarch64``: with
                 glibc 2.28), a wheel's platform tag (``manylinux_2_28_aarch64``,
                 ``manylinux2014_x86_64``, ``musllinux_1_2_x86_64``), or a name of uv's; default this
@@ -91,10 +100,12 @@ class Target:
         if python_version is None:
             python_version = cls.here().python_version
         found = _PYTHON.fullmatch(python_version)
-        if not found or int(found[1]) < 8:
+        oldest = _OLDEST_FREE_THREADED if found and found["free"] else _OLDEST
+        if not found or int(found["minor"]) < oldest or (found["pypy"] and found["free"]):
             raise InputError(
                 f"{python_version!r} is not a version of Python that wheels are resolved for",
-                hint="give a CPython version such as 3.12",
+                hint="give a version of CPython such as 3.12, 3.14t for its free-threaded build, "
+                "or pypy3.11",
             )
         return cls(python_version, _parse_platform(platform))
 
@@ -116,15 +127,38 @@ class Target:
         """The processor, ``x86_64`` or ``aarch64``."""
         return self.platform.partition("-")[0]
 
+    @property
+    def release(self) -> str:
+        """The version of the language, as far as it was given: ``3.14`` of ``3.14t``."""
+        return self.python_version.removeprefix("pypy").removesuffix("t")
+
+    @property
+    def minor_release(self) -> str:
+        """The same without a patch level."""
+        return ".".join(self.release.split(".")[:2])
+
+    @property
+    def implementation(self) -> str:
+        """What ``sys.implementation.name`` is there: ``cpython`` or ``pypy``."""
+        return "pypy" if self.python_version.startswith("pypy") else "cpython"
+
+    @property
+    def free_threaded(self) -> bool:
+        """Whether it is a build of CPython without the global interpreter lock (PEP 703)."""
+        return self.python_version.endswith("t")
+
     def tags(self) -> list[Tag]:
         """Tags of the wheels that install on this target, the best first."""
-        major, minor = (int(part) for part in self.python_version.split(".")[:2])
-        interpreter = f"cp{major}{minor}"
+        major, minor = (int(part) for part in self.minor_release.split("."))
         platforms = list(self._platform_tags())
-        return [
-            *cpython_tags((major, minor), [interpreter], platforms),
-            *compatible_tags((major, minor), interpreter, platforms),
-        ]
+        if self.implementation == "pypy":
+            interpreter = f"pp{major}{minor}"
+            own = generic_tags(interpreter, [f"pypy{major}{minor}_{_PYPY_ABI}"], platforms)
+        else:
+            interpreter = f"cp{major}{minor}"
+            abi = f"{interpreter}t" if self.free_threaded else interpreter
+            own = cpython_tags((major, minor), [abi], platforms)
+        return [*own, *compatible_tags((major, minor), interpreter, platforms)]
 
     def _platform_tags(self) -> Iterator[str]:
         if self.platform.endswith(_MUSL):
@@ -147,27 +181,29 @@ class Target:
         ``platform_release`` and ``platform_version`` are empty, as uv has them: a target is no
         particular kernel.
         """
-        major_minor = ".".join(self.python_version.split(".")[:2])
-        full = self.python_version if self.python_version != major_minor else f"{major_minor}.0"
+        full = self.release if self.release != self.minor_release else f"{self.release}.0"
+        pypy = self.implementation == "pypy"
         return {
-            "implementation_name": "cpython",
-            "implementation_version": full,
+            "implementation_name": self.implementation,
+            "implementation_version": PYPY_VERSION if pypy else full,
             "os_name": "posix",
             "platform_machine": self.machine,
-            "platform_python_implementation": "CPython",
+            "platform_python_implementation": "PyPy" if pypy else "CPython",
             "platform_release": "",
             "platform_system": "Linux",
             "platform_version": "",
             "python_full_version": full,
-            "python_version": major_minor,
+            "python_version": self.minor_release,
             "sys_platform": "linux",
         }
 
     def __str__(self) -> str:
+        language = f"{'PyPy' if self.implementation == 'pypy' else 'Python'} {self.release}"
+        language += " (free-threaded)" if self.free_threaded else ""
         if self.platform.endswith(_MUSL):
-            return f"Python {self.python_version} on {self.machine} with musl 1.2"
+            return f"{language} on {self.machine} with musl 1.2"
         glibc = self.platform.rpartition("manylinux_")[2].replace("_", ".")
-        return f"Python {self.python_version} on {self.machine} with glibc {glibc}"
+        return f"{language} on {self.machine} with glibc {glibc}"
 
 
 def needed_glibc(platform: str, target: Target) -> int:

@@ -26,6 +26,9 @@ _OTHERS = re.compile(
     re.MULTILINE,
 )
 
+# Likewise in a lock, whose own project is at ``"."``.
+_PROJECTS = re.compile(rb"\b(?:directory|editable) = (?:\{|\"(?!\.\"))")
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -39,7 +42,8 @@ class Wanted:
         extras: normalized names of extras of each ``pyproject.toml`` or ``uv.lock``.
         groups: normalized names of dependency groups (PEP 735) of the same.
         projects: absolute paths of projects and source distributions to build.
-        builds: packages whose source distributions in the index are to be built.
+        builds: packages whose source distributions in the index, or in a lock, are to be built.
+        overrides: requirements that take the place of all others of their names.
     """
 
     requirements: tuple[Requirement, ...] = ()
@@ -49,6 +53,7 @@ class Wanted:
     groups: tuple[str, ...] = ()
     projects: tuple[Path, ...] = ()
     builds: tuple[Requirement, ...] = ()
+    overrides: tuple[Requirement, ...] = ()
 
     @classmethod
     def of(
@@ -85,7 +90,10 @@ class Wanted:
         if not (wanted.requirements or wanted.files or wanted.projects or wanted.builds):
             raise InputError("nothing is required", hint="name a package, or a file with -r")
         if wanted.lock and wanted != cls(
-            files=(wanted.lock,), extras=wanted.extras, groups=wanted.groups
+            files=(wanted.lock,),
+            extras=wanted.extras,
+            groups=wanted.groups,
+            builds=wanted.builds,
         ):
             raise InputError(
                 f"{wanted.lock.name} cannot be joined with other requirements",
@@ -132,7 +140,7 @@ class Wanted:
         )
         for file in (*self.files, *self.constraints):
             text = file.read_bytes()
-            if _OTHERS.search(text) and not self.lock:
+            if (_PROJECTS if self.lock else _OTHERS).search(text):
                 return ""
             digest.update(hashlib.sha256(text).digest())
         local = any((one.url or "").startswith(("file:", "git+")) for one in self.requirements)

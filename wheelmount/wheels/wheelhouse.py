@@ -25,14 +25,18 @@ from wheelmount.wheels.build import build_missing
 from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.download import DownloadReport, fill, locked
 from wheelmount.wheels.findings import Findings
-from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock
+from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.proof import Known, Question, find_unsound, prove
 from wheelmount.wheels.requirements import parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.simple import write_index
+from wheelmount.wheels.sources import build_locked
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
+
+ABANDONED = 2 * 3600.0
+"""Seconds after which a lock that is being made is nobody's: longer than a download may wait."""
 
 
 class Wheelhouse:
@@ -118,6 +122,10 @@ class Wheelhouse:
         try:
             built = build_missing(wanted, target, self.directory, progress)
             lock = resolve(built.wanted, target=target, output=pending, progress=progress)
+            sources = build_locked(lock, built.wanted, target, self.directory, progress)
+            if sources.origins:
+                lock = sources.lock
+                pending.write_text(sources.text(), encoding="utf-8")
             # Until the request is written down, its wheels are to nobody's knowledge needed.
             with locked(self.directory, progress):
                 report = fill(lock, self.directory, target, progress, jobs, trusted)
@@ -127,7 +135,7 @@ class Wheelhouse:
                 manifest.remember(
                     replace(request, requirements=asked, pins=pins, wheels=report.wheels)
                 )
-                manifest.built.update(built.origins)
+                manifest.built.update(built.origins | sources.origins)
                 pending.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
@@ -149,6 +157,9 @@ class Wheelhouse:
             file.unlink()
             manifest.wheels.pop(file.name, None)
             manifest.built.pop(file.name, None)
+        for file in self.directory.glob(f"pylock.{'[0-9a-f]' * 32}.toml"):
+            if time.time() - file.stat().st_mtime > ABANDONED:
+                file.unlink(missing_ok=True)
         manifest.write(self.directory)
         write_index(self.directory, manifest.wheels)
         progress.log(f"prune: {len(gone)} wheels, {size / 1e6:.1f} MB removed")
@@ -264,7 +275,29 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
         *(Requirement(built[project.as_uri()]) for project in wanted.projects),
         *wanted.builds,
     )
-    return Question(replace(wanted, requirements=named, projects=(), builds=()), (), target)
+    return Question(
+        replace(
+            wanted,
+            requirements=named,
+            projects=(),
+            builds=(),
+            overrides=_built_of_files(wanted, target, manifest),
+        ),
+        (),
+        target,
+    )
+
+
+def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
+    """What was built because files name its source, as requirements that wheels can meet."""
+    files = tuple(map(str, wanted.files))
+    answers = [one for one in manifest.requests if one.files == files and one.target == target]
+    if not (files and answers):
+        return ()
+    names = [
+        parse_wheel_filename(wheel)[:2] for wheel in answers[-1].wheels if wheel in manifest.built
+    ]
+    return tuple(Requirement(f"{name}=={version}") for name, version in names)
 
 
 def _ask_again(request: Request, target: Target) -> Question:
@@ -279,4 +312,7 @@ def _ask_again(request: Request, target: Target) -> Question:
 
 
 def _pins(lock: Pylock, target: Target) -> tuple[Requirement, ...]:
-    return tuple(Requirement(wheel.pin) for wheel in chosen_wheels(lock, target))
+    return tuple(
+        Requirement(f"{package.name}=={package.version}" if package.version else package.name)
+        for package, _ in selected(lock, target)
+    )

@@ -65,7 +65,8 @@ def check_python(plan: dict[str, Any]) -> None:
     Raises:
         Refusal: they are for another one.
     """
-    here = f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
+    free = "t" if "t" in getattr(sys, "abiflags", "") else ""
+    here = f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}{free}"
     if plan["python"] not in (here, ""):
         raise Refusal(
             f"{sys.executable} is {here}, and the wheels are for {plan['python']}",

@@ -1,0 +1,91 @@
+"""What wheels are for where nobody says so: the Pythons and platforms of the hosts."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, WheelmountError
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Result, Runners
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import sites
+from wheelmount.jobs.containers import local_names
+from wheelmount.progress import Progress
+from wheelmount.wheels.interpreter import describe
+from wheelmount.wheels.target import Target
+
+_HINT = "name it with --python-version and --platform"
+
+
+def of_hosts(spec: HostSpec, settings: Settings, progress: Progress) -> list[Target]:
+    """What the hosts are, each target once; those on this machine are not started to be asked.
+
+    Raises:
+        HostError: a host does not say it.
+        WheelmountError: hosts that can't be had.
+    """
+    if spec.kind == "local":
+        return here(spec)
+    with sites.at(spec, settings, progress, namespaces=False) as site:
+        return ask(site.runners, {host.name: "" for host in site.hosts}, progress)
+
+
+def here(spec: HostSpec, venv: str = "") -> list[Target]:
+    """What hosts on this machine are, or their virtual environments that are there already.
+
+    Args:
+        spec: the hosts.
+        venv: path of an environment, with ``{host}`` for the host's name.
+
+    Raises:
+        HostError: the Python of one can't be run.
+    """
+    paths = dict.fromkeys(venv.replace("{host}", name) for name in local_names(spec))
+    try:
+        return list(dict.fromkeys(_parse("this machine", describe(path)) for path in paths))
+    except (OSError, subprocess.SubprocessError) as error:
+        code = getattr(error, "returncode", None)
+        raise HostError(
+            f"the Python of {venv} does not say what it is: "
+            + (str(error) if code is None else f"it ended with {code}"),
+            hint="remove the environment, or name its Python with --python-version",
+        ) from None
+
+
+def ask(runners: Runners, venvs: Mapping[str, str], progress: Progress) -> list[Target]:
+    """What hosts are, or their virtual environments that are there already, each target once.
+
+    Args:
+        runners: of the hosts.
+        venvs: by host, path of the environment, or nothing.
+        progress: told of the one step, ``ask``.
+
+    Raises:
+        HostError: a host does not say it.
+    """
+    program = ("python", "-m", "wheelmount.wheels.interpreter")
+    commands = {name: Command((*program, venv)) for name, venv in venvs.items()}
+    with progress.task("ask", unit="hosts") as task:
+        results = runners.run(commands)
+        task.advance(len(results))
+        found = list(dict.fromkeys(_target(name, result) for name, result in results.items()))
+        task.note(", ".join(map(str, found)))
+    return found
+
+
+def _target(name: str, result: Result | WheelmountError) -> Target:
+    if isinstance(result, WheelmountError):
+        raise result
+    if result.code:
+        said = result.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
+        raise HostError(f"{name} does not say which Python it has: {said[-1]}", hint=_HINT)
+    return _parse(name, result.stdout.decode())
+
+
+def _parse(name: str, said: str) -> Target:
+    version, _, platform = said.strip().partition(" ")
+    if not platform:
+        raise HostError(f"{name} has no glibc that wheels can be chosen for", hint=_HINT)
+    return Target.parse(version, platform)

@@ -1,0 +1,54 @@
+"""What an interpreter is, in the words of a target.
+
+Also a program, run by path or as ``python -m wheelmount.wheels.interpreter [VENV]``: it prints what
+the Python of a virtual environment is, or the one that runs it where there is none yet. It imports
+the standard library only, so that any Python can run it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TIMEOUT = 20.0
+"""Seconds in which an interpreter says what it is."""
+
+
+def running_version() -> str:
+    """``3.11``, ``3.14t`` for a free-threaded build, ``pypy3.11``: the one that runs this."""
+    pypy = "pypy" if sys.implementation.name == "pypy" else ""
+    free = "t" if "t" in getattr(sys, "abiflags", "") else ""
+    return f"{pypy}{sys.version_info[0]}.{sys.version_info[1]}{free}"
+
+
+def running_platform() -> str:
+    """``manylinux_2_36_x86_64``; nothing where there is no glibc."""
+    try:
+        libc, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except ValueError:
+        return ""
+    return f"manylinux_{version.replace('.', '_')}_{os.uname().machine}" if libc == "glibc" else ""
+
+
+def describe(venv: str = "") -> str:
+    """Version and platform, with a blank between, of a virtual environment's interpreter.
+
+    Args:
+        venv: its path; where there is none, and without, it is about the running interpreter.
+
+    Raises:
+        OSError: it can't be run.
+        subprocess.SubprocessError: it fails, or does not answer within ``TIMEOUT``.
+    """
+    python = Path(venv, "bin", "python")
+    if not venv or not python.exists():
+        return f"{running_version()} {running_platform()}"
+    command = [str(python), "-I", str(Path(__file__).absolute())]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT, check=True)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    print(describe(*sys.argv[1:]))

@@ -1,0 +1,138 @@
+"""What a lock has in source, built on this machine and put into the lock as wheels.
+
+A lock that was given, and files of requirements, name repositories, projects and archives, which
+only the lock of their resolution tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+from packaging.pylock import (
+    Package,
+    PackageDirectory,
+    PackageSdist,
+    PackageVcs,
+    PackageWheel,
+    Pylock,
+)
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from wheelmount.errors import SourceError
+from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels.archive import hash_file
+from wheelmount.wheels.build import build, clone, keep
+from wheelmount.wheels.credentials import without_credentials
+from wheelmount.wheels.fetch import fetch
+from wheelmount.wheels.lockfile import chosen_source, chosen_wheels, selected, wheel_name
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLock:
+    """What came of building.
+
+    Attributes:
+        lock: the same lock with wheels for what it had in source.
+        origins: where each built wheel is from, by its file name, without credentials.
+    """
+
+    lock: Pylock
+    origins: dict[str, str]
+
+    def text(self) -> str:
+        """The lock as it is written: without credentials."""
+        return without_credentials(tomli_w.dumps(dict(self.lock.to_dict())))
+
+
+def build_locked(
+    lock: Pylock, wanted: Wanted, target: Target, directory: Path, progress: Progress = SILENT
+) -> BuiltLock:
+    """Build what a lock has in source for a target, into a wheelhouse.
+
+    Repositories, projects and archives are built, since they were named; source distributions of
+    the index only where ``wanted.builds`` names them.
+
+    Args:
+        lock: what ``wanted`` was resolved to, or is.
+        wanted: the requirements.
+        target: what the wheels have to install on.
+        directory: of the wheelhouse.
+        progress: told of the one step, ``build``, where there is something to build.
+
+    Raises:
+        ResolveError: a source that does not build, or not for the target; a source distribution
+            of the index that is not to be built.
+        SourceError: a source that can't be had.
+        UnavailableError: git or uv is not installed.
+        WheelError: what was built is not sound.
+    """
+    allowed = {canonicalize_name(one.name) for one in wanted.builds}
+    todo = [
+        package
+        for package, source in selected(lock, target)
+        if not wheel_name(source)
+        and (not isinstance(source, PackageSdist) or package.name in allowed)
+    ]
+    if not todo:
+        return BuiltLock(lock, {})
+    whole = [package for package in lock.packages if package not in todo]
+    chosen_wheels(dataclasses.replace(lock, packages=whole), target)  # fail before anything is made
+    base = directory.absolute()
+    if wanted.lock:  # uv counts the paths that it prints from where it runs
+        base = Path.cwd() if wanted.lock.name == UV_LOCK_NAME else wanted.lock.parent
+    origins: dict[str, str] = {}
+    made: dict[int, Package] = {}
+    with progress.task("build", unit="wheels") as task, tempfile.TemporaryDirectory() as place:
+        task.total(len(todo))
+        for number, package in enumerate(todo):
+            folder = Path(place, str(number))
+            folder.mkdir()
+            source, origin = _bring(package, base, folder)
+            wheel = keep(build(source, target, folder / "wheels"), directory, progress)
+            made[id(package)] = _as_wheel(package, wheel)
+            origins[wheel.name] = origin
+            task.advance(1)
+        task.note(", ".join(origins))
+    packages = [made.get(id(package), package) for package in lock.packages]
+    return BuiltLock(dataclasses.replace(lock, packages=packages), origins)
+
+
+def _bring(package: Package, base: Path, folder: Path) -> tuple[Path, str]:
+    """The directory or source distribution to build, and where it is from."""
+    if isinstance(package.vcs, PackageVcs):
+        if package.vcs.type != "git":
+            raise SourceError(
+                f"{package.name} is in a repository of {package.vcs.type}",
+                hint="build its wheel, and give that by its path",
+            )
+        address = package.vcs.url or (base / (package.vcs.path or "")).resolve().as_uri()
+        inside = f"#subdirectory={package.vcs.subdirectory}" if package.vcs.subdirectory else ""
+        return clone(f"git+{address}@{package.vcs.commit_id}{inside}", folder / "repository")
+    if isinstance(package.directory, PackageDirectory):
+        path = (base / package.directory.path / (package.directory.subdirectory or "")).resolve()
+        return path, path.as_uri()
+    source = chosen_source(package)
+    if "://" not in source.source:
+        source = dataclasses.replace(source, source=(base / source.source).resolve().as_uri())
+    with SILENT.task("download") as task:
+        fetch([source], folder, task, 1)
+    return folder / source.filename, without_credentials(source.source)
+
+
+def _as_wheel(package: Package, wheel: Path) -> Package:
+    digests = {"sha256": hash_file(wheel)}
+    return Package(
+        name=package.name,
+        version=Version(str(parse_wheel_filename(wheel.name)[1])),
+        marker=package.marker,
+        requires_python=package.requires_python,
+        dependencies=package.dependencies,
+        wheels=[PackageWheel(name=wheel.name, path=wheel.name, hashes=digests)],
+    )

@@ -1,0 +1,62 @@
+"""A stand-in for an interpreter that this machine need not have, for uv to resolve for.
+
+uv takes implementation and ABI from an interpreter, which it runs to ask, and only version and
+platform from its options. The stand-in is the Python that runs this, but for what it says of those
+two. It is a program of its own, run by path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from wheelmount.wheels.target import Target
+
+_MARKERS = ("implementation_name", "implementation_version", "platform_python_implementation")
+
+
+@contextlib.contextmanager
+def interpreter(target: Target) -> Iterator[str]:
+    """Path of an interpreter that is of the target's implementation and ABI, or says so."""
+    here = sys.implementation.name, "t" in getattr(sys, "abiflags", "")
+    if here == (target.implementation, target.free_threaded):
+        yield sys.executable  # uv has the rest from its options
+        return
+    environment = target.environment()
+    facts = {
+        "gil_disabled": target.free_threaded,
+        "markers": {name: environment[name] for name in _MARKERS},  # type: ignore[literal-required]
+    }
+    command = [sys.executable, "-I", __file__, json.dumps(facts)]
+    with tempfile.TemporaryDirectory(prefix="wheelmount-standin-") as place:
+        program = Path(place) / "python"
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+        program.chmod(0o700)
+        yield str(program)
+
+
+def main(facts: str, arguments: Sequence[str]) -> int:
+    """Run Python with these arguments; what it says of itself in JSON gets these facts."""
+    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, check=False)
+    said = done.stdout
+    with contextlib.suppress(ValueError):
+        told: Any = json.loads(said)
+        if isinstance(told, dict) and "markers" in told:
+            changed = json.loads(facts)
+            told["markers"].update(changed.pop("markers"))
+            said = json.dumps({**told, **changed}).encode()
+    sys.stdout.buffer.write(said)
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
