@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,7 +14,7 @@ from wheelmount.config import Settings
 from wheelmount.containers import probe
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Output, Result, Results, Runners, worst
+from wheelmount.hosts.runners import Output, Result, Results, worst
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
@@ -192,29 +192,16 @@ def _on_standing_mounts(
     """Like ``on_mounts``, but a mount that is linked into stays, and serves the next time."""
     with sites.at(spec, settings, progress, namespaces=False) as site:
         points = {host.name: mntpoint.replace("{host}", host.name) for host in site.hosts}
+        commands = {name: command(name, point) for name, point in points.items()}
         plans = {name: f"{point}/{shipment.plan}" for name, point in points.items()}
         probes = {name: Command(("test", "-e", plan)) for name, plan in plans.items()}
         if not worst(site.runners.run(probes)):
-            return _run(site.runners, points, command, progress, output)
+            return site.run(commands, "install", output)
         with site.mount(shipment.tree, mntpoint) as mount:
-            results = _run(site.runners, points, command, progress, output)
+            results = site.run(commands, "install", output)
             if _linked(results):
                 mount.keep()
                 mount.release()
-        return results
-
-
-def _run(
-    runners: Runners,
-    points: Mapping[str, str],
-    command: Callable[[str, str], Command],
-    progress: Progress,
-    output: Output | None,
-) -> Results:
-    with progress.task("install", unit="hosts") as task:
-        commands = {name: command(name, point) for name, point in points.items()}
-        results = runners.run(commands, output)
-        task.advance(len(results))
         return results
 
 
