@@ -19,7 +19,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError, WheelmountError
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import records
+from wheelmount.jobs import overlays, records
 from wheelmount.mount import serving
 from wheelmount.mount.point import View
 from wheelmount.mount.task import Task
@@ -137,16 +137,23 @@ def status(as_json: bool) -> None:
     standing = []
     for session in Session.all(settings):
         state = records.state(session)
-        if state["kind"] != "local" and state["lost"] is None:
+        if state["kind"] == "local":
+            own = [each for each in overlays.here(settings) if each["host"] in state["hosts"]]
+            state["overlays"] = own
+        elif state["lost"] is None:
             from wheelmount.jobs import sessions
 
-            mounts += [found | {"visible": False} for found in sessions.mounts(session)]
+            theirs, state["overlays"] = sessions.ask(session)
+            mounts += [found | {"visible": False} for found in theirs]
         standing.append(state)
     if as_json:
         print(json.dumps({"sessions": standing, "mounts": mounts}))
         return
     for state in standing:
         print(_session_line(state))
+        for each in state.get("overlays", []):
+            size = f"{each['bytes'] / 1e6:.1f} MB"
+            print(f"overlay {each['name']}  {each['host']}  {each['kind']}  {size}")
     if not mounts:
         print("nothing is mounted")
     for mount in mounts:
@@ -156,6 +163,7 @@ def status(as_json: bool) -> None:
 def _session_line(state: dict[str, Any]) -> str:
     words = [f"session {state['session']}: {state['spec']}"]
     words.append(f"up {time.time() - state['created']:.0f} s")
+    words.append(", ".join(state["hosts"]))
     if state["lost"] is not None:
         words.append(f"cannot be used: {state['lost']}")
     return "  ".join(words)
@@ -185,6 +193,7 @@ def _line(record: dict[str, Any]) -> str:
     if record["delivery"]:
         sources = ", ".join(sorted(record["delivery"]["received"]))
         words.append(f"by {record['delivery']['transport']} from {sources or 'nobody'}")
+    words.append(f"generation {record['generation']}")
     words.append(record["adapter"])
     words.append(f"up {time.time() - record['started']:.0f} s")
     if not record["visible"]:

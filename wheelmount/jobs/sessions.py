@@ -15,6 +15,7 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Runners
 from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import overlays
 from wheelmount.jobs.records import MountNote, hosts_of, mounts_of
 from wheelmount.jobs.sites import RUNNERS, join
 from wheelmount.mount import serving
@@ -142,21 +143,24 @@ def unmount(session: Session, identity: str, *, force: bool) -> None:
         site.unmount(identity, force=force)
 
 
-def mounts(session: Session) -> list[dict[str, Any]]:
-    """What its hosts say of its mounts: records as of ``Server.status``, for each host.
+def ask(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What its hosts say of themselves.
+
+    Returns:
+        Mounts, as of ``Server.status``, and overlays, as of ``overlays.here``; by host each.
 
     Raises:
         HostError: a host does not answer.
     """
     record = session.read()
-    if not mounts_of(record):
-        return []
     timeout = min(session.settings.start_timeout, PATIENCE)
     bounded = Session(session.name, replace(session.settings, start_timeout=timeout))
     hosts = hosts_of(bounded, record)
     with engine.to_stay():
         hosts.attach()
-        return [
+        with Runners(list(hosts), timeout, session.handles()[RUNNERS]) as runners:
+            answers = runners.run({host.name: Command(overlays.ASK) for host in hosts})
+        mounts = [
             {
                 "identity": mount.identity,
                 "host": host,
@@ -167,6 +171,7 @@ def mounts(session: Session) -> list[dict[str, Any]]:
             for mount in _mounts(bounded, record, hosts)
             for host, state in mount.status().items()
         ]
+        return mounts, overlays.told(answers)
 
 
 def _mounts(session: Session, record: Record, hosts: Hosts) -> Iterator[RemoteMount]:
