@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,7 +42,9 @@ def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path) -> None:
         while (shown / "page").stat().st_nlink > 1:  # the generation before is being deleted
             time.sleep(0.05)
         assert_same(source, shown)
-    assert "session default: local:2  up " in cli("status").stdout
+    status = cli("status").stdout
+    assert re.search(r"^session default: local:2  up \d+ s  host0, host1$", status, re.MULTILINE)
+    assert status.count("generation 2") == 2
     done = cli("down")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert cli("status").stdout == "nothing is mounted\n"
@@ -50,7 +53,10 @@ def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path) -> None:
 
 
 def test_a_session_has_a_name_and_is_not_taken_for_another(cli: Cli, source: Path) -> None:
-    assert cli("up", "--name", "a", "--hosts", "local:1").returncode == 0
+    made = cli("up", "-v", "--name", "a", "--hosts", "local:1")
+    assert made.returncode == 0
+    assert re.search("^run: .* -m wheelmount.hosts.worker ipc://", made.stderr, re.MULTILINE)
+    assert re.search("^setting: store = .* [(]WHEELMOUNT_STORE[)]", made.stderr, re.MULTILINE)
     done = cli("up", "--name", "a", "--hosts", "local:2")
     assert (done.returncode, "session a is up with local:1" in done.stderr) == (64, True)
     alone = cli("run", source, "-", input="echo $WHEELMOUNT_HOST", stdin=None)

@@ -91,8 +91,11 @@ def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
         done = _call(lab, "run", source, "-", "--mntpoint", PATH, script="cat .hidden")
         assert done.stdout == f"== host0 ==\n{text}== host1 ==\n{text}", done.stderr
         assert "connected to session default: 2 hosts" in done.stderr
+    made = ["mkdir", "-p", "/root/.local/state/wheelmount/overlays/own/host1/upper"]
+    lab.run("host1", made, check=True)
     status = _call(lab, "status")
     assert f"session default: {spec}  up" in status.stdout
+    assert "overlay own  host1  directory" in status.stdout
     assert status.stdout.count(f"{source} at {PATH}") == 2, status.stderr
     down = _call(lab, "down")
     assert (down.returncode, down.stdout) == (0, ""), down.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Cli
-from tests.testbed.kubernetes import MISSING, Cluster
+from tests.testbed.kubernetes import MISSING, SLOW, Cluster
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, UnavailableError
 from wheelmount.hosts.credentials import Authority
@@ -97,11 +98,26 @@ def test_a_client_that_is_killed_leaves_no_pods(
     assert cluster.objects == {}
 
 
+def test_an_interrupt_while_pods_are_made_deletes_them(cluster: Cluster) -> None:
+    up = [sys.executable, "-m", "wheelmount.cli.main", "up", "--hosts"]
+    command = [*up, f"kubernetes:1,image={SLOW}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as client:
+        assert client.stderr is not None
+        while "ContainerCreating" not in client.stderr.readline():
+            assert client.poll() is None
+        client.send_signal(signal.SIGINT)
+        _, errors = client.communicate(timeout=30)
+    assert (client.returncode, errors.splitlines()[-1]) == (130, "interrupted")
+    assert "left" not in errors
+    assert cluster.objects == {}
+
+
 def test_pods_that_cannot_run_are_deleted(cli: Cli, cluster: Cluster, source: Path) -> None:
     done = cli("run", source, "-", "--hosts", f"kubernetes:1,image={MISSING}")
     assert done.returncode == 68
     assert f"does not run: ImagePullBackOff: no {MISSING}" in done.stderr
     assert "hint: give image=IMAGE" in done.stderr
+    assert "left" not in done.stderr
     assert cluster.objects == {}
 
 

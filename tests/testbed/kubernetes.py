@@ -22,6 +22,9 @@ MESHES = "monarchmeshes"
 MISSING = "registry.invalid/missing"
 """An image that the cluster cannot pull."""
 
+SLOW = "registry.invalid/slow"
+"""One that takes for ever."""
+
 OWN = """
 for place in "$WHEELMOUNT_RUNTIME_DIR" "$WHEELMOUNT_STORE"; do mount -t tmpfs none "$place"; done
 exec "$@"
@@ -90,7 +93,7 @@ class Cluster:
 
     def _start(self, mesh: dict[str, Any]) -> None:
         (container,) = mesh["spec"]["podTemplate"]["spec"]["containers"]
-        if container["image"] == MISSING:
+        if container["image"] in (MISSING, SLOW):
             return
         for rank in range(mesh["spec"]["replicas"]):
             variables = {each["name"]: self._value(each, rank) for each in container["env"]}
@@ -138,7 +141,9 @@ class Cluster:
             for rank, name in enumerate(self._pods)
         ]
         if not pods:
-            waits = {"waiting": {"reason": "ImagePullBackOff", "message": f"no {MISSING}"}}
+            slow = SLOW in json.dumps(self.made)
+            reason = "ContainerCreating" if slow else "ImagePullBackOff"
+            waits = {"waiting": {"reason": reason, "message": f"no {MISSING}"}}
             state = {**ready, "ready": False, "state": waits}
             status = {"phase": "Pending", "containerStatuses": [state]}
             pods = [{"metadata": {"name": "mesh-0"}, "status": status}]

@@ -19,6 +19,7 @@ import argparse
 import base64
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -88,6 +89,7 @@ class Order:
 
 
 def main() -> int:
+    """Do what the command line says; 0 if nothing is left that should not be."""
     parser = argparse.ArgumentParser()
     parser.add_argument("mode", choices=[GUARDED, DETACHED, ENDED])
     mode = parser.parse_args().mode
@@ -96,27 +98,33 @@ def main() -> int:
     threading.Thread(target=_await_end_of_input, args=(gone,), daemon=True).start()
     try:
         pods = Pods(order)
-        try:
-            if mode != ENDED:
-                pods.make()
-                _say(pods=pods.wait(gone), job=pods.dump())
+    except HostError as error:
+        _tell(error)
+        return error.exit_code if mode == ENDED else 0
+    try:
+        if mode != ENDED:
+            pods.make()
+            _say(pods=pods.wait(gone), job=pods.dump())
             if mode == DETACHED:
                 return 0
-            if mode == GUARDED:
-                gone.wait()
-        except BaseException:
-            with contextlib.suppress(HostError):
-                pods.delete()
-            raise
-        pods.delete()
+            gone.wait()
     except WheelmountError as error:
-        _say(error=error.message, hint=error.hint)
+        _tell(error)
+    try:
+        pods.delete()
+    except HostError as error:
+        _tell(error)
         return error.exit_code
     return 0
 
 
+def _tell(error: WheelmountError) -> None:
+    _say(error=error.message, hint=error.hint)
+
+
 def _say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+    with contextlib.suppress(OSError):  # nobody listens any more, and that is seen elsewhere
+        os.write(1, json.dumps(what).encode() + b"\n")
 
 
 def _await_end_of_input(gone: threading.Event) -> None:
