@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import uv
 
 from tests.conftest import CHECKOUT, Cli
 from wheelmount.config import MEMORY
@@ -46,6 +47,17 @@ def test_a_virtual_environment_is_used_at_its_own_path(
     assert cli("down").returncode == 0
 
 
+def test_a_virtual_environment_is_used_elsewhere(cli: Cli, workplace: Path) -> None:
+    venv, elsewhere = workplace / "venv", workplace / "elsewhere"
+    tool = uv.find_uv_bin()
+    subprocess.run([tool, "venv", "--quiet", "--relocatable", venv], check=True)
+    python = ["--quiet", "--python", str(venv / "bin" / "python")]
+    subprocess.run([tool, "pip", "install", *python, "numpy"], check=True)
+    script = EXAMPLES / "run_import.sh"
+    done = cli("run", "--mntpoint", elsewhere, venv, script, "numpy", "--hosts", "local:1")
+    assert f" from {elsewhere}/lib/" in done.stdout, done.stderr
+
+
 def test_all_of_a_directory_is_read(cli: Cli, source: Path) -> None:
     done = cli("run", source, EXAMPLES / "run_disk_time.sh", "--hosts", "local:2")
     assert done.returncode == 0, done.stderr
@@ -60,6 +72,8 @@ def test_plain_pip_installs_from_what_is_mounted(cli: Cli, workplace: Path) -> N
     assert done.returncode == 0, done.stderr
     for lines in _outputs(done.stdout):
         assert any(line.startswith("six==") for line in lines)
+        assert re.fullmatch(r"environment \d+\.\d\d s", lines[0])
+        assert re.fullmatch(r"install \d+\.\d\d s", lines[1])
 
 
 @pytest.mark.containers
@@ -71,4 +85,5 @@ def test_an_image_and_wheels_come_by_one_mount(cli: Cli, workplace: Path, sif: P
     assert done.returncode == 0, done.stderr
     for lines in _outputs(done.stdout):
         assert any(line.startswith("six==") for line in lines)
-        assert lines[-1] == "1", "an interface besides lo"
+        assert lines[-2] == "1", "an interface besides lo"
+        assert re.fullmatch(r"container \d+\.\d\d s", lines[-1])
