@@ -88,6 +88,8 @@ def verdict(number: str) -> str | None:
         return f"job {number} has ended: its time limit was reached; for more: time=…"
     if job.state in WORKS:
         return None
+    if job.state == "PENDING":  # as Slurm does where a node failed
+        return f"job {number} was put back into the queue: {job.reason}"
     return f"job {number} has ended: {job.state.lower()}"
 
 
