@@ -83,6 +83,20 @@ def test_mounts_of_a_session_can_be_made_refreshed_and_taken_down(cli: Cli, sour
     assert cli("down").returncode == 0
 
 
+def test_one_command_reaches_several_sessions(cli: Cli, source: Path) -> None:
+    for name in ("a", "b"):
+        assert cli("up", "--name", name, "--hosts", "local:1").returncode == 0
+        assert cli("mount", source, "--hosts", f"session:{name}").returncode == 0
+    (source / "new").touch()
+    done = cli("refresh", source)
+    assert done.stdout == 2 * f"host0 {source} refreshed\n", done.stderr
+    assert cli("umount", "--all").returncode == 0
+    assert mounts_shown(cli) == []
+    done = cli("down", "--all")
+    assert (done.returncode, "stop: 2 sets of hosts" in done.stderr) == (0, True)
+    assert cli("status").stdout == "nothing is mounted\n"
+
+
 def test_a_mount_follows_what_changes(cli: Cli, source: Path) -> None:
     cli("up", "--hosts", "local:1")
     cli("mount", source)

@@ -89,6 +89,19 @@ def refresh(
             engine.stop()
 
 
+def refreshed(
+    directories: Sequence[Path], settings: Settings, progress: Progress
+) -> tuple[bool, dict[str, str]]:
+    """Have a mount that stands follow its directory once.
+
+    Returns:
+        Whether anything had changed, and where it is mounted by host.
+    """
+    (changed,) = refresh(directories, settings, progress)
+    tasks = map(Task.read, directories)
+    return changed, {task.host: task.mntpoint for task in tasks}
+
+
 def changes(source: Path) -> Iterator[None]:
     """Now, and whenever something changed in a directory, some moments after it did."""
     watch = watchfiles.watch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,17 +133,24 @@ def refresh(
                 yield site.refreshed > before, mount.mntpoints
 
 
-def unmount(session: Session, identity: str, *, force: bool) -> None:
-    """Take one of its mounts down.
+def refreshed(session: Session, note: MountNote, progress: Progress) -> tuple[bool, dict[str, str]]:
+    """Have one of its mounts follow its directory once; see ``refresh``."""
+    (found,) = refresh(session, note, progress)
+    return found
+
+
+def unmount(session: Session, identities: Sequence[str], force: bool, _progress: Progress) -> None:
+    """Take some of its mounts down.
 
     Raises:
-        MountError: it is in use on a host, and by whom.
+        MountError: one is in use on a host, and by whom.
     """
     with join(session, SILENT) as site:
-        site.unmount(identity, force=force)
+        for identity in identities:
+            site.unmount(identity, force=force)
 
 
-def ask(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What its hosts say of themselves.
 
     Returns:
