@@ -3,7 +3,7 @@
 #
 #   wheelmount run VENV examples/run_import.sh [MODULE]        default: torch
 #
-# It works where VENV is mounted at its own path, as its scripts name that.
+# Where VENV is mounted elsewhere, its scripts must not name its own path: uv venv --relocatable.
 set -euo pipefail
 module=${1:-torch}
 source "${WHEELMOUNT_MOUNT:-.}/bin/activate"

@@ -66,6 +66,8 @@ find_servers() {
   have srun || servers+=(slurm-client)  # brings munge
   have munged || servers+=(munge)
   have docker-registry || servers+=(docker-registry)
+  have man || wanted+=(man-db)
+  [ -e /usr/share/lmod/lmod/init/bash ] || wanted+=(lmod)
 }
 
 have_apptainer() { have apptainer || have singularity; }
@@ -170,7 +172,9 @@ make_venv() {
   # Compiled now: a command starts several processes, each of which would do it again where the
   # environment says not to write what was compiled.
   quietly .venv/bin/uv --no-progress pip install --python .venv/bin/python --compile-bytecode \
-    --editable . "${group[@]}"
+    --editable . --group man "${group[@]}"
+  # Where man looks when .venv/bin is on PATH.
+  quietly .venv/bin/click-man wheelmount --target .venv/share/man/man1
   wanted_stamp "$dev" >.venv/setup-stamp
 }
 

@@ -43,7 +43,8 @@ class Settings:
     up, else ``local:1``."""
 
     python: str = ""
-    """Python with wheelmount on hosts that ssh or Slurm starts; default the path of this one."""
+    """Python with wheelmount on hosts that ssh or Slurm starts; default the path of this one, and
+    in pods ``python``."""
 
     block_size: int = 0
     """Bytes that travel, are hashed and arrive as one: a multiple of 4096, or 0 to choose by size
@@ -68,7 +69,7 @@ class Settings:
     """Seconds a host, a mount or a container may take to come up."""
 
     queue_timeout: float = 86400.0
-    """Seconds a Slurm job may wait in the queue."""
+    """Seconds a Slurm job may wait in the queue, or pods until they run."""
 
     store: str = MEMORY
     """Where each host keeps what it receives: ``memory``, or a directory."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import getpass
+import os
 import platform
 import shutil
 import time
@@ -22,6 +24,7 @@ from wheelmount.hosts.local import namespaces_allowed
 from wheelmount.hosts.worker import host_of
 from wheelmount.mount import adapter, kernel, point, serving
 from wheelmount.mount import store as stores
+from wheelmount.mount.scan import scan
 from wheelmount.mount.task import TASK
 
 GOOD, POOR, BAD = "good", "poor", "bad"
@@ -44,6 +47,9 @@ class Finding:
     text: str
     hint: str = ""
 
+
+CLAIMED = {"mlx5_core", "efa"}
+"""Drivers of the RDMA devices that Monarch uses."""
 
 CONTAINER = "a container that is gone"
 
@@ -68,10 +74,13 @@ def examine(settings: Settings) -> list[Finding]:
         Finding("versions", GOOD, _versions()),
         Finding("kernel", GOOD, platform.release()),
         _fuse(),
+        _fusermount(),
         _adapter(),
         _store(settings),
+        _shm(),
         _namespaces(),
         _apptainer(),
+        _privileges(),
         _rdma(),
         _sockets(),
     ]
@@ -90,23 +99,84 @@ def _fuse() -> Finding:
     return Finding("fuse", GOOD, "/dev/fuse can be used")
 
 
+def _fusermount() -> Finding:
+    if shutil.which("fusermount3") is not None:
+        return Finding("fusermount3", GOOD, "ordinary users can mount by it")
+    return Finding(
+        "fusermount3", POOR, "not there: only root can mount", "install the package fuse3"
+    )
+
+
 def _adapter() -> Finding:
     lacks = adapter.lacking_for_bind()
     if lacks:
-        return Finding("adapter", POOR, f"devfuse; not bind: {lacks}")
-    return Finding("adapter", GOOD, "bind")
+        return Finding(
+            "adapter",
+            POOR,
+            f"devfuse, not bind: {lacks}; what is read for the first time goes through a server, "
+            "which reads big files at a third of the speed",
+            "run it as root, or on hosts with a mount namespace of their own, on Linux 6.5",
+        )
+    # Linux can let a FUSE server pass files through since 6.9; bind needs no server at all.
+    return Finding("adapter", GOOD, "bind: no server in the way, and so nothing to pass through")
 
 
 def _store(settings: Settings) -> Finding:
-    if settings.store == MEMORY and kernel.may_mount():
-        free = psutil.virtual_memory().available
-        return Finding("store", GOOD, f"{free >> 20} MiB of memory free, with huge pages")
     try:
-        place = settings.private_store(mounted=False)
+        free, where = room(settings)
     except (WheelmountError, OSError) as error:
         return Finding("store", BAD, str(error), "set WHEELMOUNT_STORE to a directory of yours")
-    free = shutil.disk_usage(place).free
-    return Finding("store", GOOD, f"{free >> 20} MiB free in {place}")
+    return Finding("store", GOOD, f"{free >> 20} MiB free {where}")
+
+
+def room(settings: Settings) -> tuple[int, str]:
+    """Bytes that mounts here may have, and where.
+
+    Raises:
+        WheelmountError, OSError: there is no place for them.
+    """
+    if settings.store == MEMORY and kernel.may_mount():
+        return psutil.virtual_memory().available, "in memory, with huge pages"
+    place = settings.private_store(mounted=False)
+    return shutil.disk_usage(place).free, f"in {place}"
+
+
+def fit(source: Path, free: int) -> Finding:
+    """Whether a directory has room on a host.
+
+    Args:
+        source: the directory.
+        free: bytes that the host has, as of ``room``.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    inodes = scan(os.fsencode(source)).inodes.values()
+    size = sum(inode.held for inode in inodes if inode.is_file)
+    text = f"{source} is {size >> 20} MiB, {free >> 20} MiB are free"
+    if size > free:
+        return Finding(
+            "source", BAD, text, "mount less of it, or set WHEELMOUNT_STORE to a larger disk"
+        )
+    return Finding("source", GOOD, text)
+
+
+def _shm() -> Finding:
+    """Where ordinary users' mounts are in memory, and frameworks share tensors."""
+    place = "/dev/shm"  # noqa: S108 - only looked at
+    try:
+        size = shutil.disk_usage(place).total
+    except OSError as error:
+        return Finding("shm", POOR, f"{place}: {error.strerror}", "mount a tmpfs there")
+    text = f"{place} is {size >> 20} MiB"
+    if size < psutil.virtual_memory().total // 4:
+        return Finding(
+            "shm",
+            POOR,
+            f"{text}: mounts of ordinary users, which are there, must fit in it",
+            "mount it larger (containers: --shm-size), or set WHEELMOUNT_STORE to a directory",
+        )
+    return Finding("shm", GOOD, text)
 
 
 def _namespaces() -> Finding:
@@ -127,18 +197,49 @@ def _apptainer() -> Finding:
         return Finding("apptainer", POOR, error.message, error.hint or "")
 
 
+def _privileges() -> Finding:
+    """What apptainer may do for this user."""
+    try:
+        apptainer.find()
+    except UnavailableError:
+        return Finding("containers", POOR, "none without apptainer", "see above")
+    if os.geteuid() == 0:
+        how = " ".join(apptainer.exec_privileges()) or "all of root's"
+        return Finding("containers", GOOD, f"by root, privileges: {how}")
+    lines = Path("/etc/subuid").read_text().splitlines() if Path("/etc/subuid").exists() else []
+    known = {getpass.getuser(), str(os.getuid())}
+    if any(line.partition(":")[0] in known for line in lines):
+        return Finding("containers", GOOD, "by --fakeroot, with users of their own")
+    return Finding(
+        "containers",
+        POOR,
+        "by --fakeroot with one user: packages of a distribution may not install in them",
+        f"as root: apptainer config fakeroot --add {getpass.getuser()}",
+    )
+
+
 def _rdma() -> Finding:
-    devices = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
+    devices = {path.name: _driver(path) for path in Path("/sys/class/infiniband").glob("*")}
+    cost = "bytes travel by TCP, some 0.7 GB/s with two cores"
     if not devices:
-        return Finding("rdma", POOR, "no device: bytes travel by TCP")
-    if missing := [name for name in ("libibverbs.so.1", "libmlx5.so.1") if not _loads(name)]:
+        hint = "if the machine has one (lspci), load its driver"
+        return Finding("rdma", POOR, f"no device: {cost}", hint)
+    names = ", ".join(f"{name} ({driver})" for name, driver in sorted(devices.items()))
+    if not CLAIMED.intersection(devices.values()):
         return Finding(
             "rdma",
             POOR,
-            f"{', '.join(devices)}, but no {missing[0]}: bytes travel by TCP",
-            "install rdma-core",
+            f"{names}: none that Monarch takes; {cost}",
+            f"Monarch takes those of the drivers {' and '.join(sorted(CLAIMED))}",
         )
-    return Finding("rdma", GOOD, f"{', '.join(devices)}; Monarch takes those of Mellanox and EFA")
+    if missing := [name for name in ("libibverbs.so.1", "libmlx5.so.1") if not _loads(name)]:
+        return Finding("rdma", POOR, f"{names}, but no {missing[0]}: {cost}", "install rdma-core")
+    return Finding("rdma", GOOD, f"{names}, which Monarch takes")
+
+
+def _driver(device: Path) -> str:
+    link = device / "device" / "driver"
+    return link.resolve().name if link.exists() else "no hardware"
 
 
 def _loads(library: str) -> bool:

@@ -25,9 +25,10 @@ def test_tells_what_this_machine_can_do(cli: Cli) -> None:
     assert done.returncode == 0, done.stdout
     assert "ok  fuse: /dev/fuse can be used" in done.stdout
     assert "ok  adapter: bind" in done.stdout
-    findings = json.loads(cli("doctor", "--json").stdout)["findings"]
+    findings = json.loads(cli("doctor", "--source", ".", "--json").stdout)["findings"]
     looked_at = {finding["what"] for finding in findings}
-    assert looked_at >= {"fuse", "adapter", "store", "apptainer", "rdma"}
+    assert looked_at >= {"fusermount3", "adapter", "store", "shm", "apptainer", "rdma", "source"}
+    assert all(finding["hint"] for finding in findings if finding["state"] != doctor.GOOD)
     assert "ok  sockets: closed to other users" in done.stdout
 
 
@@ -43,6 +44,12 @@ def test_tells_the_same_of_every_host_and_where_they_differ(cli: Cli) -> None:
         f"b: python is 3.9.1, elsewhere {python}",
         "b: its clock is -60.0 s off",
     ]
+
+
+def test_tells_where_a_directory_has_no_room(source: Path) -> None:
+    finding = doctor.fit(source, free=1 << 16)
+    assert (finding.state, "0 MiB are free" in finding.text) == (doctor.BAD, True)
+    assert "WHEELMOUNT_STORE" in finding.hint
 
 
 def test_what_dead_mounts_left_is_found_and_cleared(

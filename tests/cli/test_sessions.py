@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,7 +55,9 @@ def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path) -> None:
         while (shown / "page").stat().st_nlink > 1:  # the generation before is being deleted
             time.sleep(0.05)
         assert_same(source, shown)
-    assert "session default: local:2  up " in cli("status").stdout
+    status = cli("status").stdout
+    assert re.search(r"^session default: local:2  up \d+ s  host0, host1$", status, re.MULTILINE)
+    assert status.count("generation 2") == 2
     done = cli("down")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert cli("status").stdout == "nothing is mounted\n"
@@ -63,7 +66,10 @@ def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path) -> None:
 
 
 def test_a_session_has_a_name_and_is_not_taken_for_another(cli: Cli, source: Path) -> None:
-    assert cli("up", "--name", "a", "--hosts", "local:1").returncode == 0
+    made = cli("up", "-v", "--name", "a", "--hosts", "local:1")
+    assert made.returncode == 0
+    assert re.search("^run: .* -m wheelmount.hosts.worker ipc://", made.stderr, re.MULTILINE)
+    assert re.search("^setting: store = .* [(]WHEELMOUNT_STORE[)]", made.stderr, re.MULTILINE)
     done = cli("up", "--name", "a", "--hosts", "local:2")
     assert (done.returncode, "session a is up with local:1" in done.stderr) == (64, True)
     alone = cli("run", source, "-", input="echo $WHEELMOUNT_HOST", stdin=None)
@@ -88,6 +94,20 @@ def test_mounts_of_a_session_can_be_made_refreshed_and_taken_down(cli: Cli, sour
     assert mounts_shown(cli) == []
     assert cli("run", source, "-", input="ls new", stdin=None).stdout.endswith("new\n")
     assert cli("down").returncode == 0
+
+
+def test_one_command_reaches_several_sessions(cli: Cli, source: Path) -> None:
+    for name in ("a", "b"):
+        assert cli("up", "--name", name, "--hosts", "local:1").returncode == 0
+        assert cli("mount", source, "--hosts", f"session:{name}").returncode == 0
+    (source / "new").touch()
+    done = cli("refresh", source)
+    assert done.stdout == 2 * f"host0 {source} refreshed\n", done.stderr
+    assert cli("umount", "--all").returncode == 0
+    assert mounts_shown(cli) == []
+    done = cli("down", "--all")
+    assert (done.returncode, "stop: 2 sets of hosts" in done.stderr) == (0, True)
+    assert cli("status").stdout == "nothing is mounted\n"
 
 
 def test_a_mount_follows_what_changes(cli: Cli, source: Path) -> None:

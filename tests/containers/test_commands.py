@@ -113,6 +113,7 @@ def test_a_session_sends_packages_once(cli: Cli, job: Path) -> None:
         (mounted,) = {each["mntpoint"] for each in _mounts(cli) if each["host"] == "host0"}
         assert cli("instance", "stop", "one").returncode == 0
         assert mounted in {each["mntpoint"] for each in _mounts(cli)}, "it is the session's"
+        assert "overlay default  host1  directory  " in cli("status").stdout
     finally:
         assert cli("down").returncode == 0
 

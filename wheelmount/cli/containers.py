@@ -18,7 +18,7 @@ from wheelmount.containers.overlay import Overlay
 from wheelmount.containers.terminal import Size, raw
 from wheelmount.errors import ContainerError, InputError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import containers, elsewhere, instances, shells
+from wheelmount.jobs import containers, elsewhere, instances, overlays, shells
 from wheelmount.jobs.image import BESIDE, Image
 
 packages_option = click.option(
@@ -141,9 +141,10 @@ def _pipe(
 
 def _elsewhere(spec: HostSpec, *words: str) -> int:
     """Have every host carry out a command about itself."""
-    results = elsewhere.run(spec, words, config.load(), ConsoleProgress(quiet=True))
+    progress = ConsoleProgress()
+    results = elsewhere.run(spec, words, config.load(), progress)
     show = output.Show(as_json="--json" in words, live=False, directory=None)
-    return show.end(results, ConsoleProgress())
+    return show.end(results, progress)
 
 
 @click.group()
@@ -158,18 +159,7 @@ def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
     """List overlays: name, host, kind, size, and who uses them now."""
     if spec is not None:
         return _elsewhere(spec, "overlay", "ls", *_json(as_json))
-    found = Overlay.all(Path(config.load().state_dir))
-    records: list[dict[str, Any]] = [
-        {
-            "name": each.name,
-            "host": each.host,
-            "kind": each.found or "directory",
-            "bytes": each.used(),
-            "user": each.user() or None,
-            "path": str(each.layer),
-        }
-        for each in found
-    ]
+    records = overlays.here(config.load())
     if as_json:
         print(json.dumps(records))
         return 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,10 +23,17 @@ MARKS = {doctor.GOOD: "ok", doctor.POOR: "--", doctor.BAD: "!!"}
 
 @click.command("doctor")
 @click.option("--fix", is_flag=True, help="Delete what dead mounts and hosts have left.")
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path),
+    help="Also tell whether there is room for this directory.",
+)
 @options.some_hosts
 @options.as_json
 @options.quiet
-def examine(fix: bool, spec: HostSpec | None, as_json: bool, quiet: bool) -> int:
+def examine(
+    fix: bool, source: Path | None, spec: HostSpec | None, as_json: bool, quiet: bool
+) -> int:
     """Tell what this machine can do, what it lacks, and what dead mounts have left.
 
     With --hosts the same of every host, and where they differ. Ends with 69 if something lacks that
@@ -32,6 +41,7 @@ def examine(fix: bool, spec: HostSpec | None, as_json: bool, quiet: bool) -> int
     """
     if spec is None:
         report = _examine(fix=fix)
+        _add(source, report)
         print(json.dumps(report) if as_json else "\n".join(_lines(report)))
         return _code(report)
     if fix:
@@ -41,6 +51,8 @@ def examine(fix: bool, spec: HostSpec | None, as_json: bool, quiet: bool) -> int
     progress = ConsoleProgress(quiet=quiet)
     found = survey.survey(spec, config.load(), progress)
     reports = {n: r for n, r in found.items() if not isinstance(r, WheelmountError)}
+    for report in reports.values():
+        _add(source, report)
     differences = survey.differences(reports)
     if as_json:
         print(json.dumps({"hosts": reports, "differences": differences}))
@@ -62,6 +74,9 @@ def _examine(*, fix: bool) -> dict[str, Any]:
     settings = config.load()
     findings = doctor.examine(settings)
     left = doctor.leftovers(settings)
+    free = 0
+    with contextlib.suppress(WheelmountError, OSError):  # which is among the findings
+        free = doctor.room(settings)[0]
     if fix:
         for each in left:
             doctor.clear(each)
@@ -69,8 +84,16 @@ def _examine(*, fix: bool) -> dict[str, Any]:
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "leftovers": [{"path": str(each.path), "text": each.text} for each in left],
         "cleared": fix,
+        "free": free,
         "time": time.time(),
     }
+
+
+def _add(source: Path | None, report: dict[str, Any]) -> None:
+    """Say in a report whether a directory has room there."""
+    if source is not None:
+        found = doctor.fit(source, report["free"])
+        report["findings"].append(dataclasses.asdict(found))
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:

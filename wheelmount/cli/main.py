@@ -43,6 +43,17 @@ COMMANDS = {
 class _Commands(click.Group):
     """Imports a command when it is used: all of them take a second."""
 
+    @property
+    def commands(self) -> dict[str, click.Command]:
+        """All of them, for programs that look into a group, such as click-man."""
+        context = click.Context(self)
+        found = {name: self.get_command(context, name) for name in COMMANDS}
+        return {name: command for name, command in found.items() if command is not None}
+
+    @commands.setter
+    def commands(self, _given: object) -> None:
+        pass
+
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +20,11 @@ from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError, WheelmountError
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import records
+from wheelmount.jobs import overlays, records
 from wheelmount.mount import serving
 from wheelmount.mount.point import View
 from wheelmount.mount.task import Task
+from wheelmount.progress import SILENT
 
 
 @click.command()
@@ -58,12 +60,22 @@ def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
     TARGETS are mount points, sources or identities that status shows. Only what changed travels;
     hosts show the old tree until the new one is whole.
     """
-    from wheelmount.jobs import mounts, sessions
+    from wheelmount.jobs import apart, mounts, sessions
 
     settings, progress = config.load(), ConsoleProgress(quiet=quiet)
     found = _find(settings, targets)
     if watch and len(found) > 1:
         raise InputError(f"{targets[0]} is {len(found)} mounts", hint="watch one of them")
+    if len(found) > 1:
+        works = [
+            partial(sessions.refreshed, *mount)
+            if isinstance(mount, _OfSession)
+            else partial(mounts.refreshed, mount, settings)
+            for mount in found.values()
+        ]
+        for changed, points in apart.raise_first(apart.each(works, progress, "refresh")):
+            _say(points, changed)
+        return
     for mount in found.values():
         if isinstance(mount, _OfSession):
             occasions = mounts.changes(Path(mount.note.source)) if watch else [None]
@@ -117,14 +129,19 @@ def umount(targets: tuple[str, ...], everything: bool, force: bool) -> None:
     """Take mounts down: TARGETS are mount points, sources or identities that status shows."""
     if not targets and not everything:
         raise InputError("nothing to unmount", hint="give a mount point, or --all")
+    standing: dict[str, tuple[Session, list[str]]] = {}
     for identity, found in _find(config.load(), None if everything else targets).items():
         if isinstance(found, _OfSession):
-            from wheelmount.jobs import sessions
-
-            sessions.unmount(found.session, identity, force=force)
+            session = found.session
+            standing.setdefault(session.name, (session, []))[1].append(identity)
         else:
             for directory in found:
                 serving.stop(directory, force=force)
+    if standing:
+        from wheelmount.jobs import apart, sessions
+
+        works = [partial(sessions.unmount, *each, force) for each in standing.values()]
+        apart.raise_first(apart.each(works, ConsoleProgress(), "unmount"))
 
 
 @click.command()
@@ -134,28 +151,51 @@ def status(as_json: bool) -> None:
     settings = config.load()
     here = View.here().namespace
     mounts = [_record(directory, here) for directory in serving.find(settings)]
-    standing = []
-    for session in Session.all(settings):
-        state = records.state(session)
-        if state["kind"] != "local" and state["lost"] is None:
-            from wheelmount.jobs import sessions
-
-            mounts += [found | {"visible": False} for found in sessions.mounts(session)]
-        standing.append(state)
+    sessions = Session.all(settings)
+    standing = list(map(records.state, sessions))
+    elsewhere = []
+    for session, state in zip(sessions, standing, strict=True):
+        if state["kind"] == "local":
+            own = [each for each in overlays.here(settings) if each["host"] in state["hosts"]]
+            state["overlays"] = own
+        elif state["lost"] is None:
+            elsewhere.append((session, state))
+    for state, found in _ask(elsewhere):
+        if isinstance(found, WheelmountError):
+            state["lost"] = found.message
+        else:
+            mounts += [mount | {"visible": False} for mount in found[0]]
+            state["overlays"] = found[1]
     if as_json:
         print(json.dumps({"sessions": standing, "mounts": mounts}))
         return
     for state in standing:
         print(_session_line(state))
+        for each in state.get("overlays", []):
+            size = f"{each['bytes'] / 1e6:.1f} MB"
+            print(f"overlay {each['name']}  {each['host']}  {each['kind']}  {size}")
     if not mounts:
         print("nothing is mounted")
     for mount in mounts:
         print(_line(mount))
 
 
+def _ask(
+    standing: Sequence[tuple[Session, dict[str, Any]]],
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """What sessions on other machines say, each with what is known of it."""
+    if standing:
+        from wheelmount.jobs import apart, sessions
+
+        works = [partial(sessions.ask, session) for session, _ in standing]
+        answers = apart.each(works, SILENT, "ask")
+        yield from zip([state for _, state in standing], answers, strict=True)
+
+
 def _session_line(state: dict[str, Any]) -> str:
     words = [f"session {state['session']}: {state['spec']}"]
     words.append(f"up {time.time() - state['created']:.0f} s")
+    words.append(", ".join(state["hosts"]))
     if state["lost"] is not None:
         words.append(f"cannot be used: {state['lost']}")
     return "  ".join(words)
@@ -187,6 +227,7 @@ def _line(record: dict[str, Any]) -> str:
         words.append(f"by {record['delivery']['transport']} from {sources or 'nobody'}")
         if reused := record["delivery"].get("reused"):
             words.append(f"{reused / 1e6:.1f} MB of it were in other mounts")
+    words.append(f"generation {record['generation']}")
     words.append(record["adapter"])
     words.append(f"up {time.time() - record['started']:.0f} s")
     if not record["visible"]:

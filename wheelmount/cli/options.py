@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from wheelmount import config
+from wheelmount.cli.console import tell_all
 from wheelmount.errors import InputError
 from wheelmount.hosts.session import DEFAULT, Session
 from wheelmount.hosts.spec import HostSpec, parse
@@ -42,9 +43,10 @@ def _where() -> str:
 
 
 _FROM = (
-    "Where hosts come from: local:N for N hosts on this machine, tls://HOST:PORT,… for workers "
-    "that run already"
+    "Where hosts come from: local:N for N hosts on this machine, ssh:HOST,…, slurm:N, "
+    "kubernetes:N, or tls://HOST:PORT,… for workers that run already"
 )
+_FROM_SESSION = f"{_FROM}; session:NAME for those of `wheelmount up`."
 
 hosts = click.option(
     "--hosts",
@@ -52,11 +54,9 @@ hosts = click.option(
     type=_Hosts(),
     default=_where,
     show_default="$WHEELMOUNT_HOSTS, else the session `default` if it is up, else local:1",
-    help=f"{_FROM}, session:NAME for those of `wheelmount up`.",
+    help=_FROM_SESSION,
 )
-some_hosts = click.option(
-    "--hosts", "spec", type=_Hosts(), help=f"{_FROM}, session:NAME for those of `wheelmount up`."
-)
+some_hosts = click.option("--hosts", "spec", type=_Hosts(), help=_FROM_SESSION)
 new_hosts = click.option(
     "--hosts",
     "spec",
@@ -74,7 +74,25 @@ adapter = click.option(
     help="How hosts show the mount; auto is the best that each allows.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
-quiet = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and errors.")
+
+
+def _explain(_ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        tell_all()
+
+
+def quiet(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for more and less to be said; given on is only ``quiet``."""
+    verbose = click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        callback=_explain,
+        help="Also what is run to have hosts, where they are, and which settings are in force.",
+    )
+    less = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and errors.")
+    return less(verbose(command))
 
 
 def wanted(command: Callable[..., Any]) -> Callable[..., Any]:

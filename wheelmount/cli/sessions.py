@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from wheelmount import config
@@ -38,9 +40,10 @@ def up(spec: HostSpec, name: str, quiet: bool) -> None:
 @options.quiet
 def down(names: tuple[str, ...], everything: bool, quiet: bool) -> None:
     """End sessions with their mounts and hosts: NAMES, or the session `default`."""
-    from wheelmount.jobs import sessions
+    from wheelmount.jobs import apart, sessions
 
     settings = config.load()
     found = [Session(name, settings) for name in names or (DEFAULT,)]
-    for session in Session.all(settings) if everything else found:
-        sessions.down(session, ConsoleProgress(quiet=quiet))
+    chosen = Session.all(settings) if everything else found
+    works = [partial(sessions.down, session) for session in chosen]
+    apart.raise_first(apart.each(works, ConsoleProgress(quiet=quiet), "stop"))

@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wheelmount.errors import HostError, InputError
@@ -99,12 +100,15 @@ class Address:
                 hint="give an address of this machine on the network that it shares with them",
             )
 
-    def await_answer(self, timeout: float, patience: float = 0) -> None:
+    def await_answer(
+        self, timeout: float, patience: float = 0, in_vain: Callable[[], bool] = lambda: False
+    ) -> None:
         """See that something listens there.
 
         Args:
             timeout: seconds for an attempt.
             patience: seconds in which what comes up may refuse.
+            in_vain: tells whether it does not come up any more.
 
         Raises:
             HostError: nothing does, or there is no way to it.
@@ -114,7 +118,7 @@ class Address:
             try:
                 socket.create_connection((self.host, self.port), timeout).close()
             except OSError as error:
-                if time.monotonic() > deadline:
+                if in_vain() or time.monotonic() > deadline:
                     raise HostError(
                         f"{self} cannot be reached: {error.strerror or error}",
                         hint=f"run there: wheelmount worker {self}",

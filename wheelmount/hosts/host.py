@@ -66,6 +66,10 @@ class Hosts(ABC):
             HostError: nothing does.
         """
 
+    def ended(self) -> str | None:
+        """Why whoever lent the hosts has taken them back; None if it has not, or does not say."""
+        return None
+
     @abstractmethod
     def attach(self) -> None:
         """Reach hosts that run.

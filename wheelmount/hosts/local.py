@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -20,6 +22,8 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import engine, worker
 from wheelmount.hosts.host import Host, Hosts
+
+log = logging.getLogger("wheelmount")
 
 
 class LocalHosts(Hosts):
@@ -100,12 +104,13 @@ class LocalHosts(Hosts):
             command = [*_unshare(), *command]
         if guard is not None:
             command += ["--guard", str(guard)]
-        with (self.directory / f"{name}.log").open("wb") as log:
+        log.debug("run: %s", shlex.join(command))
+        with (self.directory / f"{name}.log").open("wb") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 env={**os.environ, worker.MARK: str(self.directory / name)},
                 cwd="/",
                 start_new_session=True,
@@ -121,8 +126,8 @@ class LocalHosts(Hosts):
                 time.sleep(0.01)
 
     def _failure(self, name: str, process: subprocess.Popen[bytes]) -> HostError:
-        log = self.directory / f"{name}.log"
-        text = log.read_text(errors="replace").strip().splitlines()
+        said = self.directory / f"{name}.log"
+        text = said.read_text(errors="replace").strip().splitlines()
         code = process.poll()
         what = "does not come up" if code is None else f"ended with code {code}"
         return HostError(

@@ -46,6 +46,10 @@ class NetworkHosts(Hosts):
         self._names = list(names or called(addresses))
         self._settings = settings or config.load()
 
+    def authority(self) -> Authority:
+        """Who signs for these hosts, and for this process towards them: the user's own."""
+        return Authority.of_user(self._settings)
+
     def start(self) -> None:
         """Reach them; they run already."""
         self.attach()
@@ -70,7 +74,9 @@ class NetworkHosts(Hosts):
         self.check()
         if first.scheme == OPEN:
             log.warning("security: %s: %s", ", ".join(map(str, self._addresses)), DANGER)
-        engine.start(first.reached_from(), Authority.of_user(self._settings))
+        engine.start(first.reached_from(), self.authority())
+        for name, address in zip(self._names, self._addresses, strict=True):
+            log.debug("host: %s is at %s", name, address)
         hosts = attach([str(address) for address in self._addresses], self._names)
         answers = {host.name: host.mesh.initialized for host in hosts}
         try:

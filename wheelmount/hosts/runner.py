@@ -46,14 +46,12 @@ class Command:
         script: text of a bash script, run with ``argv`` as its arguments instead.
         environment: variables to set.
         cwd: where; default the host's temporary directory.
-        fed: whether it gets input; else there is none.
     """
 
     argv: tuple[str, ...] = ()
     script: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
-    fed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,9 @@ class Report:
 class _Run:
     """One command, and the files that its output goes to."""
 
-    def __init__(self, command: Command, directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Command, directory: Path, environment: Mapping[str, str], fed: bool
+    ) -> None:
         directory.mkdir()
         self._directory = directory
         self._offsets = {"stdout": 0, "stderr": 0}
@@ -94,7 +94,7 @@ class _Run:
             try:
                 self._process = subprocess.Popen(
                     argv,
-                    stdin=subprocess.PIPE if command.fed else subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if fed else subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
                     cwd=command.cwd or tempfile.gettempdir(),
@@ -177,10 +177,16 @@ class Runner(Actor):  # type: ignore[misc]
         self._watch: asyncio.Task[None] | None = None
 
     @concurrent_endpoint
-    async def start(self, key: str, command: Command) -> None:
-        """Start a command, to be known by ``key``. It ends when nobody asks for its output."""
+    async def start(self, key: str, command: Command, fed: bool) -> None:
+        """Start a command, to be known by ``key``. It ends when nobody asks for its output.
+
+        Args:
+            key: chosen by the client.
+            command: what to do.
+            fed: whether ``feed`` is to follow; else it gets no input.
+        """
         self._runs[key] = await asyncio.to_thread(
-            _Run, command, self._directory / key, self._environment
+            _Run, command, self._directory / key, self._environment, fed
         )
         if self._watch is None:
             self._watch = asyncio.create_task(self._end_abandoned())

@@ -97,14 +97,15 @@ class Runners:
         Args:
             commands: by host.
             output: told of output as it comes, from one thread; else the results hold all of it.
-            stdin: passed on to commands that are fed, of which there is one. Not buffered, as
+            stdin: passed on if there is one command; several get no input. Not buffered, as
                 Python cannot end while a thread waits in a buffer.
         """
+        fed = stdin if len(commands) == 1 else None
         results: dict[str, Result | WheelmountError] = {}
 
         async def one(name: str, command: Command) -> None:
             try:
-                results[name] = await self._run(name, command, output, stdin)
+                results[name] = await self._run(name, command, output, fed)
             except WheelmountError as error:
                 results[name] = error
 
@@ -119,8 +120,9 @@ class Runners:
     ) -> Result:
         actor, key = self.actors[name], secrets.token_hex(8)
         self._running.add((name, key))
-        await engine.answer(actor.start.call_one(key, command), self._timeout)
-        if command.fed and stdin is not None:
+        start = actor.start.call_one(key, command, stdin is not None)
+        await engine.answer(start, self._timeout)
+        if stdin is not None:
             self._feed(actor, key, stdin)
         streams = {"stdout": bytearray(), "stderr": bytearray()}
         bound = self._timeout + PATIENCE

@@ -8,6 +8,7 @@ process, one of a session is submitted by ``sbatch``; inside an allocation it is
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -16,25 +17,23 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
+from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import outpost
 from wheelmount.hosts.address import SECURE, Address
-from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.network import INSTALL, NetworkHosts
+from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, verdict
 from wheelmount.progress import SILENT, Progress
+
+log = logging.getLogger("wheelmount")
 
 PORTS = range(20000, 30000)
 """Of which a job gets one, by chance: jobs that share a node must not have the same."""
 
 GLANCE = 0.2
 """Seconds between looks at the queue at first; they grow tenfold."""
-
-ASK_TIMEOUT = 60.0
-"""Seconds that Slurm's controller may take to answer."""
 
 GRACE = 10.0
 """Seconds in which nodes end what runs on them when their input ends."""
@@ -44,23 +43,6 @@ KILL_TIMEOUT = 2.0
 
 STOP_TIMEOUT = 30.0
 """Seconds that a job may take to end after it was cancelled; Slurm's KillWait is 30 by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A line of the queue.
-
-    Attributes:
-        number: of the job.
-        state: such as ``RUNNING``.
-        reason: why it waits.
-        nodes: it has, as Slurm abbreviates them.
-    """
-
-    number: str
-    state: str
-    reason: str
-    nodes: str
 
 
 def parse(text: str) -> tuple[int, tuple[str, ...]]:
@@ -120,11 +102,11 @@ class SlurmHosts(NetworkHosts):
             WaitError: it did not run within ``queue_timeout``.
         """
         port = PORTS[secrets.randbelow(len(PORTS))]
-        credentials = Authority.of_user(self._settings).encode()
+        credentials = self.authority().encode()
         try:
             inside = os.environ.get("SLURM_JOB_ID")
             if inside is not None:
-                nodes = _expand(os.environ["SLURM_JOB_NODELIST"])[: self._count]
+                nodes = expand(os.environ["SLURM_JOB_NODELIST"])[: self._count]
                 if len(nodes) < self._count:
                     raise InputError(
                         f"this allocation has {len(nodes)} nodes, not {self._count}",
@@ -161,17 +143,19 @@ class SlurmHosts(NetworkHosts):
         """Start workers by ``srun``, which ends them when its input ends if they are guarded."""
         mode = outpost.GUARDED if self._guarded else outpost.ATTENDED
         command = ["srun", *self._wanted(), *where, "--ntasks-per-node=1", "--input=all", "--"]
+        command += self._worker(port, mode)
+        log.debug("run: %s", shlex.join(command))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step runs
         try:
             self._step = subprocess.Popen(
-                [*command, *self._worker(port, mode)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=self._messages,
                 stderr=self._messages,
                 start_new_session=True,  # a ^C is for the client, which ends it in order
             )
         except FileNotFoundError:
-            raise _missing("srun") from None
+            raise missing("srun") from None
         with contextlib.suppress(BrokenPipeError):
             if self._step.stdin is not None:
                 self._step.stdin.write(credentials)
@@ -185,7 +169,9 @@ class SlurmHosts(NetworkHosts):
             f"#!/bin/bash\n{shlex.join(run)} <<'CREDENTIALS'\n{credentials.decode()}CREDENTIALS\n"
         )
         output = ["--output=/dev/null", "--parsable", "--ntasks-per-node=1"]
-        said = _ask(["sbatch", *self._wanted(), *output], script)
+        command = ["sbatch", *self._wanted(), *output]
+        log.debug("run: %s, which runs %s", shlex.join(command), shlex.join(run))
+        said = ask(command, script)
         self._job = said.strip().partition(";")[0]
 
     def _await_nodes(self) -> list[str]:
@@ -198,7 +184,7 @@ class SlurmHosts(NetworkHosts):
                     self._job = job.number
                     task.note(f"job {job.number} {job.state.lower()}")
                     if job.state == "RUNNING":
-                        return _expand(job.nodes)
+                        return expand(job.nodes)
                     if job.state not in ("PENDING", "CONFIGURING"):
                         raise HostError(f"job {job.number} is {job.state.lower()}: {job.reason}")
                     if job.reason not in ("None", waits):
@@ -215,13 +201,7 @@ class SlurmHosts(NetworkHosts):
                 wait = min(wait * 1.2, 10 * GLANCE)
 
     def _look(self) -> Job | None:
-        """The job as the queue has it; None if it is not there, or not yet."""
-        which = f"--name={self._name}" if self._job is None else f"--jobs={self._job}"
-        # A job that has ended long ago is an error to squeue.
-        said = _ask(["squeue", "--noheader", which, "--format=%A|%T|%r|%N"], ended=True)
-        for line in said.splitlines():
-            return Job(*line.strip().split("|", 3))
-        return None
+        return look(f"--name={self._name}" if self._job is None else f"--jobs={self._job}")
 
     def _said(self) -> str:
         """What ``srun`` said last."""
@@ -233,18 +213,18 @@ class SlurmHosts(NetworkHosts):
         return said[-1].removeprefix("srun: error: ") if said else "srun ended"
 
     def _await_workers(self) -> None:
-        deadline = time.monotonic() + self._settings.start_timeout
+        timeout = self._settings.start_timeout
+        deadline = time.monotonic() + timeout
         for address in self._addresses:
-            while True:
-                try:
-                    address.await_answer(self._settings.start_timeout)
-                    break
-                except HostError as error:
-                    ended = self._step is not None and self._step.poll() is not None
-                    if ended or time.monotonic() > deadline:
-                        reason = self._said() if ended else error.message
-                        raise HostError(f"{address.host}: {reason}", hint=INSTALL) from None
-                    time.sleep(GLANCE)
+            patience = max(0, deadline - time.monotonic())
+            try:
+                address.await_answer(timeout, patience, self._step_ended)
+            except HostError as error:
+                reason = self._said() if self._step_ended() else error.message
+                raise HostError(f"{address.host}: {reason}", hint=INSTALL) from None
+
+    def _step_ended(self) -> bool:
+        return self._step is not None and self._step.poll() is not None
 
     def stop(self) -> None:
         """End the job."""
@@ -271,7 +251,7 @@ class SlurmHosts(NetworkHosts):
 
     def _cancel(self, job: str) -> None:
         with contextlib.suppress(HostError):
-            _ask(["scancel", job], ended=True)
+            ask(["scancel", job], ended=True)
             started = time.monotonic()
             while (found := self._look()) is not None:
                 waited = time.monotonic() - started
@@ -289,12 +269,12 @@ class SlurmHosts(NetworkHosts):
                 if waited > STOP_TIMEOUT:
                     break
                 # Asked first: Slurm kills a step that is cancelled at once.
-                ask = ["--signal=TERM"] if waited < GRACE else []
-                _ask(["scancel", *ask, step], ended=True)
+                gently = ["--signal=TERM"] if waited < GRACE else []
+                ask(["scancel", *gently, step], ended=True)
                 time.sleep(GLANCE)
 
     def _look_for_step(self) -> str | None:
-        for line in _ask(["squeue", "--steps", "--noheader", "--format=%i|%j"]).splitlines():
+        for line in ask(["squeue", "--steps", "--noheader", "--format=%i|%j"]).splitlines():
             number, _, name = line.strip().partition("|")
             if name == self._name:
                 return number
@@ -306,12 +286,14 @@ class SlurmHosts(NetworkHosts):
         Raises:
             HostError: it does not.
         """
-        if self._job is not None:
-            job = self._look()
-            if job is None or job.state != "RUNNING":
-                state = "has ended" if job is None else f"is {job.state.lower()}"
-                raise HostError(f"job {self._job} {state}")
+        reason = self.ended()
+        if reason is not None:
+            raise HostError(reason)
         super().check(patience)
+
+    def ended(self) -> str | None:
+        """Why Slurm has taken the nodes back."""
+        return None if self._job is None else verdict(self._job)
 
     def leave(self) -> dict[str, Any]:
         """Let go of them without stopping them; they must not be guarded."""
@@ -333,44 +315,3 @@ class SlurmHosts(NetworkHosts):
 
     def __len__(self) -> int:
         return self._count
-
-
-def _ask(command: list[str], text: str = "", *, ended: bool = False) -> str:
-    """Ask Slurm.
-
-    Args:
-        command: one of Slurm's.
-        text: its input.
-        ended: whether it may fail because a job is not there any more.
-
-    Raises:
-        UnavailableError: Slurm is not installed.
-        HostError: it fails, or does not answer.
-    """
-    try:
-        done = subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=ASK_TIMEOUT,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise _missing(command[0]) from None
-    except subprocess.TimeoutExpired:
-        raise HostError(
-            f"{command[0]} does not answer within {ASK_TIMEOUT:g} s", hint="look at `scontrol ping`"
-        ) from None
-    if done.returncode and not ended:
-        said = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        raise HostError(f"{command[0]}: {said[-1].removeprefix(f'{command[0]}: error: ')}")
-    return done.stdout
-
-
-def _expand(nodes: str) -> list[str]:
-    return _ask(["scontrol", "show", "hostnames", nodes]).split()
-
-
-def _missing(program: str) -> UnavailableError:
-    return UnavailableError(f"there is no {program} here", hint="run it where Slurm is installed")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError
-from wheelmount.hosts import slurm
+from wheelmount.hosts import kubernetes, slurm
 from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.host import Hosts
+from wheelmount.hosts.kubernetes import KubernetesHosts
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.network import NetworkHosts
 from wheelmount.hosts.slurm import SlurmHosts
@@ -25,11 +26,11 @@ class HostSpec:
     """A parsed SPEC.
 
     Attributes:
-        kind: ``local``, ``ssh``, ``slurm``, ``tls`` or ``tcp``.
+        kind: ``local``, ``ssh``, ``slurm``, ``kubernetes``, ``tls`` or ``tcp``.
         count: number of hosts.
         addresses: where they listen; of ``tls`` and ``tcp``.
         targets: where ssh goes to; of ``ssh``.
-        options: of the job; of ``slurm``.
+        options: of the job; of ``slurm`` and ``kubernetes``.
         session: name of the session whose hosts they are, if they are there already.
     """
 
@@ -76,10 +77,9 @@ class HostSpec:
             return NetworkHosts(self.addresses, settings)
         if self.kind == "ssh":
             return SshHosts(self.targets, settings, guarded=guarded)
-        if self.kind == "slurm":
-            return SlurmHosts(
-                self.count, self.options, settings, guarded=guarded, progress=progress
-            )
+        if self.kind in ("slurm", "kubernetes"):
+            kind = SlurmHosts if self.kind == "slurm" else KubernetesHosts
+            return kind(self.count, self.options, settings, guarded=guarded, progress=progress)
         return LocalHosts(self.count, settings, namespaces=namespaces, guarded=guarded)
 
 
@@ -87,6 +87,7 @@ KINDS: dict[str, type[Hosts]] = {
     "local": LocalHosts,
     "ssh": SshHosts,
     "slurm": SlurmHosts,
+    "kubernetes": KubernetesHosts,
     SECURE: NetworkHosts,
     OPEN: NetworkHosts,
 }
@@ -94,7 +95,7 @@ KINDS: dict[str, type[Hosts]] = {
 
 
 def parse(text: str) -> HostSpec:
-    """Read ``local:N``, ``ssh:HOST,…``, ``slurm:N,…`` or ``tls://HOST:PORT,HOST:PORT,…``.
+    """Read ``local:N``, ``ssh:HOST,…``, ``slurm:N,…``, ``kubernetes:N,…`` or ``tls://HOST:PORT,…``.
 
     Raises:
         InputError: it is nothing that hosts can be made of.
@@ -107,14 +108,14 @@ def parse(text: str) -> HostSpec:
     if kind == "ssh":
         targets = tuple(map(Target.parse, rest.split(",")))
         return HostSpec(kind, len(targets), targets=targets)
-    if kind == "slurm":
-        count, options = slurm.parse(rest)
+    if kind in ("slurm", "kubernetes"):
+        count, options = (slurm if kind == "slurm" else kubernetes).parse(rest)
         return HostSpec(kind, count, options=options)
     match = re.fullmatch(r"local(?::(\d{1,4}))?", text)
     if match is None:
         raise InputError(
             f"cannot make hosts of {text!r}",
-            hint="give local:N, ssh:HOST,…, slurm:N or tls://HOST:PORT,…",
+            hint="give local:N, ssh:HOST,…, slurm:N, kubernetes:N or tls://HOST:PORT,…",
         )
     count = int(match.group(1) or 1)
     if not 1 <= count <= MOST_LOCAL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import secrets
 import selectors
@@ -19,8 +20,9 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import outpost
 from wheelmount.hosts.address import Address
-from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.network import INSTALL, NetworkHosts
+
+log = logging.getLogger("wheelmount")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class SshHosts(NetworkHosts):
 
     def start(self) -> None:
         """Start workers, all at once, and wait until each answers."""
-        credentials = Authority.of_user(self._settings).encode()
+        credentials = self.authority().encode()
         mode = outpost.GUARDED if self._guarded else outpost.DETACHED
         try:
             for name, target in zip(self._names, self._targets, strict=True):
@@ -109,8 +111,10 @@ class SshHosts(NetworkHosts):
 
     def _spawn(self, target: Target, name: str, mode: str) -> subprocess.Popen[bytes]:
         argv = outpost.command(self._settings, self._token, name, 0, mode)
+        command = target.command(argv, self._settings.start_timeout)
+        log.debug("run: %s", shlex.join(command))
         return subprocess.Popen(
-            target.command(argv, self._settings.start_timeout),
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

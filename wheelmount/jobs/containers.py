@@ -15,7 +15,6 @@ from wheelmount.hosts.runners import Output, Result, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import instances, sites
 from wheelmount.jobs.image import Image, Shown, order, packages_point
-from wheelmount.jobs.instances import on_site
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
 from wheelmount.wheels.missing import absent
@@ -51,10 +50,9 @@ def execute(
         stdin: what the command reads, if there is one host.
     """
     check(spec, image, argv)
-    fed = stdin is not None and spec.count == 1
 
     def command(host: str, shown: Shown | None) -> Command:
-        return Command(order(host, image, shown, settings).command(argv), fed=fed)
+        return Command(order(host, image, shown, settings).command(argv))
 
     if packages is not None and image.instance is not None:
         results = instances.on_standing(
@@ -75,7 +73,7 @@ def execute(
     else:
         with sites.at(spec, settings, progress, namespaces=False) as site:
             commands = {host.name: command(host.name, None) for host in site.hosts}
-            results = on_site(site, commands, progress, output, stdin)
+            results = site.run(commands, "run", output, stdin)
     explain(results, image, packages, progress)
     return results
 
@@ -118,7 +116,6 @@ def script(
             "a script cannot be shown to an instance that may run already",
             hint="leave --instance out, or use `wheelmount exec`",
         )
-    fed = stdin is not None and spec.count == 1
 
     def command(host: str, path: str) -> Command:
         ordered = order(host, image, Shown(source, path), settings)
@@ -129,20 +126,10 @@ def script(
             files={**ordered.files, SCRIPT: text},
             cwd=path,
         )
-        return Command(ordered.command(argv), fed=fed)
+        return Command(ordered.command(argv))
 
-    namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
     results = on_mounts(
-        spec,
-        source,
-        mntpoint,
-        command,
-        settings,
-        progress,
-        "run",
-        namespaces=namespaces,
-        output=output,
-        stdin=stdin,
+        spec, source, mntpoint, command, settings, progress, "run", output=output, stdin=stdin
     )
     explain(results, image, source, progress)
     return results

@@ -22,10 +22,5 @@ def run(spec: HostSpec, argv: Sequence[str], settings: Settings, progress: Progr
         progress: told about each step.
     """
     command = Command(("python", "-m", "wheelmount.cli.main", *argv))
-    with (
-        sites.at(spec, settings, progress, namespaces=False) as site,
-        progress.task("ask", unit="hosts") as task,
-    ):
-        results = site.runners.run({host.name: command for host in site.hosts})
-        task.advance(len(results))
-        return results
+    with sites.at(spec, settings, progress, namespaces=False) as site:
+        return site.run({host.name: command for host in site.hosts}, "ask")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -16,7 +16,7 @@ from wheelmount.config import Settings
 from wheelmount.containers import probe
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Output, Result, Results, Runners, worst
+from wheelmount.hosts.runners import Output, Result, Results, worst
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites, targets
@@ -118,7 +118,7 @@ def install(
             return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *named))
 
         packages = packages_point(spec, house.directory, settings)
-        return _on_mounts(hosts, house.directory, packages, command, progress, output)
+        return _on_mounts(hosts, house.directory, packages, command, output)
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def _targets(
         with hosts() as site:
             venv = _venv(into, spec)
             venvs = {host.name: venv.replace("{host}", host.name) for host in site.hosts}
-            asked = targets.ask(site.runners, venvs, progress)
+            asked = targets.ask(site, venvs)
             yield asked, lambda: contextlib.nullcontext(site)
 
 
@@ -185,9 +185,9 @@ def _place(
 
     if link_mode == "copy" or spec.session is not None:  # whose mounts stay by themselves
         packages = packages_point(spec, tree, settings)
-        return _on_mounts(hosts, tree, packages, command, progress, output)
+        return _on_mounts(hosts, tree, packages, command, output)
     packages = str(settings.private_runtime() / f"links-{tree.name}-{{host}}")
-    results = _on_standing_mounts(hosts, shipment, packages, command, progress, output)
+    results = _on_standing_mounts(hosts, shipment, packages, command, output)
     if _linked(results):
         progress.log(
             f"environments are links into {packages}, which stays mounted: see wheelmount status"
@@ -211,12 +211,12 @@ def _on_mounts(
     source: Path,
     mntpoint: str | None,
     command: Callable[[str, str], Command],
-    progress: Progress,
     output: Output | None,
 ) -> Results:
     """Install on every host from a directory that is mounted for it."""
     with hosts() as site, site.mount(source, mntpoint) as mount:
-        return _run(site.runners, mount.mntpoints, command, progress, output)
+        commands = {name: command(name, point) for name, point in mount.mntpoints.items()}
+        return site.run(commands, "install", output)
 
 
 def _on_standing_mounts(
@@ -224,35 +224,21 @@ def _on_standing_mounts(
     shipment: Shipment,
     mntpoint: str,
     command: Callable[[str, str], Command],
-    progress: Progress,
     output: Output | None,
 ) -> Results:
     """Likewise, but a mount that is linked into stays, and serves the next time."""
     with hosts() as site:
         points = {host.name: mntpoint.replace("{host}", host.name) for host in site.hosts}
+        commands = {name: command(name, point) for name, point in points.items()}
         plans = {name: f"{point}/{shipment.plan}" for name, point in points.items()}
         probes = {name: Command(("test", "-e", plan)) for name, plan in plans.items()}
         if not worst(site.runners.run(probes)):
-            return _run(site.runners, points, command, progress, output)
+            return site.run(commands, "install", output)
         with site.mount(shipment.tree, mntpoint) as mount:
-            results = _run(site.runners, points, command, progress, output)
+            results = site.run(commands, "install", output)
             if _linked(results):
                 mount.keep()
                 mount.release()
-        return results
-
-
-def _run(
-    runners: Runners,
-    points: Mapping[str, str],
-    command: Callable[[str, str], Command],
-    progress: Progress,
-    output: Output | None,
-) -> Results:
-    with progress.task("install", unit="hosts") as task:
-        commands = {name: command(name, point) for name, point in points.items()}
-        results = runners.run(commands, output)
-        task.advance(len(results))
         return results
 
 

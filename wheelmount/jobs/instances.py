@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from io import RawIOBase
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def on_standing(
         commands = {host.name: command(host.name, place(host.name)) for host in site.hosts}
         found = running(site)
         if len(found) == len(commands):
-            return on_site(site, commands, progress, output, stdin)
+            return site.run(commands, "run", output, stdin)
         if found:
             raise ContainerError(
                 f"instance {image.instance} runs on {', '.join(found)} only",
@@ -71,11 +71,11 @@ def on_standing(
         mounted = site.mount(packages, where)
         if not isinstance(mounted, RemoteMount):  # those of a session stay by themselves
             with mounted:
-                return on_site(site, commands, progress, output, stdin)
+                return site.run(commands, "run", output, stdin)
         mounted.open()
         try:
             mounted.keep()
-            results = on_site(site, commands, progress, output, stdin)
+            results = site.run(commands, "run", output, stdin)
         except BaseException:
             mounted.close(force=True)
             raise
@@ -83,20 +83,6 @@ def on_standing(
             mounted.release()
         else:
             mounted.close(force=True)
-        return results
-
-
-def on_site(
-    site: Site,
-    commands: Mapping[str, Command],
-    progress: Progress,
-    output: Output | None,
-    stdin: RawIOBase | None,
-) -> Results:
-    """Run a command on each host, by the host's name, and wait for all; see ``Runners.run``."""
-    with progress.task("run", unit="hosts") as task:
-        results = site.runners.run(commands, output, stdin)
-        task.advance(len(results))
         return results
 
 

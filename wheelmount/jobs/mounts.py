@@ -89,6 +89,19 @@ def refresh(
             engine.stop()
 
 
+def refreshed(
+    directories: Sequence[Path], settings: Settings, progress: Progress
+) -> tuple[bool, dict[str, str]]:
+    """Have a mount that stands follow its directory once.
+
+    Returns:
+        Whether anything had changed, and where it is mounted by host.
+    """
+    (changed,) = refresh(directories, settings, progress)
+    tasks = map(Task.read, directories)
+    return changed, {task.host: task.mntpoint for task in tasks}
+
+
 def changes(source: Path) -> Iterator[None]:
     """Now, and whenever something changed in a directory, some moments after it did."""
     watch = watchfiles.watch(
@@ -110,20 +123,18 @@ def on_mounts(
     progress: Progress,
     step: str,
     *,
-    namespaces: bool = False,
     output: Output | None = None,
     stdin: RawIOBase | None = None,
 ) -> Results:
     """Mount a directory on all hosts; run a command on each, made of its name and mount point.
 
-    See ``Runners.run`` for ``output`` and ``stdin``.
+    See ``Runners.run`` for ``output`` and ``stdin``. Without a mount point of its own the directory
+    is at its own path, which needs mount namespaces where hosts are on this machine.
     """
+    namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
     with (
         sites.at(spec, settings, progress, namespaces=namespaces) as site,
         site.mount(source, mntpoint) as mount,
-        progress.task(step, unit="hosts") as task,
     ):
         commands = {name: command(name, path) for name, path in mount.mntpoints.items()}
-        results = site.runners.run(commands, output, stdin)
-        task.advance(len(results))
-        return results
+        return site.run(commands, step, output, stdin)

@@ -43,23 +43,12 @@ def run(
         output: told of output as it comes.
         stdin: what the script reads, if there is one host.
     """
-    fed = stdin is not None and spec.count == 1
 
     def command(_host: str, path: str) -> Command:
-        return Command(tuple(arguments), script, {"WHEELMOUNT_MOUNT": path}, cwd=path, fed=fed)
+        return Command(tuple(arguments), script, {"WHEELMOUNT_MOUNT": path}, cwd=path)
 
-    namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
     return on_mounts(
-        spec,
-        source,
-        mntpoint,
-        command,
-        settings,
-        progress,
-        "run",
-        namespaces=namespaces,
-        output=output,
-        stdin=stdin,
+        spec, source, mntpoint, command, settings, progress, "run", output=output, stdin=stdin
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Runners
 from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import overlays
 from wheelmount.jobs.records import MountNote, hosts_of, mounts_of
 from wheelmount.jobs.sites import RUNNERS, join
 from wheelmount.mount import serving
@@ -132,31 +133,41 @@ def refresh(
                 yield site.refreshed > before, mount.mntpoints
 
 
-def unmount(session: Session, identity: str, *, force: bool) -> None:
-    """Take one of its mounts down.
+def refreshed(session: Session, note: MountNote, progress: Progress) -> tuple[bool, dict[str, str]]:
+    """Have one of its mounts follow its directory once; see ``refresh``."""
+    (found,) = refresh(session, note, progress)
+    return found
+
+
+def unmount(session: Session, identities: Sequence[str], force: bool, _progress: Progress) -> None:
+    """Take some of its mounts down.
 
     Raises:
-        MountError: it is in use on a host, and by whom.
+        MountError: one is in use on a host, and by whom.
     """
     with join(session, SILENT) as site:
-        site.unmount(identity, force=force)
+        for identity in identities:
+            site.unmount(identity, force=force)
 
 
-def mounts(session: Session) -> list[dict[str, Any]]:
-    """What its hosts say of its mounts: records as of ``Server.status``, for each host.
+def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What its hosts say of themselves.
+
+    Returns:
+        Mounts, as of ``Server.status``, and overlays, as of ``overlays.here``; by host each.
 
     Raises:
         HostError: a host does not answer.
     """
     record = session.read()
-    if not mounts_of(record):
-        return []
     timeout = min(session.settings.start_timeout, PATIENCE)
     bounded = Session(session.name, replace(session.settings, start_timeout=timeout))
     hosts = hosts_of(bounded, record)
     with engine.to_stay():
         hosts.attach()
-        return [
+        with Runners(list(hosts), timeout, session.handles()[RUNNERS]) as runners:
+            answers = runners.run({host.name: Command(overlays.ASK) for host in hosts})
+        mounts = [
             {
                 "identity": mount.identity,
                 "host": host,
@@ -167,6 +178,7 @@ def mounts(session: Session) -> list[dict[str, Any]]:
             for mount in _mounts(bounded, record, hosts)
             for host, state in mount.status().items()
         ]
+        return mounts, overlays.told(answers)
 
 
 def _mounts(session: Session, record: Record, hosts: Hosts) -> Iterator[RemoteMount]:

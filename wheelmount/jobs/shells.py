@@ -71,7 +71,7 @@ def pipe(
                 ordered = dataclasses.replace(
                     ordered, terminal=terminal, environment={**ordered.environment, **_kind()}
                 )
-            command = Command(ordered.command(argv), fed=True)
+            command = Command(ordered.command(argv))
             return site.runners.run({chosen: command}, output, stdin)
 
 

@@ -7,8 +7,9 @@ import dataclasses
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from io import RawIOBase
 from pathlib import Path
 
 import psutil
@@ -16,8 +17,9 @@ import psutil
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, MountError, WaitError, WheelmountError
 from wheelmount.hosts import engine
-from wheelmount.hosts.host import Host
-from wheelmount.hosts.runners import Runners
+from wheelmount.hosts.host import Hosts
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Output, Results, Runners
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import records
@@ -35,17 +37,50 @@ GLANCE = 0.1
 class Site(ABC):
     """Hosts to work on while a command lasts.
 
-    Attributes:
+    Args:
         hosts: what they are.
         runners: run commands there.
+        progress: told about each step.
     """
 
-    hosts: list[Host]
-    runners: Runners
+    def __init__(self, hosts: Hosts, runners: Runners, progress: Progress) -> None:
+        self.hosts, self.runners = hosts, runners
+        self._progress = progress
+
+    def run(
+        self,
+        commands: Mapping[str, Command],
+        step: str,
+        output: Output | None = None,
+        stdin: RawIOBase | None = None,
+    ) -> Results:
+        """Run a command on each host, by the host's name, and wait for all.
+
+        Args:
+            commands: by host.
+            step: what it is called where progress is shown.
+            output: see ``Runners.run``.
+            stdin: likewise.
+        """
+        with self._progress.task(step, unit="hosts") as task:
+            results = self.runners.run(commands, output, stdin)
+            task.advance(len(results))
+        explain(self.hosts, results.values())
+        return results
 
     @abstractmethod
     def mount(self, source: Path, mntpoint: str | None) -> AbstractContextManager[RemoteMount]:
         """A directory on all hosts as it is now; see ``remotemount``."""
+
+
+def explain(hosts: Hosts, errors: Iterable[object]) -> None:
+    """Have errors say why hosts were lost, where whoever lent them knows."""
+    lost = [each for each in errors if isinstance(each, HostError) and each.hint is None]
+    reason = None
+    with contextlib.suppress(WheelmountError):  # what is to be explained says more
+        reason = hosts.ended() if lost else None
+    for error in lost:
+        error.message = reason or error.message
 
 
 @contextlib.contextmanager
@@ -70,17 +105,21 @@ def at(
             spec.make(settings, namespaces=namespaces, progress=progress) as hosts,
             Runners(list(hosts), settings.start_timeout) as runners,
         ):
-            yield _Passing(list(hosts), runners, settings, progress)
+            try:
+                yield _Passing(hosts, runners, settings, progress)
+            except HostError as error:
+                explain(hosts, [error])
+                raise
     finally:
         engine.stop()
 
 
 class _Passing(Site):
     def __init__(
-        self, hosts: list[Host], runners: Runners, settings: Settings, progress: Progress
+        self, hosts: Hosts, runners: Runners, settings: Settings, progress: Progress
     ) -> None:
-        self.hosts, self.runners = hosts, runners
-        self._settings, self._progress = settings, progress
+        super().__init__(hosts, runners, progress)
+        self._settings = settings
 
     def mount(self, source: Path, mntpoint: str | None) -> RemoteMount:
         settings, progress = self._settings, self._progress
@@ -102,7 +141,7 @@ def join(session: Session, progress: Progress) -> Iterator[Standing]:
             progress.log(f"connected to session {session.name}: {len(record.names)} hosts")
             actors = session.handles()[RUNNERS]
             with Runners(list(hosts), session.settings.start_timeout, actors) as runners:
-                yield Standing(session, list(hosts), runners, progress)
+                yield Standing(session, hosts, runners, progress)
     except HostError as error:
         if error.hint is None:
             error.message = f"session {session.name}: {error.message}"
@@ -124,11 +163,11 @@ class Standing(Site):
     """
 
     def __init__(
-        self, session: Session, hosts: list[Host], runners: Runners, progress: Progress
+        self, session: Session, hosts: Hosts, runners: Runners, progress: Progress
     ) -> None:
-        self.hosts, self.runners = hosts, runners
+        super().__init__(hosts, runners, progress)
         self.refreshed = 0
-        self._session, self._progress = session, progress
+        self._session = session
 
     @contextlib.contextmanager
     def mount(self, source: Path, mntpoint: str | None) -> Iterator[RemoteMount]:

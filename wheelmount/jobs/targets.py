@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WheelmountError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Runners
+from wheelmount.hosts.runners import Result
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
 from wheelmount.jobs.containers import local_names
+from wheelmount.jobs.sites import Site
 from wheelmount.progress import Progress
 from wheelmount.wheels.interpreter import describe
 from wheelmount.wheels.target import Target
@@ -29,7 +30,7 @@ def of_hosts(spec: HostSpec, settings: Settings, progress: Progress) -> list[Tar
     if spec.kind == "local":
         return here(spec)
     with sites.at(spec, settings, progress, namespaces=False) as site:
-        return ask(site.runners, {host.name: "" for host in site.hosts}, progress)
+        return ask(site, {host.name: "" for host in site.hosts})
 
 
 def here(spec: HostSpec, venv: str = "") -> list[Target]:
@@ -54,25 +55,20 @@ def here(spec: HostSpec, venv: str = "") -> list[Target]:
         ) from None
 
 
-def ask(runners: Runners, venvs: Mapping[str, str], progress: Progress) -> list[Target]:
+def ask(site: Site, venvs: Mapping[str, str]) -> list[Target]:
     """What hosts are, or their virtual environments that are there already, each target once.
 
     Args:
-        runners: of the hosts.
+        site: the hosts.
         venvs: by host, path of the environment, or nothing.
-        progress: told of the one step, ``ask``.
 
     Raises:
         HostError: a host does not say it.
     """
     program = ("python", "-m", "wheelmount.wheels.interpreter")
     commands = {name: Command((*program, venv)) for name, venv in venvs.items()}
-    with progress.task("ask", unit="hosts") as task:
-        results = runners.run(commands)
-        task.advance(len(results))
-        found = list(dict.fromkeys(_target(name, result) for name, result in results.items()))
-        task.note(", ".join(map(str, found)))
-    return found
+    results = site.run(commands, "ask")
+    return list(dict.fromkeys(_target(name, result) for name, result in results.items()))
 
 
 def _target(name: str, result: Result | WheelmountError) -> Target:

@@ -1,0 +1,168 @@
+"""``kubernetes:N``, with a stand-in for the cluster: real pods were not to be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+from tests.testbed.kubernetes import MISSING, SLOW, Cluster
+from wheelmount.config import Settings
+from wheelmount.errors import InputError, UnavailableError
+from wheelmount.hosts.credentials import Authority
+from wheelmount.hosts.spec import parse
+
+pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
+
+SPEC = "kubernetes:2,image=registry/wheelmount:1"
+
+
+@pytest.fixture
+def cluster(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("KUBECONFIG", str(workplace / "kubeconfig"))
+    with Cluster(workplace / "kubeconfig") as made:
+        yield made
+
+
+def test_a_script_runs_in_pods_that_go_again(
+    cli: Cli, cluster: Cluster, source: Path, workplace: Path, settings: Settings
+) -> None:
+    spec = f"{SPEC},namespace=lab,cpu=2,nvidia.com/gpu=8,shm=1Gi"
+    where = ["--mntpoint", workplace / "mnt"]
+    done = cli("run", source, "-", "--hosts", spec, *where, input="cat .hidden", stdin=None)
+    secret, mesh = cluster.made
+    name = mesh["metadata"]["name"]
+    assert done.stdout == f"== {name}-0 ==\nhidden\n== {name}-1 ==\nhidden\n", done.stderr
+    assert "pods wait: Monarch's operator makes no pods yet" in done.stderr
+    assert "security" not in done.stderr
+    assert cluster.objects == {}
+    assert (mesh["kind"], mesh["metadata"]["namespace"]) == ("MonarchMesh", "lab")
+    assert (mesh["spec"]["replicas"], mesh["spec"]["port"]) == (2, 26600)
+    pod = mesh["spec"]["podTemplate"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == "registry/wheelmount:1"
+    asked = {"cpu": "2", "nvidia.com/gpu": "8"}
+    assert container["resources"] == {"requests": asked, "limits": asked}
+    assert container["securityContext"] == {"privileged": True}
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    assert volumes["fuse"]["hostPath"] == {"path": "/dev/fuse", "type": "CharDevice"}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert mounts == {"fuse": "/dev/fuse", "shm": "/dev/shm"}
+    # Only the Secret has credentials, and they are good for these pods alone.
+    assert secret["metadata"]["name"] == name
+    assert "PRIVATE" not in json.dumps(mesh)
+    given = Authority.decode(secret["stringData"]["authority"].encode())
+    assert given.certificate != Authority.of_user(settings).certificate
+
+
+def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: Path) -> None:
+    up = cli("up", "--hosts", SPEC)
+    name = cluster.made[1]["metadata"]["name"]
+    assert up.stdout == f"session default is up: {name}-0, {name}-1\n", up.stderr
+    for text in ("edited\n", "hidden\n"):
+        (source / ".hidden").write_text(text)
+        where = ["--mntpoint", workplace / "mnt"]
+        done = cli("run", source, "-", *where, input="cat .hidden", stdin=None)
+        assert done.stdout.count(text) == 2, done.stderr
+    assert f"session default: {SPEC}  up" in cli("status").stdout
+    assert len(cluster.objects) == 2
+    assert cli("down").returncode == 0
+    assert cluster.objects == {}
+
+
+def test_a_client_that_is_killed_leaves_no_pods(
+    cluster: Cluster, source: Path, workplace: Path
+) -> None:
+    run = [sys.executable, "-m", "wheelmount.cli.main", "run"]
+    command = [*run, str(source), "-", "--hosts", SPEC]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+        assert client.stdin is not None
+        client.stdin.write(f"touch {workplace}/runs; sleep 100".encode())
+        client.stdin.close()
+        while not (workplace / "runs").exists():
+            assert client.poll() is None
+            time.sleep(0.05)
+        client.kill()
+    deadline = time.monotonic() + 20
+    while cluster.objects and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert cluster.objects == {}
+
+
+def test_an_interrupt_while_pods_are_made_deletes_them(cluster: Cluster) -> None:
+    up = [sys.executable, "-m", "wheelmount.cli.main", "up", "--hosts"]
+    command = [*up, f"kubernetes:1,image={SLOW}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as client:
+        assert client.stderr is not None
+        while "ContainerCreating" not in client.stderr.readline():
+            assert client.poll() is None
+        client.send_signal(signal.SIGINT)
+        _, errors = client.communicate(timeout=30)
+    assert (client.returncode, errors.splitlines()[-1]) == (130, "interrupted")
+    assert "left" not in errors
+    assert cluster.objects == {}
+
+
+def test_pods_that_cannot_run_are_deleted(cli: Cli, cluster: Cluster, source: Path) -> None:
+    done = cli("run", source, "-", "--hosts", f"kubernetes:1,image={MISSING}")
+    assert done.returncode == 68
+    assert f"does not run: ImagePullBackOff: no {MISSING}" in done.stderr
+    assert "hint: give image=IMAGE" in done.stderr
+    assert "left" not in done.stderr
+    assert cluster.objects == {}
+
+
+def test_a_cluster_without_the_operator_is_said(cli: Cli, cluster: Cluster, source: Path) -> None:
+    cluster.operator = False
+    done = cli("up", "--hosts", SPEC)
+    assert done.returncode == 68
+    assert "the cluster refuses: the server could not find" in done.stderr
+    assert "hint: Monarch's operator must run there" in done.stderr
+    assert cluster.objects == {}
+
+
+def test_without_a_cluster_it_says_so(cli: Cli, workplace: Path, source: Path) -> None:
+    alone = {**os.environ, "KUBECONFIG": "", "HOME": str(workplace)}
+    done = cli("up", "--hosts", SPEC, env=alone)
+    assert (done.returncode, "hint: give kubeconfig=FILE" in done.stderr) == (68, True)
+    with Cluster(workplace / "kubeconfig"):
+        pass
+    done = cli("up", "--hosts", f"{SPEC},kubeconfig={workplace}/kubeconfig")
+    assert done.returncode == 68
+    assert "the cluster does not answer" in done.stderr
+
+
+def test_without_its_package_it_says_so(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    hosts = parse(SPEC).make(settings, namespaces=False)
+    with pytest.raises(UnavailableError) as error:
+        hosts.start()
+    assert "pip install 'wheelmount[kubernetes]'" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kubernetes",
+        "kubernetes:0,image=i",
+        "kubernetes:2",
+        "kubernetes:2,image=",
+        "kubernetes:2,image=i,image=j",
+        "kubernetes:2,image=i,colour=red",
+    ],
+)
+def test_refuses_nonsense_with_a_hint(text: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse(text)
+    assert error.value.hint

@@ -1,0 +1,63 @@
+"""The documentation, as its readers' programs make it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.conftest import CHECKOUT
+
+PROGRAMS = Path(sys.executable).parent
+
+
+def _run(
+    *command: str | Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **(env or {})}
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def test_pages_are_made_without_a_warning(tmp_path: Path) -> None:
+    done = _run(
+        *(PROGRAMS / "sphinx-build", "-q", "-W", "--keep-going"),
+        *("-d", tmp_path / "cache", CHECKOUT / "docs", tmp_path / "pages"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (tmp_path / "pages" / "index.html").read_text()
+    assert 'href="hosts.html#who-can-come-in"' in page, "a link of the README"
+
+
+def test_man_pages_are_made_of_the_help(tmp_path: Path) -> None:
+    assert _run(PROGRAMS / "click-man", "wheelmount", "--target", tmp_path).returncode == 0
+    pages = sorted(tmp_path.iterdir())
+    assert {"wheelmount.1", "wheelmount-run.1", "wheelmount-image-build.1"} <= {
+        page.name for page in pages
+    }
+    for page in pages:
+        done = _run("man", "--warnings", "-l", page, env={"MANWIDTH": "80", "LC_ALL": "C.UTF-8"})
+        assert (done.returncode, done.stderr) == (0, ""), page
+        assert "SYNOPSIS" in done.stdout
+
+
+def test_a_module_file_leads_to_the_command() -> None:
+    script = f"""
+    . /usr/share/lmod/lmod/init/bash
+    module use {CHECKOUT}/examples/modulefiles
+    module load wheelmount
+    command -v wheelmount
+    echo "$PATH"
+    module unload wheelmount
+    command -v wheelmount || echo gone
+    module whatis wheelmount 2>&1
+    """
+    done = _run("bash", "-c", script, env={"PATH": "/usr/bin:/bin"})
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{CHECKOUT}/.venv/bin/wheelmount", done.stderr
+    assert lines[1] == f"/usr/bin:/bin:{CHECKOUT}/.venv/bin", "the user's own Python comes first"
+    assert "gone" in lines
+    assert "package cache and container launcher" in done.stdout

@@ -1,0 +1,245 @@
+"""``kubernetes:N``: pods of a cluster, each of which is a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import secrets
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Any, cast
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
+from wheelmount.hosts import outpost, pods
+from wheelmount.hosts.address import SECURE, Address
+from wheelmount.hosts.credentials import Authority
+from wheelmount.hosts.network import NetworkHosts
+from wheelmount.hosts.pods import Order
+from wheelmount.progress import SILENT, Progress
+
+log = logging.getLogger("wheelmount")
+
+PLACES = "image", "namespace", "kubeconfig"
+"""Options that say what runs, and where."""
+
+AMOUNTS = "cpu", "memory", "shm"
+"""Options that say how much of it; so do the full names of resources, as ``nvidia.com/gpu``."""
+
+GRACE = 30.0
+"""Seconds beyond ``queue_timeout`` in which something must be said about pods."""
+
+STOP_TIMEOUT = 90.0
+"""Seconds that a cluster may take to be told that pods are to be deleted."""
+
+
+def parse(text: str) -> tuple[int, tuple[str, ...]]:
+    """Read ``N,image=IMAGE[,OPTION=VALUE]…``.
+
+    Raises:
+        InputError: it is something else.
+    """
+    count, *options = text.split(",")
+    example = "for example kubernetes:4,image=registry/wheelmount:1,memory=64Gi"
+    if re.fullmatch(r"[1-9]\d{0,4}", count) is None:
+        raise InputError(f"kubernetes:{text} does not say how many pods", hint=f"give {example}")
+    names = []
+    for option in options:
+        name, _, value = option.partition("=")
+        if not value or not (name in (*PLACES, *AMOUNTS) or re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
+            raise InputError(
+                f"{option!r} is no option of kubernetes",
+                hint=f"known: {', '.join((*PLACES, *AMOUNTS))}, and names such as nvidia.com/gpu",
+            )
+        names.append(name)
+    if "image" not in names or len(set(names)) < len(names):
+        raise InputError(
+            f"kubernetes:{text} does not give each of its options once, and an image",
+            hint=f"give one that has wheelmount installed, {example}",
+        )
+    return int(count), tuple(options)
+
+
+class KubernetesHosts(NetworkHosts):
+    """Pods named as Kubernetes names them; this machine must reach them, and they this one.
+
+    They have an authority of their own: whoever may read Secrets there can come in there, and
+    nowhere else.
+
+    Args:
+        count: pods.
+        options: see ``parse``.
+        settings: in force; ``python`` is the Python in the image.
+        guarded: delete the pods when this process ends. Else they stay until ``stop``.
+        progress: told about waiting.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        options: Sequence[str],
+        settings: Settings,
+        *,
+        guarded: bool,
+        progress: Progress = SILENT,
+    ) -> None:
+        super().__init__((), settings)
+        given = dict(option.split("=", 1) for option in options)
+        self._guarded = guarded
+        self._progress = progress
+        self._process: subprocess.Popen[bytes] | None = None
+        self._made = False
+        self._order = Order(
+            name=f"wheelmount{secrets.token_hex(4)}",
+            namespace=given.pop("namespace", "default"),
+            kubeconfig=_absolute(given.pop("kubeconfig", "") or _kubeconfig()),
+            count=count,
+            image=given.pop("image", ""),
+            python=settings.python or "python",
+            shm=given.pop("shm", ""),
+            resources=given,
+            timeout=settings.queue_timeout,
+        )
+
+    def authority(self) -> Authority:
+        """Who signs for these pods, and for no other hosts."""
+        return Authority.decode(self._order.authority.encode())
+
+    def start(self) -> None:
+        """Have the pods made, and wait until each answers.
+
+        Raises:
+            UnavailableError: the Python package ``kubernetes`` is not here.
+            HostError: the cluster does not take them, or one cannot run.
+            WaitError: they did not run within ``queue_timeout``.
+        """
+        if importlib.util.find_spec("kubernetes") is None:
+            raise UnavailableError(
+                "there is no Python package kubernetes here",
+                hint="run: pip install 'wheelmount[kubernetes]'",
+            )
+        self._order = replace(self._order, authority=Authority.make().encode().decode())
+        self._made = True
+        try:
+            self._process = self._spawn(outpost.GUARDED if self._guarded else outpost.DETACHED)
+            found = self._await_pods(self._process)
+            self._order = replace(self._order, job=found["job"])
+            self._names = list(found["pods"])
+            self._addresses = [Address(SECURE, ip, pods.PORT) for ip in found["pods"].values()]
+            self.check(self._settings.start_timeout)  # they were about to listen
+            self.attach()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _spawn(self, mode: str) -> subprocess.Popen[bytes]:
+        log.debug("pods: %s, MonarchMesh %s in %s", mode, self._order.name, self._order.namespace)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "wheelmount.hosts.pods", mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # where Monarch's job tells its own story
+            bufsize=0,
+            start_new_session=True,  # a ^C is for the client, which ends it in order
+        )
+        with contextlib.suppress(BrokenPipeError):
+            cast(IO[bytes], process.stdin).write(self._order.encode())
+        return process
+
+    def _await_pods(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        timeout = self._settings.queue_timeout + GRACE
+        deadline = time.monotonic() + timeout
+        with (
+            self._progress.task("queue", unit="pods") as task,
+            selectors.DefaultSelector() as ready,
+        ):
+            stdout = cast(IO[bytes], process.stdout)
+            ready.register(stdout, selectors.EVENT_READ)
+            while ready.select(max(0, deadline - time.monotonic())):
+                said = _read(stdout)
+                if "pods" in said:
+                    task.advance(len(said["pods"]))
+                    return said
+                self._progress.log(f"pods wait: {said['waits']}")
+        raise WaitError(f"nothing was heard of the pods for {timeout:g} s")
+
+    def stop(self) -> None:
+        """Delete the pods."""
+        process, self._process = self._process, None
+        if self._made and not self._guarded:
+            if process is not None:
+                _end(process)
+            process = self._spawn(outpost.ENDED)
+        self._made = False
+        if process is not None and _end(process):
+            log.warning(
+                "pods may be left: kubectl delete monarchmesh,secret %s --namespace %s",
+                self._order.name,
+                self._order.namespace,
+            )
+        self._hosts = []
+
+    def leave(self) -> dict[str, Any]:
+        """Let go of them without stopping them; they must not be guarded."""
+        if self._process is not None:
+            _end(self._process)
+        self._process, self._made = None, False
+        return super().leave() | {"order": asdict(self._order)}
+
+    @classmethod
+    def resume(cls, record: dict[str, Any], settings: Settings) -> KubernetesHosts:
+        """Hosts that another process left."""
+        order = Order(**record["order"])
+        hosts = cls(order.count, (), settings, guarded=False)
+        hosts._order, hosts._made = order, True
+        hosts.recall(record)
+        return hosts
+
+    def __len__(self) -> int:
+        return self._order.count
+
+
+def _read(stdout: IO[bytes]) -> dict[str, Any]:
+    """What is said next about pods.
+
+    Raises:
+        HostError: they cannot be.
+    """
+    line = stdout.readline()
+    if not line:
+        raise HostError("the process that makes pods has died")
+    said: dict[str, Any] = json.loads(line)
+    if "error" in said:
+        raise HostError(said["error"], hint=said["hint"])
+    return said
+
+
+def _end(process: subprocess.Popen[bytes]) -> int | None:
+    """Let a process that has pods end; gives its exit code if it does."""
+    for stream in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            cast(IO[bytes], stream).close()
+    try:
+        return process.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _kubeconfig() -> str:
+    """The files in which ``kubectl`` would look; empty if there are none."""
+    usual = Path.home() / ".kube" / "config"
+    return os.environ.get("KUBECONFIG") or (str(usual) if usual.exists() else "")
+
+
+def _absolute(paths: str) -> str:
+    return ":".join(str(Path(path).absolute()) for path in paths.split(":") if path)

@@ -1,0 +1,337 @@
+"""Pods of Kubernetes with a worker each, made for a client and deleted again, by KubernetesJob.
+
+Run as ``python -m wheelmount.hosts.pods MODE`` with an order (``Order`` as JSON, one line) as the
+beginning of its input. It says lines of JSON: ``{"waits": …}`` for what is waited for, and at the
+end ``{"pods": {NAME: IP}, "job": …}`` or ``{"error": …, "hint": …}``. MODE is
+
+``guarded``    delete the pods when the input ends, and so with the client, however that ends;
+``detached``   leave them, and end;
+``ended``      delete what ``detached`` left.
+
+A process of its own for the first; and because a KubernetesJob, wherever it is made, has Monarch
+listen without certificates from then on. Its own workers do so too: anybody who reaches a pod could
+run programs there. So pods run wheelmount's worker, with credentials from a Secret.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from wheelmount.errors import HostError, WaitError, WheelmountError
+from wheelmount.hosts import worker
+from wheelmount.hosts.outpost import DETACHED, ENDED, GUARDED
+
+PORT = 26600
+"""At which workers listen, each at the address of its pod; Monarch's own choice as well."""
+
+LABELS = {"app.kubernetes.io/managed-by": "wheelmount"}
+"""Of all that is made, to find it by."""
+
+AUTHORITY = "authority"
+"""Key of the credentials in the Secret."""
+
+GLANCE = 1.0
+"""Seconds between looks at the pods."""
+
+ASK_TIMEOUT = 30.0
+"""Seconds that the cluster may take to answer."""
+
+END = 5
+"""Seconds that pods have to end. Nothing in them is to be saved."""
+
+HOPELESS = "ImagePullBackOff", "InvalidImageName", "CrashLoopBackOff", "CreateContainerError"
+"""Reasons of Kubernetes for which a container waits that will not go away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a client wants.
+
+    Attributes:
+        name: of the MonarchMesh and the Secret: lower-case letters and digits.
+        namespace: of Kubernetes, that they are in.
+        kubeconfig: file that says where the cluster is; empty within one.
+        count: pods.
+        image: of the container; wheelmount is installed in it.
+        python: the Python there that has it.
+        resources: that each asks for, and gets no more of, by Kubernetes's names.
+        shm: size of ``/dev/shm`` as Kubernetes writes it; empty for what its engine gives.
+        timeout: seconds until all must run.
+        authority: credentials for the workers.
+        job: KubernetesJob as ``detached`` said it, for ``ended``.
+    """
+
+    name: str
+    namespace: str
+    kubeconfig: str
+    count: int = 0
+    image: str = ""
+    python: str = "python"
+    resources: Mapping[str, str] = field(default_factory=dict)
+    shm: str = ""
+    timeout: float = 0
+    authority: str = ""
+    job: str = ""
+
+    def encode(self) -> bytes:
+        """As this module is given it."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def main() -> int:
+    """Do what the command line says; 0 if nothing is left that should not be."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=[GUARDED, DETACHED, ENDED])
+    mode = parser.parse_args().mode
+    order = Order(**json.loads(sys.stdin.buffer.readline()))
+    gone = threading.Event()
+    threading.Thread(target=_await_end_of_input, args=(gone,), daemon=True).start()
+    try:
+        pods = Pods(order)
+    except HostError as error:
+        _tell(error)
+        return error.exit_code if mode == ENDED else 0
+    try:
+        if mode != ENDED:
+            pods.make()
+            _say(pods=pods.wait(gone), job=pods.dump())
+            if mode == DETACHED:
+                return 0
+            gone.wait()
+    except WheelmountError as error:
+        _tell(error)
+    try:
+        pods.delete()
+    except HostError as error:
+        _tell(error)
+        return error.exit_code
+    return 0
+
+
+def _tell(error: WheelmountError) -> None:
+    _say(error=error.message, hint=error.hint)
+
+
+def _say(**what: Any) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more, and that is seen elsewhere
+        os.write(1, json.dumps(what).encode() + b"\n")
+
+
+def _await_end_of_input(gone: threading.Event) -> None:
+    sys.stdin.buffer.read()
+    gone.set()
+
+
+class Pods:
+    """The pods of one order.
+
+    Raises:
+        HostError: it is not known where the cluster is.
+    """
+
+    def __init__(self, order: Order) -> None:
+        from kubernetes import client
+        from monarch.job.kubernetes import KubeConfig, KubernetesJob
+
+        self._order = order
+        config = KubeConfig.from_path(order.kubeconfig) if order.kubeconfig else KubeConfig()
+        try:
+            config.load()
+        except Exception as error:  # of a file that somebody wrote
+            raise HostError(
+                str(error), hint="give kubeconfig=FILE, or run it in a pod of the cluster"
+            ) from None
+        self._core = client.CoreV1Api()
+        if order.job:
+            from monarch.job import job_loads
+
+            self._job = job_loads(base64.b64decode(order.job))
+            return
+        self._job = KubernetesJob(order.namespace, kubeconfig=config)
+        self._job.add_mesh(
+            order.name, order.count, port=PORT, pod_template=template(order), labels=LABELS
+        )
+
+    def make(self) -> None:
+        """Have the Secret and the MonarchMesh, from which Monarch's operator makes pods.
+
+        Raises:
+            HostError: the cluster does not take one.
+        """
+        order = self._order
+        secret = {
+            "metadata": {"name": order.name, "labels": LABELS},
+            "stringData": {AUTHORITY: order.authority},
+        }
+        try:
+            self._core.create_namespaced_secret(
+                order.namespace, secret, _request_timeout=ASK_TIMEOUT
+            )
+            self._job.apply()
+        except Exception as error:
+            raise _translated(error) from None
+
+    def dump(self) -> str:
+        """The job, for a process that is to delete it."""
+        return base64.b64encode(self._job.dumps()).decode()
+
+    def wait(self, gone: threading.Event) -> dict[str, str]:
+        """Wait until all pods run; gives their names and addresses, in order.
+
+        Args:
+            gone: set when nobody wants them any more.
+
+        Raises:
+            HostError: one cannot run, or nobody wants them any more.
+            WaitError: they did not run in time.
+        """
+        order, started, said = self._order, time.monotonic(), ""
+        while True:
+            pods = self._look()
+            ready = {pod.metadata.name: pod.status.pod_ip for pod in pods if _runs(pod)}
+            if len(ready) == order.count:
+                return {name: ready[name] for name in sorted(ready, key=_rank)}
+            waits = next(filter(None, map(_reason, pods)), "Monarch's operator makes no pods yet")
+            if waits != said:
+                said = waits
+                _say(waits=waits)
+            if time.monotonic() - started > order.timeout:
+                raise WaitError(
+                    f"the pods did not run within {order.timeout:g} s: {said}",
+                    hint="raise WHEELMOUNT_QUEUE_TIMEOUT, or look at `kubectl get monarchmesh,pod`",
+                )
+            if gone.wait(GLANCE):
+                raise HostError("nobody wants the pods any more")
+
+    def _look(self) -> list[Any]:
+        which = f"monarch.pytorch.org/mesh-name={self._order.name}"
+        try:
+            found = self._core.list_namespaced_pod(
+                self._order.namespace, label_selector=which, _request_timeout=ASK_TIMEOUT
+            )
+        except Exception as error:
+            raise _translated(error) from None
+        return list(found.items)
+
+    def delete(self) -> None:
+        """Delete all that was made, as far as it is there.
+
+        Raises:
+            HostError: the cluster does not.
+        """
+        from kubernetes.client.rest import ApiException
+
+        try:
+            self._job.kill()
+            self._core.delete_namespaced_secret(
+                self._order.name, self._order.namespace, _request_timeout=ASK_TIMEOUT
+            )
+        except Exception as error:
+            if isinstance(error, ApiException) and error.status == 404:
+                return
+            raise _translated(error) from None
+
+
+def template(order: Order) -> Any:
+    """What each pod is to be, for the MonarchMesh.
+
+    Privileged and with ``/dev/fuse``, as for Monarch's own ``ImageSpec(enable_fuse=True)``: else
+    nothing can be mounted. It names the Secret that has the credentials, and has none itself.
+    """
+    from kubernetes import client as k8s
+
+    address = k8s.V1EnvVarSource(field_ref=k8s.V1ObjectFieldSelector(field_path="status.podIP"))
+    key = k8s.V1SecretKeySelector(name=order.name, key=AUTHORITY)
+    fuse = k8s.V1HostPathVolumeSource(path="/dev/fuse", type="CharDevice")
+    volumes = [k8s.V1Volume(name="fuse", host_path=fuse)]
+    mounts = [k8s.V1VolumeMount(name="fuse", mount_path="/dev/fuse")]
+    if order.shm:
+        memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=order.shm)
+        volumes.append(k8s.V1Volume(name="shm", empty_dir=memory))
+        mounts.append(k8s.V1VolumeMount(name="shm", mount_path="/dev/shm"))  # noqa: S108
+    resources = dict(order.resources)
+    container = k8s.V1Container(
+        name="worker",
+        image=order.image,
+        # Kubernetes puts the address in.
+        command=[order.python, "-m", "wheelmount.hosts.worker", f"tls://$(POD_IP):{PORT}"],
+        env=[
+            k8s.V1EnvVar(name="POD_IP", value_from=address),
+            k8s.V1EnvVar(name=worker.AUTHORITY, value_from=k8s.V1EnvVarSource(secret_key_ref=key)),
+        ],
+        resources=k8s.V1ResourceRequirements(requests=resources, limits=resources),
+        security_context=k8s.V1SecurityContext(privileged=True),
+        volume_mounts=mounts,
+    )
+    spec = k8s.V1PodSpec(
+        containers=[container],
+        volumes=volumes,
+        automount_service_account_token=False,
+        termination_grace_period_seconds=END,
+    )
+    return k8s.V1PodTemplateSpec(metadata=k8s.V1ObjectMeta(labels=LABELS), spec=spec)
+
+
+def _rank(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _runs(pod: Any) -> bool:
+    return pod.status.phase == "Running" and all(
+        each.ready for each in pod.status.container_statuses or []
+    )
+
+
+def _reason(pod: Any) -> str:
+    """Why a pod does not run yet; empty if it does, or does not say.
+
+    Raises:
+        HostError: it never will.
+    """
+    for each in pod.status.container_statuses or []:
+        waiting = each.state and each.state.waiting
+        if waiting:
+            said = ": ".join(filter(None, [waiting.reason, waiting.message]))
+            if waiting.reason in HOPELESS:
+                raise HostError(
+                    f"{pod.metadata.name} does not run: {said}",
+                    hint="give image=IMAGE with wheelmount installed, which the cluster can pull",
+                )
+            return said
+    for each in pod.status.conditions or []:
+        if each.type == "PodScheduled" and each.status != "True":
+            return ": ".join(filter(None, [each.reason, each.message]))
+    return ""
+
+
+def _translated(error: Exception) -> WheelmountError:
+    """What the cluster's answer means."""
+    from kubernetes.client.rest import ApiException
+
+    if isinstance(error, WheelmountError):
+        return error
+    if not isinstance(error, ApiException):
+        reason = getattr(error, "reason", None) or error  # urllib3 wraps what the socket said
+        return HostError(f"the cluster does not answer: {reason}", hint="try `kubectl get pods`")
+    try:
+        said = str(json.loads(error.body)["message"])
+    except (ValueError, TypeError, KeyError):
+        said = str(error.reason)
+    hint = "try the same by `kubectl`"
+    if error.status == 404:
+        hint = "Monarch's operator must run there: github.com/meta-pytorch/monarch-kubernetes"
+    return HostError(f"the cluster refuses: {said}", hint=hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

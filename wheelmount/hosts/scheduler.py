@@ -1,0 +1,103 @@
+"""What Slurm is asked by its commands, and what it answers."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+from wheelmount.errors import HostError, UnavailableError
+
+ASK_TIMEOUT = 60.0
+"""Seconds that Slurm's controller may take to answer."""
+
+WORKS = "RUNNING", "SUSPENDED"
+"""States of a job that has its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A line of the queue.
+
+    Attributes:
+        number: of the job.
+        state: such as ``RUNNING``.
+        reason: why it waits.
+        nodes: it has, as Slurm abbreviates them.
+    """
+
+    number: str
+    state: str
+    reason: str
+    nodes: str
+
+
+def ask(command: list[str], text: str = "", *, ended: bool = False) -> str:
+    """Ask Slurm.
+
+    Args:
+        command: one of Slurm's.
+        text: its input.
+        ended: whether it may fail because a job is not there any more.
+
+    Raises:
+        UnavailableError: Slurm is not installed.
+        HostError: it fails, or does not answer.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=ASK_TIMEOUT,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise missing(command[0]) from None
+    except subprocess.TimeoutExpired:
+        raise HostError(
+            f"{command[0]} does not answer within {ASK_TIMEOUT:g} s", hint="look at `scontrol ping`"
+        ) from None
+    if done.returncode and not ended:
+        said = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
+        raise HostError(f"{command[0]}: {said[-1].removeprefix(f'{command[0]}: error: ')}")
+    return done.stdout
+
+
+def look(which: str, *, ended: bool = False) -> Job | None:
+    """A job as the queue has it; None if it is not there, or not yet.
+
+    Args:
+        which: option of ``squeue`` that names it.
+        ended: also some minutes after its end, as long as Slurm remembers it (MinJobAge).
+    """
+    states = ["--states=all"] if ended else []
+    # A job that has ended long ago is an error to squeue.
+    said = ask(["squeue", "--noheader", which, *states, "--format=%A|%T|%r|%N"], ended=True)
+    for line in said.splitlines():
+        return Job(*line.strip().split("|", 3))
+    return None
+
+
+def verdict(number: str) -> str | None:
+    """Why a job has not got its nodes any more; None if it has."""
+    job = look(f"--jobs={number}", ended=True)
+    if job is None:
+        return f"job {number} has ended"
+    if job.state == "TIMEOUT" or job.reason == "TimeLimit":
+        return f"job {number} has ended: its time limit was reached; for more: time=…"
+    if job.state in WORKS:
+        return None
+    if job.state == "PENDING":  # as Slurm does where a node failed
+        return f"job {number} was put back into the queue: {job.reason}"
+    return f"job {number} has ended: {job.state.lower()}"
+
+
+def expand(nodes: str) -> list[str]:
+    """Names of nodes that Slurm has abbreviated."""
+    return ask(["scontrol", "show", "hostnames", nodes]).split()
+
+
+def missing(program: str) -> UnavailableError:
+    """What to raise where one of Slurm's commands is not there."""
+    return UnavailableError(f"there is no {program} here", hint="run it where Slurm is installed")
