@@ -64,6 +64,18 @@ def test_examples_name_what_is_there(name: str) -> None:
         assert option in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [("github.yml", "vendor.github-workflows"), ("gitlab.yml", "vendor.gitlab-ci")],
+)
+def test_examples_are_what_their_engines_take(name: str, schema: str) -> None:
+    """By the schemas that describe them, as these engines run elsewhere only."""
+    example = CHECKOUT / "examples" / "ci" / name
+    subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, example], check=True
+    )
+
+
 @pytest.mark.lab
 def test_slurm_runs_it_on_a_node(ci: Path, shared: Path) -> None:
     folder, job = CHECKOUT / "examples" / "ci", shared / "job"
