@@ -18,6 +18,9 @@ from wheelmount.mount.layout import Layout
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
 
+LEAST = 64 << 10
+"""Bytes; fewer have arrived sooner than they are found."""
+
 
 class Elsewhere:
     """Finds blocks of a layout among the files of other stores.
@@ -91,6 +94,8 @@ def find(settings: Settings, own: Path, store: Store) -> Elsewhere | None:
     Returns:
         None if there is nothing to be found.
     """
+    if store.layout.size < LEAST:
+        return None
     others = []
     for directory in serving.find(settings):
         if directory == own or serving.identity(directory) != serving.identity(own):
