@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.conftest import Cli, mounts_shown
-from tests.mount.conformance import assert_same
+from tests.mount.conformance import assert_same, await_last
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -39,7 +39,7 @@ def _run_and_kill(source: Path, workplace: Path) -> None:
         client.kill()
 
 
-def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path) -> None:
+def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path, workplace: Path) -> None:
     assert cli("up", "--hosts", "local:2").stdout == "session default is up: host0, host1\n"
     assert cli("up", "--hosts", "local:2").stdout == "session default is up\n"
     first = cli("run", source, "-", input="cat .hidden; pwd", stdin=None)
@@ -50,11 +50,11 @@ def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path) -> None:
     second = cli("run", source, "-", "--hosts", "session:default", input="cat .hidden", stdin=None)
     assert second.stdout == "== host0 ==\nedited\n== host1 ==\nedited\n"
     assert [m["pid"] for m in mounts_shown(cli)] == [m["pid"] for m in mounts], "the same mount"
+    stores = {tree.parent for tree in (workplace / "store").rglob("*.tree")}
+    assert len(stores) == 2
+    await_last(stores)
     for mount in mounts:
-        shown = Path(f"/proc/{mount['pid']}/root{source}")
-        while (shown / "page").stat().st_nlink > 1:  # the generation before is being deleted
-            time.sleep(0.05)
-        assert_same(source, shown)
+        assert_same(source, Path(f"/proc/{mount['pid']}/root{source}"))
     status = cli("status").stdout
     assert re.search(r"^session default: local:2  up \d+ s  host0, host1$", status, re.MULTILINE)
     assert status.count("generation 2") == 2

@@ -6,11 +6,13 @@ import errno
 import os
 import stat
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from wheelmount.mount.generations import LINGER
 from wheelmount.mount.tree import ROOT
 from wheelmount.mount.vfs import Vfs
 
@@ -160,6 +162,14 @@ def assert_shown(source: Path, shown: Shown) -> None:
             assert error.errno == number, error
         else:
             raise AssertionError(f"not {errno.errorcode[number]}")
+
+
+def await_last(stores: Iterable[Path]) -> None:
+    """Wait until stores hold one generation each: till then names of others are counted too."""
+    deadline = time.monotonic() + LINGER + 10
+    while any(len(list(store.glob("*.tree"))) > 1 for store in stores):
+        assert time.monotonic() < deadline, "an earlier generation stays"
+        time.sleep(0.05)
 
 
 def assert_same(source: Path, mount: Path) -> None:

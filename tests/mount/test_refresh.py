@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.conformance import assert_same
+from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import SourceError
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.delivery import Delivery
-from wheelmount.mount.generations import LINGER
 from wheelmount.mount.remote import RemoteMount, remotemount
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
@@ -37,11 +36,9 @@ def mount(
 
 
 def _everywhere(mount: RemoteMount, source: Path) -> None:
-    deadline = time.monotonic() + LINGER + 10
-    for name, path in mount.mntpoints.items():
-        store = mount._settings.private_store(mounted=True) / f"{mount.identity}-{name}"
-        while len(list(store.glob("*.tree"))) > 1 and time.monotonic() < deadline:
-            time.sleep(0.05)  # until then names are counted that earlier generations have
+    store = mount._settings.private_store(mounted=True)
+    await_last([store / f"{mount.identity}-{name}" for name in mount.mntpoints])
+    for path in mount.mntpoints.values():
         assert_same(source, Path(path))
 
 
