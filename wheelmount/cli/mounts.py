@@ -66,7 +66,7 @@ def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
     found = _find(settings, targets)
     if watch and len(found) > 1:
         raise InputError(f"{targets[0]} is {len(found)} mounts", hint="watch one of them")
-    if len(found) > 1:
+    if not watch:
         works = [
             partial(sessions.refreshed, *mount)
             if isinstance(mount, _OfSession)
@@ -76,16 +76,16 @@ def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
         for changed, points in apart.raise_first(apart.each(works, progress, "refresh")):
             _say(points, changed)
         return
-    for mount in found.values():
-        if isinstance(mount, _OfSession):
-            occasions = mounts.changes(Path(mount.note.source)) if watch else [None]
-            for changed, points in sessions.refresh(*mount, progress, occasions):
-                _say(points, changed)
-        else:
-            tasks = list(map(Task.read, mount))
-            occasions = mounts.changes(Path(tasks[0].source)) if watch else [None]
-            for changed in mounts.refresh(mount, settings, progress, occasions):
-                _say({task.host: task.mntpoint for task in tasks}, changed)
+    (mount,) = found.values()
+    if isinstance(mount, _OfSession):
+        occasions = mounts.changes(Path(mount.note.source))
+        for changed, points in sessions.refresh(*mount, progress, occasions):
+            _say(points, changed)
+    else:
+        tasks = list(map(Task.read, mount))
+        occasions = mounts.changes(Path(tasks[0].source))
+        for changed in mounts.refresh(mount, settings, progress, occasions):
+            _say({task.host: task.mntpoint for task in tasks}, changed)
 
 
 def _say(points: Mapping[str, str], changed: bool) -> None:

@@ -23,7 +23,7 @@ from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
 from wheelmount.hosts import outpost, pods
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.credentials import Authority
-from wheelmount.hosts.network import NetworkHosts
+from wheelmount.hosts.network import NetworkHosts, counted
 from wheelmount.hosts.pods import Order
 from wheelmount.progress import SILENT, Progress
 
@@ -48,10 +48,8 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
     Raises:
         InputError: it is something else.
     """
-    count, *options = text.split(",")
     example = "for example kubernetes:4,image=registry/wheelmount:1,memory=64Gi"
-    if re.fullmatch(r"[1-9]\d{0,4}", count) is None:
-        raise InputError(f"kubernetes:{text} does not say how many pods", hint=f"give {example}")
+    count, options = counted("kubernetes", text, "pods", f"give {example}")
     names = []
     for option in options:
         name, _, value = option.partition("=")
@@ -66,7 +64,7 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
             f"kubernetes:{text} does not give each of its options once, and an image",
             hint=f"give one that has wheelmount installed, {example}",
         )
-    return int(count), tuple(options)
+    return count, tuple(options)
 
 
 class KubernetesHosts(NetworkHosts):

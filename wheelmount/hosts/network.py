@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from wheelmount import config
 from wheelmount.config import Settings
-from wheelmount.errors import WaitError
+from wheelmount.errors import InputError, WaitError
 from wheelmount.hosts import engine
 from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
@@ -21,6 +22,24 @@ log = logging.getLogger("wheelmount")
 
 INSTALL = "wheelmount must be installed there: where this one is, or at WHEELMOUNT_PYTHON"
 """What to do where a worker cannot be started."""
+
+
+def counted(kind: str, text: str, things: str, hint: str) -> tuple[int, list[str]]:
+    """Read ``N,OPTION…``, the number and what follows.
+
+    Args:
+        kind: of hosts.
+        text: to be read.
+        things: what the number is of, for people.
+        hint: what to do where there is none.
+
+    Raises:
+        InputError: there is none.
+    """
+    count, *options = text.split(",")
+    if re.fullmatch(r"[1-9]\d{0,4}", count) is None:
+        raise InputError(f"{kind}:{text} does not say how many {things}", hint=hint)
+    return int(count), options
 
 
 class NetworkHosts(Hosts):

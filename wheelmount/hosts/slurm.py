@@ -23,7 +23,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import outpost
 from wheelmount.hosts.address import SECURE, Address
-from wheelmount.hosts.network import INSTALL, NetworkHosts
+from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
 from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, verdict
 from wheelmount.progress import SILENT, Progress
 
@@ -51,18 +51,14 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
     Raises:
         InputError: it is something else.
     """
-    count, *options = text.split(",")
-    if re.fullmatch(r"[1-9]\d{0,4}", count) is None:
-        raise InputError(
-            f"slurm:{text} does not say how many nodes",
-            hint="give slurm:N, for example slurm:4,partition=gpu,time=1:00:00",
-        )
+    hint = "give slurm:N, for example slurm:4,partition=gpu,time=1:00:00"
+    count, options = counted("slurm", text, "nodes", hint)
     for option in options:
         if re.fullmatch(r"[a-z][a-z-]*(=\S*)?", option) is None:
             raise InputError(
                 f"{option!r} is no option of sbatch", hint="give slurm:N,partition=gpu,exclusive"
             )
-    return int(count), tuple(options)
+    return count, tuple(options)
 
 
 class SlurmHosts(NetworkHosts):

@@ -118,7 +118,8 @@ def install(
             return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *named))
 
         packages = packages_point(spec, house.directory, settings)
-        return _on_mounts(hosts, house.directory, packages, command, output)
+        with hosts() as site:
+            return site.run_on_mounts(house.directory, packages, command, "install", output)
 
 
 @contextlib.contextmanager
@@ -185,7 +186,8 @@ def _place(
 
     if link_mode == "copy" or spec.session is not None:  # whose mounts stay by themselves
         packages = packages_point(spec, tree, settings)
-        return _on_mounts(hosts, tree, packages, command, output)
+        with hosts() as site:
+            return site.run_on_mounts(tree, packages, command, "install", output)
     packages = str(settings.private_runtime() / f"links-{tree.name}-{{host}}")
     results = _on_standing_mounts(hosts, shipment, packages, command, output)
     if _linked(results):
@@ -206,19 +208,6 @@ def _growing_tree(
     return None
 
 
-def _on_mounts(
-    hosts: _Hosts,
-    source: Path,
-    mntpoint: str | None,
-    command: Callable[[str, str], Command],
-    output: Output | None,
-) -> Results:
-    """Install on every host from a directory that is mounted for it."""
-    with hosts() as site, site.mount(source, mntpoint) as mount:
-        commands = {name: command(name, point) for name, point in mount.mntpoints.items()}
-        return site.run(commands, "install", output)
-
-
 def _on_standing_mounts(
     hosts: _Hosts,
     shipment: Shipment,
@@ -226,7 +215,7 @@ def _on_standing_mounts(
     command: Callable[[str, str], Command],
     output: Output | None,
 ) -> Results:
-    """Likewise, but a mount that is linked into stays, and serves the next time."""
+    """As on other mounts, but one that is linked into stays, and serves the next time."""
     with hosts() as site:
         points = {host.name: mntpoint.replace("{host}", host.name) for host in site.hosts}
         commands = {name: command(name, point) for name, point in points.items()}

@@ -132,9 +132,5 @@ def on_mounts(
     is at its own path, which needs mount namespaces where hosts are on this machine.
     """
     namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
-    with (
-        sites.at(spec, settings, progress, namespaces=namespaces) as site,
-        site.mount(source, mntpoint) as mount,
-    ):
-        commands = {name: command(name, path) for name, path in mount.mntpoints.items()}
-        return site.run(commands, step, output, stdin)
+    with sites.at(spec, settings, progress, namespaces=namespaces) as site:
+        return site.run_on_mounts(source, mntpoint, command, step, output, stdin)

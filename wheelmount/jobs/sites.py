@@ -7,7 +7,7 @@ import dataclasses
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from io import RawIOBase
 from pathlib import Path
@@ -67,6 +67,23 @@ class Site(ABC):
             task.advance(len(results))
         explain(self.hosts, results.values())
         return results
+
+    def run_on_mounts(
+        self,
+        source: Path,
+        mntpoint: str | None,
+        command: Callable[[str, str], Command],
+        step: str,
+        output: Output | None = None,
+        stdin: RawIOBase | None = None,
+    ) -> Results:
+        """Mount a directory; run a command on each host, made of its name and mount point.
+
+        See ``mount`` and ``run``.
+        """
+        with self.mount(source, mntpoint) as mount:
+            commands = {name: command(name, path) for name, path in mount.mntpoints.items()}
+            return self.run(commands, step, output, stdin)
 
     @abstractmethod
     def mount(self, source: Path, mntpoint: str | None) -> AbstractContextManager[RemoteMount]:

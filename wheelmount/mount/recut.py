@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wheelmount.errors import StoreError, TransferError
+from wheelmount.errors import TransferError
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.store import Store
 
@@ -32,11 +32,7 @@ class Recut:
 
     def read_block(self, block: int, view: memoryview) -> None:
         """See ``Store.read_block``."""
-        try:
-            for extent in self.layout.extents(block):
-                self._store.read_into(extent, view)
-        except OSError as error:
-            raise StoreError(f"block {block} cannot be read again: {error.strerror}") from None
+        self._store.read_block(block, view, self.layout)
 
     def write(self, _block: int, _data: memoryview) -> None:
         """Nothing is ever brought."""

@@ -183,7 +183,9 @@ class RemoteMount:
         return made
 
     def _block_size(self, tree: Tree) -> int:
-        return self._settings.block_size or topology.block_size(tree.size, len(self.hosts))
+        settings = self._settings
+        size = topology.block_size(tree.size, len(self.hosts), settings.fanout)
+        return settings.block_size or size
 
     def _offer(self, layout: Layout, before: Layout | None = None) -> Delivery:
         root = os.fsencode(self.source)

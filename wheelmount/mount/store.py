@@ -221,14 +221,19 @@ class Store:
             raise _store_error(self.directory, error) from None
         self._have[block] = 1
 
-    def read_block(self, block: int, view: memoryview) -> None:
+    def read_block(self, block: int, view: memoryview, layout: Layout | None = None) -> None:
         """Read a block that has arrived.
+
+        Args:
+            block: which.
+            view: where to.
+            layout: whose block it is; default this store's. All its bytes must be here.
 
         Raises:
             StoreError: a file of it is gone or damaged.
         """
         try:
-            for extent in self.layout.extents(block):
+            for extent in (layout or self.layout).extents(block):
                 self._files.read_into(extent, view)
         except OSError as error:
             raise StoreError(f"block {block} cannot be read again: {error.strerror}") from None
