@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import getpass
 import os
 import platform
@@ -19,7 +18,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.containers import apptainer
 from wheelmount.containers import leftovers as containers
 from wheelmount.errors import MountError, UnavailableError, WheelmountError
-from wheelmount.hosts import gate
+from wheelmount.hosts import gate, rdma
 from wheelmount.hosts.local import namespaces_allowed
 from wheelmount.hosts.worker import host_of
 from wheelmount.mount import adapter, kernel, point, serving
@@ -47,9 +46,6 @@ class Finding:
     text: str
     hint: str = ""
 
-
-CLAIMED = {"mlx5_core", "efa"}
-"""Drivers of the RDMA devices that Monarch uses."""
 
 CONTAINER = "a container that is gone"
 
@@ -219,35 +215,22 @@ def _privileges() -> Finding:
 
 
 def _rdma() -> Finding:
-    devices = {path.name: _driver(path) for path in Path("/sys/class/infiniband").glob("*")}
-    cost = "bytes travel by TCP, some 0.7 GB/s with two cores"
+    devices = rdma.devices()
+    cost = "bytes travel by TCP"
     if not devices:
         hint = "if the machine has one (lspci), load its driver"
         return Finding("rdma", POOR, f"no device: {cost}", hint)
-    names = ", ".join(f"{name} ({driver})" for name, driver in sorted(devices.items()))
-    if not CLAIMED.intersection(devices.values()):
+    names = ", ".join(f"{name} ({driver})" for name, driver in devices.items())
+    if not rdma.CLAIMED.intersection(devices.values()):
         return Finding(
             "rdma",
             POOR,
             f"{names}: none that Monarch takes; {cost}",
-            f"Monarch takes those of the drivers {' and '.join(sorted(CLAIMED))}",
+            f"Monarch takes those of the drivers {' and '.join(sorted(rdma.CLAIMED))}",
         )
-    if missing := [name for name in ("libibverbs.so.1", "libmlx5.so.1") if not _loads(name)]:
+    if missing := rdma.missing():
         return Finding("rdma", POOR, f"{names}, but no {missing[0]}: {cost}", "install rdma-core")
     return Finding("rdma", GOOD, f"{names}, which Monarch takes")
-
-
-def _driver(device: Path) -> str:
-    link = device / "device" / "driver"
-    return link.resolve().name if link.exists() else "no hardware"
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
 
 
 def _sockets() -> Finding:

@@ -88,6 +88,10 @@ class TransferError(WheelmountError):
     exit_code = 74  # EX_IOERR
 
 
+class UnreachableError(TransferError):
+    """Nobody could be connected to: another way may be open."""
+
+
 class ContainerError(WheelmountError):
     """An image that does not build, or a container or overlay that does not start."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount import stream
 from wheelmount.mount.delivery import Delivery
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.remote import RemoteMount
+from wheelmount.mount.stream import Outlet
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -56,6 +58,30 @@ def test_every_byte_leaves_the_client_once(
         (large / "two").write_bytes(os.urandom(4 << 20))
         assert mount.refresh()
         assert mount.sent == 4 << 20
+        for path in mount.mntpoints.values():
+            _same(large, path)
+
+
+@pytest.mark.parametrize("kind", ["none", "closed"])
+def test_where_streams_are_out_of_reach_bytes_come_through_monarch(
+    large: Path,
+    workplace: Path,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    def closed(slots: Sequence[memoryview], timeout: float) -> Outlet:
+        outlet = Outlet(slots, timeout)
+        outlet.close()
+        return outlet
+
+    monkeypatch.setattr(stream, "outlet", closed if kind == "closed" else lambda *_: None)
+    with (
+        LocalHosts(2, settings, namespaces=False) as hosts,
+        remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        mount.wait(60)
+        assert mount.sent == 10 << 20
         for path in mount.mntpoints.values():
             _same(large, path)
 

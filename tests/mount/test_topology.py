@@ -83,4 +83,5 @@ def test_blocks_are_larger_for_more_bytes_and_smaller_for_more_steps() -> None:
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[-1]) == (LEAST_BLOCK, MOST_BLOCK)
     assert block_size(64 << 20, 1024) < block_size(64 << 20, 4)
+    assert block_size(64 << 20, 16, fanout=1) < block_size(64 << 20, 16), "a chain has more steps"
     assert all(size & size - 1 == 0 for size in sizes)

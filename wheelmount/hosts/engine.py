@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import gate
-from wheelmount.hosts.address import SECURE, Address
+from wheelmount.hosts.address import OPEN, SECURE, Address
 
 if TYPE_CHECKING:  # cryptography takes its time
     from wheelmount.hosts.credentials import Authority
@@ -53,6 +53,7 @@ Key = TypeVar("Key")
 _lock = threading.Lock()
 _started = False
 _address: Address | None = None
+_identity: dict[str, str] = {}
 
 ADDRESS = "HYPERACTOR_MESH_DEFAULT_TRANSPORT"
 """Variable of Monarch that says where a host's processes listen. It goes to what they start, and
@@ -135,8 +136,23 @@ def identify(address: Address, authority: Authority, *, others: bool = False) ->
     os.environ.update(variables)
     reload_config_from_env()
     if not others:
+        _identity.update(variables)
         for name in variables:
             del os.environ[name]
+
+
+def address() -> Address | None:
+    """Where others reach this process, with port 0; None if only this machine does."""
+    if _address is not None:
+        return _address
+    scheme, _, rest = os.environ.get(ADDRESS, "").partition("://")
+    host = rest.rpartition(":")[0]
+    return Address(scheme, host, 0) if scheme in (SECURE, OPEN) and host else None
+
+
+def identity() -> Mapping[str, str]:
+    """The certificate that this process shows, as of ``Authority.issue``; it may have none."""
+    return _identity or os.environ
 
 
 def stop() -> None:

@@ -73,12 +73,17 @@ _replacement = _Accept(_accept_own)
 def _own(connection: int) -> bool:
     peer = socket.socket(fileno=connection)
     try:
-        if peer.family != socket.AF_UNIX:
-            return True  # of a network, where certificates are asked for
-        size = struct.calcsize("iII")
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        return own(peer)
     finally:
         peer.detach()
+
+
+def own(peer: socket.socket) -> bool:
+    """Whether who is connected may come in: this user or root, if it is by a Unix socket."""
+    if peer.family != socket.AF_UNIX:
+        return True  # of a network, where certificates are asked for
+    size = struct.calcsize("iII")
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, user, _ = struct.unpack("iII", credentials)
     if user in (0, os.getuid()):
         return True

@@ -32,7 +32,7 @@ from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
 from wheelmount.mount.topology import Route
 from wheelmount.mount.traffic import Traffic
-from wheelmount.mount.transfer import Key, fetch_description
+from wheelmount.mount.transfer import Key, Way, fetch_description
 
 GLANCE = 0.5
 """Seconds between looks at whether a mount is still somebody's working directory."""
@@ -141,6 +141,8 @@ class Agent(Actor):  # type: ignore[misc]
         if isinstance(store, Store):
             self._traffic = receiver.traffic
         async with self._received:
+            if before := self._receivers.get(store.layout.key):
+                before.close()
             self._receivers[store.layout.key] = receiver
             self._received.notify_all()
         return receiver
@@ -155,9 +157,9 @@ class Agent(Actor):  # type: ignore[misc]
         return self._receivers[key]
 
     @concurrent_endpoint
-    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any]:
+    async def stage(self, key: Key, block: int, packed: bool, way: Way) -> tuple[Staged, Any]:
         """Have a block of a tree ready for another host; see ``Receiver.stage``."""
-        return await (await self._receiver_of(key)).stage(block, packed)
+        return await (await self._receiver_of(key)).stage(block, packed, way)
 
     @concurrent_endpoint
     async def release(self, key: Key, block: int, packed: bool, sent: int) -> None:
@@ -293,7 +295,9 @@ class Agent(Actor):  # type: ignore[misc]
         made = self._next
         if made is not None:
             await asyncio.to_thread(serving.show, self._directory, made.generation)
-            receiver = self._receivers[made.layout.key]
+            receiver = self._receivers.pop(made.layout.key)
+            for other in self._receivers.values():
+                other.close()
             self._receivers = {made.layout.key: receiver}
             receiver.traffic.write(self._directory)
             self._store, self._next = made, None
@@ -307,7 +311,8 @@ class Agent(Actor):  # type: ignore[misc]
     async def _abandon(self) -> None:
         made, self._next = self._next, None
         if made is not None:
-            self._receivers.pop(made.layout.key, None)
+            if receiver := self._receivers.pop(made.layout.key, None):
+                receiver.close()
             await asyncio.to_thread(made.forget)
         self._growing.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import engine
+from wheelmount.mount import stream
 from wheelmount.mount.agents import Agents
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.ring import Ring
@@ -57,8 +58,9 @@ class Delivery:
         self._threads: list[threading.Thread] = []
         self._wanted: list[set[str]] = []
         self._outcome: dict[str, Any] = {}
+        self._outlet = stream.outlet(self._ring.slots, settings.fetch_timeout)
         with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
-            self.actor = offer(self._ring, layout.encode(before), self.arrived)
+            self.actor = offer(self._ring, self._outlet, layout.encode(before), self.arrived)
             engine.one(self.actor.ready.call_one(), settings.start_timeout)
 
     @property
@@ -158,6 +160,8 @@ class Delivery:
         if not self.ended:
             self.ended = True
             engine.stop_mesh(self.actor)
+            if self._outlet is not None:
+                self._outlet.close()
         for thread in self._threads:
             thread.join(self._settings.start_timeout)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import mmap
 import time
 from collections import defaultdict, deque
@@ -18,19 +19,25 @@ from typing import Any
 
 from blake3 import blake3
 
-from wheelmount.errors import TransferError, WheelmountError
+from wheelmount.errors import TransferError, UnreachableError, WheelmountError
+from wheelmount.hosts import rdma
 from wheelmount.hosts.engine import translate
+from wheelmount.mount import stream
 from wheelmount.mount.elsewhere import Elsewhere
 from wheelmount.mount.packing import Choice, unpack
 from wheelmount.mount.recut import Recut
 from wheelmount.mount.ring import Ring, Staged
 from wheelmount.mount.store import Store
+from wheelmount.mount.stream import Inlet, Ticket
 from wheelmount.mount.topology import Route
 from wheelmount.mount.traffic import CLIENT, Traffic
-from wheelmount.mount.transfer import Offer
+from wheelmount.mount.transfer import Offer, Way
 
 ATTEMPTS = 3
 """Times the client is asked for a block that arrives with the wrong hash."""
+
+LEAST_SHARE = 2
+"""Blocks on their way in each tree, so that no link waits for what another brings."""
 
 RELAYED = 12
 """Blocks a host keeps staged for others; they are read from its store again where need be."""
@@ -44,9 +51,9 @@ class Receiver:
         store: where blocks go.
         source: the client's actor.
         route: who is between the client and this host.
-        in_flight: blocks fetched at the same time because they are next, and because somebody
-            reads them. Others that peers ask for come on top: were those to wait for these, two
-            hosts could wait for each other.
+        in_flight: blocks fetched at the same time because they are next, shared by all trees, and
+            because somebody reads them. Others that peers ask for come on top: were those to wait
+            for these, two hosts could wait for each other.
         timeout: seconds a block may take.
         tell: called with every block that is whole, and with one that failed and the reason.
         look: looks for what is here already; called once, on a thread.
@@ -75,7 +82,9 @@ class Receiver:
         self._in_flight = in_flight
         self._timeout = timeout
         self._tell = tell
-        self._queue = deque(store.missing())
+        self._queues: list[deque[int]] = [deque() for _ in route.trees]
+        for block in store.missing():
+            self._queues[block % len(route.trees)].append(block)
         self._demand = asyncio.Semaphore(in_flight)
         self._demanded: set[asyncio.Task[None]] = set()
         self._flying: dict[int, asyncio.Task[None]] = {}
@@ -86,6 +95,8 @@ class Receiver:
         self._calls: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
         self._choices: defaultdict[str, Choice] = defaultdict(Choice)
         self._buffers: list[memoryview] = []
+        self._ways: defaultdict[str, Way] = defaultdict(_way)
+        self._inlet = Inlet(timeout)
         self._ring = Ring(self, slots=RELAYED, lease=timeout)
         self._offer: Offer | None = None
         self._unreported = 0
@@ -112,8 +123,10 @@ class Receiver:
         Raises:
             TransferError: something did not arrive; all the rest did.
         """
-        await asyncio.gather(*(self._work() for _ in range(self._in_flight)))
+        share = max(LEAST_SHARE, self._in_flight // len(self._queues))
+        await asyncio.gather(*(self._work(queue) for queue in self._queues * share))
         self._buffers.clear()
+        self._inlet.close()
         self._look = self._looking = None
         with contextlib.suppress(Exception):  # for people only
             await asyncio.wait_for(self._report().as_asyncio(), self._timeout)
@@ -130,7 +143,8 @@ class Receiver:
     def retire(self) -> None:
         """Fetch nothing more, and tell of nothing: another takes its place."""
         self._ended = True
-        self._queue.clear()
+        for queue in self._queues:
+            queue.clear()
         for task in self._demanded:
             task.cancel()
 
@@ -143,6 +157,12 @@ class Receiver:
         self.retire()
         if self._flying:
             await asyncio.wait(self._flying.values(), timeout=self._timeout)
+        self.close()
+
+    def close(self) -> None:
+        """Fetch nothing more, and give nothing: what is here is of no use to anybody."""
+        self.retire()
+        self._inlet.close()
         if self._offer is not None:
             self._offer.close()
 
@@ -152,7 +172,7 @@ class Receiver:
         for call in self._calls[host]:
             call.cancel()
 
-    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any]:
+    async def stage(self, block: int, packed: bool, way: Way) -> tuple[Staged, Any]:
         """Have a block staged for another host, until ``release``; see ``Offer``.
 
         Raises:
@@ -165,8 +185,8 @@ class Receiver:
         if block not in self._given:
             await self._confirm(block)
         if self._offer is None:
-            self._offer = Offer(self._ring)
-        return await self._offer.stage(block, packed)
+            self._offer = Offer(self._ring, stream.outlet(self._ring.slots, self._timeout))
+        return await self._offer.stage(block, packed, way)
 
     def release(self, block: int, packed: bool, sent: int) -> None:
         """See ``Offer.release``."""
@@ -180,7 +200,7 @@ class Receiver:
 
     async def _confirm(self, block: int) -> None:
         """See with the client that a block is right which arrived before this receiver was."""
-        call = self._source.stage.call_one(self.layout.key, block, False)
+        call = self._source.stage.call_one(self.layout.key, block, False, Way.STREAM)
         staged, _ = await asyncio.wait_for(call.as_asyncio(), self._timeout)
         try:
             memory = self._buffer()
@@ -193,9 +213,9 @@ class Receiver:
         finally:
             self._let_go(self._source, block, False, 0)
 
-    async def _work(self) -> None:
-        while self._queue:
-            await self.ensure(self._queue.popleft())
+    async def _work(self, queue: deque[int]) -> None:
+        while queue:
+            await self.ensure(queue.popleft())
 
     async def ensure(self, block: int) -> WheelmountError | None:
         """Have a block in the store; returns why it cannot be had if that is so."""
@@ -253,7 +273,8 @@ class Receiver:
         choice = self._choices[host]
         packed = here is None and choice.packed()
         began = time.monotonic()
-        call = above.stage.call_one(self.layout.key, block, packed)
+        way = self._ways[host]
+        call = above.stage.call_one(self.layout.key, block, packed, way)
         staged, buffer = await asyncio.wait_for(call.as_asyncio(), self._timeout)
         sent = 0
         try:
@@ -265,9 +286,7 @@ class Receiver:
                 self.traffic.reused += staged.length
                 self._count(staged.length)
                 return True
-            view = memory[: staged.size]
-            await buffer.read_into(view, timeout=max(1, int(self._timeout)))
-            if not await asyncio.to_thread(self._keep, block, view, staged):
+            if not await self._read(buffer, block, memory[: staged.size], staged):
                 return False
             # Only now used again: into the memory of a transfer that failed bytes may still come.
             self._buffers.append(memory)
@@ -276,8 +295,20 @@ class Receiver:
             choice.note(packed, staged.length, began, time.monotonic())
             self._count(staged.length)
             return True
+        except UnreachableError:
+            if way is Way.BUFFER:
+                raise
+            self._ways[host] = Way.BUFFER
         finally:
             self._let_go(above, block, packed, sent)
+        return await self._fetch(block, host)
+
+    async def _read(self, by: Any, block: int, view: memoryview, staged: Staged) -> bool:
+        keep = functools.partial(self._keep, block, view, staged)
+        if isinstance(by, Ticket):
+            return await self._inlet.read(by, view, keep)
+        await by.read_into(view, timeout=max(1, int(self._timeout)))
+        return await asyncio.to_thread(keep)
 
     def _let_go(self, above: Any, block: int, packed: bool, sent: int) -> None:
         with contextlib.suppress(Exception):
@@ -335,6 +366,10 @@ class Receiver:
         if isinstance(failure, TransferError) or isinstance(error, WheelmountError):
             return failure
         return TransferError(f"it could not be fetched: {failure.message}", hint=failure.hint)
+
+
+def _way() -> Way:
+    return Way.DEVICE if rdma.usable() else Way.STREAM
 
 
 def _digest(view: memoryview) -> bytes:

@@ -43,8 +43,10 @@ def block_size(size: int, hosts: int, fanout: int = 0) -> int:
         hosts: number of hosts.
         fanout: see ``Topology``.
     """
-    steps = 1
-    while (fanout or FANOUT) ** steps < hosts:
+    children = fanout or FANOUT
+    steps, reached = 1, children
+    while reached < hosts:
+        reached = (reached + 1) * children
         steps += 1
     best = math.sqrt(size * BLOCK_COST / steps)
     return min(max(1 << round(math.log2(max(best, 1))), LEAST_BLOCK), MOST_BLOCK)

@@ -1,6 +1,8 @@
-"""Blocks on their way out: a ring offered to others, who fetch from it by ``RDMABuffer``.
+"""Blocks on their way out: a ring offered to others, who read from its memory.
 
-The client offers its directory so, and every host what it has received.
+The client offers its directory so, and every host what it has received. Where both ends have an
+RDMA device that Monarch takes, a block is read by ``RDMABuffer``, else from a stream; where no
+stream can be had, by ``RDMABuffer`` again, whose bytes then go through Monarch's messages.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from blake3 import blake3
@@ -18,7 +21,9 @@ from monarch.actor import Actor, concurrent_endpoint
 from monarch.rdma import RDMABuffer, RDMATcpFallbackWarning
 
 from wheelmount.errors import TransferError
+from wheelmount.hosts import rdma
 from wheelmount.mount.ring import Ring, Staged
+from wheelmount.mount.stream import Outlet
 
 # Which transport is in use is told by the status, not by a warning in the middle of the output.
 warnings.filterwarnings("ignore", category=RDMATcpFallbackWarning)
@@ -29,38 +34,65 @@ STAGING_THREADS = 8
 Key = tuple[bytes, bool, int]
 """See ``Cut.key``."""
 
-_offered: dict[str, tuple[Ring, bytes, Callable[[str, int], None]]] = {}
+_offered: dict[str, tuple[Ring, Outlet | None, bytes, Callable[[str, int], None]]] = {}
 """What this process offers by name: an actor is made from what can be pickled, a ring cannot."""
 
 
+class Way(Enum):
+    """How somebody would read blocks."""
+
+    STREAM = "stream"
+    """From a stream."""
+    DEVICE = "device"
+    """By ``RDMABuffer`` if this end has a device as well, else from a stream."""
+    BUFFER = "buffer"
+    """By ``RDMABuffer``: streams of this end cannot be reached."""
+
+
 class Offer:
-    """A ring in registered memory.
+    """A ring whose memory others can read.
 
     Args:
         ring: what is offered; its memory is registered once.
+        outlet: of the ring's memory; None where there is none.
     """
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring, outlet: Outlet | None) -> None:
         self._ring = ring
-        self._buffers = [RDMABuffer(slot) for slot in ring.slots]
+        self._outlet = outlet
+        self._buffers: dict[int, Any] = {}
         self._threads = ThreadPoolExecutor(STAGING_THREADS, "wheelmount-stage")
 
-    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any]:
-        """Have a block in the ring until ``release``; returns the buffer to read it from too."""
+    async def stage(self, block: int, packed: bool, way: Way) -> tuple[Staged, Any]:
+        """Have a block in the ring until ``release``.
+
+        Returns:
+            What it is, and a ``Ticket`` or an ``RDMABuffer`` to read it by.
+        """
         loop = asyncio.get_running_loop()
         staged = await loop.run_in_executor(self._threads, self._ring.stage, block, packed)
+        device = way is Way.BUFFER or (way is Way.DEVICE and rdma.usable())
+        if self._outlet is not None and not device:
+            return staged, self._outlet.ticket(staged.slot, staged.size)
+        return staged, self._buffer(staged)
+
+    def _buffer(self, staged: Staged) -> Any:
         slot = self._ring.slots[staged.slot]
         if staged.size < len(slot):  # a read takes a buffer whole
-            return staged, RDMABuffer(slot[: staged.size])
-        return staged, self._buffers[staged.slot]
+            return RDMABuffer(slot[: staged.size])
+        if staged.slot not in self._buffers:
+            self._buffers[staged.slot] = RDMABuffer(slot)
+        return self._buffers[staged.slot]
 
     def release(self, block: int, packed: bool, sent: int) -> None:
         """Let go of a block of which ``sent`` bytes were fetched (0: it failed)."""
         self._ring.release(block, packed, sent)
 
     def close(self) -> None:
-        """Stage nothing more."""
+        """Stage nothing more, and let nobody read any more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._outlet is not None:
+            self._outlet.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +117,10 @@ class SourceActor(Actor):  # type: ignore[misc]
     """
 
     def __init__(self, name: str) -> None:
-        ring, self._description, self._arrived = _offered.pop(name)
+        ring, outlet, self._description, self._arrived = _offered.pop(name)
         self._key = ring.layout.key
         self._buffer = RDMABuffer(memoryview(self._description))
-        self._offer = Offer(ring)
+        self._offer = Offer(ring, outlet)
 
     @concurrent_endpoint
     async def ready(self) -> None:
@@ -101,7 +133,7 @@ class SourceActor(Actor):  # type: ignore[misc]
         return Description(self._buffer, len(self._description), digest)
 
     @concurrent_endpoint
-    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any]:
+    async def stage(self, key: Key, block: int, packed: bool, way: Way) -> tuple[Staged, Any]:
         """See ``Offer.stage``.
 
         Raises:
@@ -109,7 +141,7 @@ class SourceActor(Actor):  # type: ignore[misc]
         """
         if key != self._key:
             raise TransferError("the client offers something else", hint="mount it again")
-        return await self._offer.stage(block, packed)
+        return await self._offer.stage(block, packed, way)
 
     @concurrent_endpoint
     async def release(self, _key: Key, block: int, packed: bool, sent: int) -> None:
@@ -122,11 +154,14 @@ class SourceActor(Actor):  # type: ignore[misc]
         self._arrived(host, length)
 
 
-def offer(ring: Ring, description: bytes, arrived: Callable[[str, int], None]) -> Any:
+def offer(
+    ring: Ring, outlet: Outlet | None, description: bytes, arrived: Callable[[str, int], None]
+) -> Any:
     """Offer a directory to hosts.
 
     Args:
         ring: its blocks.
+        outlet: of the ring's memory; the caller's to close.
         description: of its tree, as it is to be sent ahead.
         arrived: called with a host's name and a number of bytes as they arrive.
 
@@ -136,7 +171,7 @@ def offer(ring: Ring, description: bytes, arrived: Callable[[str, int], None]) -
     from monarch.actor import this_proc
 
     name = f"source_{secrets.token_hex(4)}"
-    _offered[name] = ring, description, arrived
+    _offered[name] = ring, outlet, description, arrived
     return this_proc().spawn(name, SourceActor, name)
 
 
