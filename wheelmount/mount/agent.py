@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,7 @@ class Agent(Actor):  # type: ignore[misc]
         )
         if isinstance(store, Store):
             self._traffic = receiver.traffic
+            gc.freeze()  # a tree has a million objects, not to be looked through again and again
         async with self._received:
             if before := self._receivers.get(store.layout.key):
                 before.close()
