@@ -159,7 +159,7 @@ def once(source: Path, count: int, rate: str | None, name: str) -> Taken:
         elif name == "sbcast":
             services = start_slurm(lab)
         else:
-            services = start_workers(lab)
+            services = start_workers(lab, contenders.scheme(name))
         for each in services:
             each.await_port()
         started, egress = time.perf_counter(), _egress(lab)

@@ -1,19 +1,21 @@
-"""Three ways to read many pieces of memory by ``RDMABuffer``: ``python -m benchmarks.rdma``.
+"""Ways to read many pieces of another's memory: ``python -m benchmarks.rdma``.
 
-From one process to another of this machine, again and again, as one mount does it block after
-block:
+Three by ``RDMABuffer``, and one without:
 
 ``naive``       pieces are registered for each transfer, and read one after the other
 ``contiguous``  pieces lie in one buffer that was registered once, and are read as one; the time to
                 copy them there is counted
 ``scattered``   each is registered once, and one ``RDMAAction`` reads them all
+``stream``      read from a socket, some at a time (``wheelmount.mount.stream``)
 
+From one process to another of this machine, again and again, as a mount does it block after block.
 Pieces are as small files (many, of 9 KiB) and as blocks (few, of 4 MiB).
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import mmap
 import os
 import time
@@ -26,12 +28,14 @@ from monarch.rdma import RDMAAction, RDMABuffer
 from wheelmount import config
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount.stream import Inlet, Outlet
 
 KINDS = {"small files": (256, 9 << 10), "blocks": (16, 4 << 20)}
 """Number of pieces, and bytes of each."""
 
-WAYS = ("naive", "contiguous", "scattered")
+WAYS = ("naive", "contiguous", "scattered", "stream")
 TIMEOUT = 120
+IN_FLIGHT = 6
 
 
 class Giver(Actor):  # type: ignore[misc]
@@ -47,6 +51,7 @@ class Giver(Actor):  # type: ignore[misc]
         self._registered = [RDMABuffer(piece) for piece in self._pieces]
         self._whole = memoryview(mmap.mmap(-1, count * size))
         self._one = RDMABuffer(self._whole)
+        self._outlet = Outlet(self._pieces, TIMEOUT)
 
     @endpoint
     def naive(self) -> list[Any]:
@@ -67,6 +72,11 @@ class Giver(Actor):  # type: ignore[misc]
         """Every piece, registered long ago."""
         return self._registered
 
+    @endpoint
+    def stream(self) -> list[Any]:
+        """What every piece is read by."""
+        return [self._outlet.ticket(n, len(piece)) for n, piece in enumerate(self._pieces)]
+
 
 class Taker(Actor):  # type: ignore[misc]
     """Reads them; arguments as of ``Giver``."""
@@ -76,6 +86,7 @@ class Taker(Actor):  # type: ignore[misc]
         self._whole = memoryview(mmap.mmap(-1, count * size))
         self._pieces = [self._whole[n * size : (n + 1) * size] for n in range(count)]
         self._plan: RDMAAction | None = None
+        self._inlet = Inlet(TIMEOUT)
 
     @endpoint
     def take(self, way: str) -> float:
@@ -92,10 +103,21 @@ class Taker(Actor):  # type: ignore[misc]
             self._plan.submit(timeout=TIMEOUT).get()
         elif way == "contiguous":
             buffers[0].read_into(self._whole, timeout=TIMEOUT).get()
+        elif way == "stream":
+            asyncio.run(self._stream(buffers))
         else:
             for buffer, piece in zip(buffers, self._pieces, strict=True):
                 buffer.read_into(piece, timeout=TIMEOUT).get()
         return time.perf_counter() - start
+
+    async def _stream(self, tickets: list[Any]) -> None:
+        queue = iter(zip(tickets, self._pieces, strict=True))
+
+        async def work() -> None:
+            for ticket, piece in queue:
+                await self._inlet.read(ticket, piece, lambda: None)
+
+        await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 
 
 def main() -> None:
