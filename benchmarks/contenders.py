@@ -1,7 +1,6 @@
 """Ways to bring a directory to hosts: ``python -m benchmarks.contenders NAME SOURCE HOST…``.
 
 Run on the host that has the directory; the others run what ``benchmarks.delivery`` starts there.
-``wheelmount-tls`` and ``rdma-tls`` are the same as without, with certificates and encryption.
 Prints the seconds it took until every host had every byte, and the most memory that it had, bytes.
 """
 
@@ -24,9 +23,6 @@ from tests.testbed.service import WORKER_PORT
 MOUNT = "/mnt/tree"
 """Where hosts show it."""
 
-TLS = "-tls"
-"""Ends the name of a contender whose hosts are reached with certificates, and encryption."""
-
 SINK_PORT, RSYNC_PORT = 26700, 26800
 BLOCK = 4 << 20
 
@@ -41,22 +37,13 @@ def held(source: Path) -> int:
     return sum(path.stat().st_size for path in files(source))
 
 
-def scheme(name: str) -> str:
-    """By which a contender reaches hosts."""
-    from wheelmount.hosts.address import OPEN, SECURE
-
-    return SECURE if name.endswith(TLS) else OPEN
-
-
 def _attached(hosts: Sequence[str]) -> Any:
     """The workers on hosts, not attached to yet."""
     from wheelmount.config import load
-    from wheelmount.hosts.address import Address
+    from wheelmount.hosts.address import OPEN, Address
     from wheelmount.hosts.network import NetworkHosts
 
-    kind = scheme(sys.argv[1])
-    addresses = [Address(kind, socket.gethostbyname(host), WORKER_PORT) for host in hosts]
-    return NetworkHosts(addresses, load())
+    return NetworkHosts([Address(OPEN, host, WORKER_PORT) for host in hosts], load())
 
 
 def sink() -> None:
@@ -224,7 +211,7 @@ def main(name: str, *arguments: str) -> None:
         sink()
         return
     source, *hosts = arguments
-    seconds = CONTENDERS[name.removesuffix(TLS)](Path(source), hosts)
+    seconds = CONTENDERS[name](Path(source), hosts)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # getrusage(2): KiB
     print(json.dumps({"seconds": seconds, "memory": memory}), flush=True)
     sys.stderr.flush()

@@ -12,6 +12,7 @@ each. It has a Slurm of its own, made for it as all hosts are.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import shutil
@@ -27,6 +28,7 @@ from statistics import median
 import psutil
 
 from benchmarks import contenders
+from benchmarks.reserve import Reserve
 from benchmarks.trees import MIB, big, fill, lengths
 from tests.testbed import LOGIN, Lab
 from tests.testbed.network import CARD
@@ -49,6 +51,9 @@ class Taken:
     memory: int
 
 
+SPARE = 512 * MIB
+"""Bytes left free beside what one host looks for before it begins."""
+
 RSYNC = """
 use chroot = no
 [tree]
@@ -68,6 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="contenders, with commas")
     parser.add_argument("--trees", default="file,files", help="or directories (%(default)s)")
+    parser.add_argument("--warm", action="store_true", help="with memory that the machine has got")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     names = given.only.split(",") if given.only else list(contenders.CONTENDERS)
@@ -79,12 +85,14 @@ def main() -> None:
     twice = "sbcast" in names and given.trees != "file"
     check_memory(given.size * MIB * (max(counts) * (1 + twice) + 2))
     results: dict[str, dict[str, Taken]] = {}
-    with tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm") as place:
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm"))
+        reserve = stack.enter_context(Reserve(given.size * MIB + SPARE)) if given.warm else None
         for tree in given.trees.split(","):
             source = make(Path(place) / Path(tree).name, tree, given.size * MIB)
             held = contenders.held(source)
             for count in counts:
-                found = measure(source, count, given.rate, names, given.rounds)
+                found = measure(source, count, given.rate, names, given.rounds, reserve)
                 results[f"{tree} {count}"] = found
                 show(tree, count, held, given.rate, found)
             shutil.rmtree(source)
@@ -126,13 +134,20 @@ def make(folder: Path, kind: str, size: int) -> Path:
 
 
 def measure(
-    source: Path, count: int, rate: str | None, names: list[str], rounds: int
+    source: Path,
+    count: int,
+    rate: str | None,
+    names: list[str],
+    rounds: int,
+    reserve: Reserve | None,
 ) -> dict[str, Taken]:
     """What each contender took, the medians of all rounds."""
     taken = defaultdict(list)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
+            if reserve is not None:
+                reserve.fill()
             try:
                 taken[name].append(once(source, count, rate, name))
             except subprocess.SubprocessError as error:
@@ -159,7 +174,7 @@ def once(source: Path, count: int, rate: str | None, name: str) -> Taken:
         elif name == "sbcast":
             services = start_slurm(lab)
         else:
-            services = start_workers(lab, contenders.scheme(name))
+            services = start_workers(lab)
         for each in services:
             each.await_port()
         started, egress = time.perf_counter(), _egress(lab)

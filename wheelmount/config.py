@@ -51,7 +51,7 @@ class Settings:
     and number of hosts."""
 
     in_flight: int = 6
-    """Blocks that one host fetches at the same time."""
+    """Blocks that one host fetches at the same time, shared by all trees; two in each at least."""
 
     ring: int = 32
     """Blocks the client keeps staged in memory: its bound is ``ring * block_size`` bytes."""

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from wheelmount.errors import HostError, InputError
+from wheelmount.hosts import engine
 from wheelmount.hosts.address import OPEN, SECURE, Address
 
 
@@ -68,3 +69,15 @@ def test_others_must_be_able_to_reach_a_worker(host: str) -> None:
     with pytest.raises(InputError, match="other machines cannot reach"):
         Address(SECURE, host, 26600).check_own()
     Address(SECURE, "127.0.0.1", 26600).check_own()
+
+
+def test_a_process_knows_where_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_address", None)
+    for text, expected in (
+        ("tls://node1:0", Address(SECURE, "node1", 0)),
+        ("tcp://10.0.0.1:0", Address(OPEN, "10.0.0.1", 0)),
+        ("unix", None),
+        ("", None),
+    ):
+        monkeypatch.setenv(engine.ADDRESS, text)
+        assert engine.address() == expected

@@ -225,15 +225,3 @@ def test_who_cannot_listen_gives_in_another_way(
     monkeypatch.setattr(engine, "address", lambda: Address(OPEN, "192.0.2.1", 0))  # nobody's
     assert stream.outlet([], 10) is None
     assert "bytes go through Monarch" in caplog.text
-
-
-def test_a_process_knows_where_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_address", None)
-    for text, expected in (
-        ("tls://node1:0", Address(SECURE, "node1", 0)),
-        ("tcp://10.0.0.1:0", Address(OPEN, "10.0.0.1", 0)),
-        ("unix", None),
-        ("", None),
-    ):
-        monkeypatch.setenv(engine.ADDRESS, text)
-        assert engine.address() == expected

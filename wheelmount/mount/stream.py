@@ -1,9 +1,9 @@
 """Blocks over sockets: from a ring in one process into memory of another.
 
-Where there is no RDMA device, Monarch's ``RDMABuffer`` travels in its messages, at twice the cost
-in processors of a bare socket. So there bytes go over connections of their own, and only bytes:
-what is staged, where and until when is agreed upon through Monarch, and whoever connects must name
-the secret that came with that.
+Where there is no RDMA device, Monarch's ``RDMABuffer`` travels in its messages, at a third of the
+speed of a socket (``benchmarks.rdma``). So there bytes go over connections of their own, and only
+bytes: what is staged, where and until when is agreed upon through Monarch, and whoever connects
+must name the secret that came with that.
 
 A process is reached where Monarch is: at its address on the network, with its certificate, or where
 it has none, at a socket of this machine that hangs up on other users.
