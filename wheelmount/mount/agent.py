@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +140,6 @@ class Agent(Actor):  # type: ignore[misc]
         )
         if isinstance(store, Store):
             self._traffic = receiver.traffic
-            gc.freeze()  # a tree has a million objects, not to be looked through again and again
         async with self._received:
             if before := self._receivers.get(store.layout.key):
                 before.close()
