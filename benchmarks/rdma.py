@@ -19,6 +19,8 @@ import asyncio
 import mmap
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
@@ -28,7 +30,10 @@ from monarch.rdma import RDMAAction, RDMABuffer
 from wheelmount import config
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount.stream import Inlet, Outlet
+from wheelmount.mount.inlet import Inlet
+from wheelmount.mount.outlet import Outlet
+from wheelmount.mount.ring import Staged
+from wheelmount.mount.stream import Ticket
 
 KINDS = {"small files": (256, 9 << 10), "blocks": (16, 4 << 20)}
 """Number of pieces, and bytes of each."""
@@ -51,7 +56,13 @@ class Giver(Actor):  # type: ignore[misc]
         self._registered = [RDMABuffer(piece) for piece in self._pieces]
         self._whole = memoryview(mmap.mmap(-1, count * size))
         self._one = RDMABuffer(self._whole)
-        self._outlet = Outlet(self._pieces, TIMEOUT)
+        self._outlet = Outlet(self, TIMEOUT)
+
+    @contextmanager
+    def lend(self, block: int, _packed: bool) -> Iterator[tuple[Staged, memoryview]]:
+        """A piece, as a block; see ``Lender``."""
+        piece = self._pieces[block]
+        yield Staged(0, len(piece), len(piece), b"", ()), piece
 
     @endpoint
     def naive(self) -> list[Any]:
@@ -74,8 +85,8 @@ class Giver(Actor):  # type: ignore[misc]
 
     @endpoint
     def stream(self) -> list[Any]:
-        """What every piece is read by."""
-        return [self._outlet.ticket(n, len(piece)) for n, piece in enumerate(self._pieces)]
+        """By what all pieces are read."""
+        return [self._outlet.ticket]
 
 
 class Taker(Actor):  # type: ignore[misc]
@@ -104,18 +115,18 @@ class Taker(Actor):  # type: ignore[misc]
         elif way == "contiguous":
             buffers[0].read_into(self._whole, timeout=TIMEOUT).get()
         elif way == "stream":
-            asyncio.run(self._stream(buffers))
+            asyncio.run(self._stream(buffers[0]))
         else:
             for buffer, piece in zip(buffers, self._pieces, strict=True):
                 buffer.read_into(piece, timeout=TIMEOUT).get()
         return time.perf_counter() - start
 
-    async def _stream(self, tickets: list[Any]) -> None:
-        queue = iter(zip(tickets, self._pieces, strict=True))
+    async def _stream(self, ticket: Ticket) -> None:
+        queue = iter(enumerate(self._pieces))
 
         async def work() -> None:
-            for ticket, piece in queue:
-                await self._inlet.read(ticket, piece, lambda: None)
+            for number, piece in queue:
+                await self._inlet.read(ticket, number, False, piece, lambda _staged: None)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount import stream
+from wheelmount.mount import delivery
 from wheelmount.mount.delivery import Delivery
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.outlet import Lender, Outlet
 from wheelmount.mount.remote import RemoteMount
-from wheelmount.mount.stream import Outlet
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -70,12 +70,12 @@ def test_where_streams_are_out_of_reach_bytes_come_through_monarch(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    def closed(slots: Sequence[memoryview], timeout: float) -> Outlet:
-        outlet = Outlet(slots, timeout)
+    def closed(lender: Lender, timeout: float) -> Outlet:
+        outlet = Outlet(lender, timeout)
         outlet.close()
         return outlet
 
-    monkeypatch.setattr(stream, "outlet", closed if kind == "closed" else lambda *_: None)
+    monkeypatch.setattr(delivery, "outlet", closed if kind == "closed" else lambda *_: None)
     with (
         LocalHosts(2, settings, namespaces=False) as hosts,
         remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,

@@ -14,15 +14,18 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgpack
 import pytest
 
 from tests.conftest import NOBODY
-from wheelmount.errors import TransferError, UnreachableError
+from wheelmount.errors import StoreError, TransferError, UnreachableError
 from wheelmount.hosts import engine
 from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
-from wheelmount.mount import stream
-from wheelmount.mount.stream import REQUEST, Inlet, Outlet, Ticket
+from wheelmount.mount.inlet import Inlet
+from wheelmount.mount.outlet import Outlet, outlet
+from wheelmount.mount.ring import Staged
+from wheelmount.mount.stream import REPLY, REQUEST, Ticket
 
 SIZE = 3 << 20
 HERE = "127.0.0.1"
@@ -42,13 +45,32 @@ def _reached(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> Address | N
     return address
 
 
+def _head(length: int, size: int) -> bytes:
+    head: bytes = msgpack.packb((0, length, size, b"digest", ()))
+    return REPLY.pack(True, len(head)) + head
+
+
+class Lending:
+    """Two blocks, of which the second is short."""
+
+    def __init__(self) -> None:
+        self.blocks = [os.urandom(SIZE), os.urandom(1000)]
+
+    @contextlib.contextmanager
+    def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
+        if block >= len(self.blocks):
+            raise StoreError(f"there is no block {block}", hint="ask for another")
+        data = self.blocks[block]
+        yield Staged(0, len(data), len(data), b"digest", (7, 9) if packed else ()), memoryview(data)
+
+
 @contextlib.contextmanager
-def _opened(slots: int = 2) -> Iterator[tuple[Outlet, list[bytes]]]:
-    memory = [os.urandom(SIZE) for _ in range(slots)]
+def _opened() -> Iterator[tuple[Outlet, list[bytes]]]:
+    lender = Lending()
     before = threading.active_count()
-    outlet = Outlet([memoryview(slot) for slot in memory], timeout=10)
+    outlet = Outlet(lender, timeout=10)
     try:
-        yield outlet, memory
+        yield outlet, lender.blocks
     finally:
         outlet.close()
     deadline = time.monotonic() + 10
@@ -70,37 +92,53 @@ def _run(work: Callable[[Inlet], Coroutine[Any, Any, None]], timeout: float = 10
     inlet._threads.shutdown()
 
 
-async def _read(inlet: Inlet, ticket: Ticket) -> bytes:
-    view = memoryview(bytearray(ticket.size))
-    return await inlet.read(ticket, view, lambda: bytes(view))
+async def _read(inlet: Inlet, ticket: Ticket, block: int = 0, packed: bool = False) -> bytes:
+    memory = memoryview(bytearray(SIZE))
+    changed = (7, 9) if packed else ()
+
+    def then(staged: Staged) -> bytes:
+        assert (staged.digest, staged.changed) == (b"digest", changed)
+        assert staged.length == staged.size
+        return bytes(memory[: staged.size])
+
+    return await inlet.read(ticket, block, packed, memory, then)
 
 
-def test_memory_is_read_over_few_connections(address: Address | None) -> None:
-    with _opened() as (outlet, memory):
+def test_blocks_come_over_few_connections(address: Address | None) -> None:
+    with _opened() as (outlet, blocks):
 
         async def work(inlet: Inlet) -> None:
-            for _ in range(3):
-                wanted = [outlet.ticket(0, SIZE), outlet.ticket(1, 1000)]
-                got = await asyncio.gather(*(_read(inlet, ticket) for ticket in wanted))
-                assert got == [memory[0], memory[1][:1000]]
+            for packed in (False, True, False):
+                wanted = (_read(inlet, outlet.ticket, block, packed) for block in (0, 1))
+                assert await asyncio.gather(*wanted) == blocks
             (idle,) = inlet._idle.values()
             assert 1 <= len(idle) <= 2
 
         _run(work)
-    assert isinstance(outlet.ticket(0, 1).where, str) is (address is None)
+    assert isinstance(outlet.ticket.where, str) is (address is None)
+
+
+def test_what_cannot_be_given_is_said(address: Address | None) -> None:
+    with _opened() as (outlet, blocks):
+
+        async def work(inlet: Inlet) -> None:
+            with pytest.raises(TransferError, match="there is no block 2") as failure:
+                await _read(inlet, outlet.ticket, 2)
+            assert failure.value.hint == "ask for another"
+            assert await _read(inlet, outlet.ticket) == blocks[0]
+
+        _run(work)
 
 
 def test_who_does_not_know_the_secret_gets_nothing(
     address: Address | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with _opened() as (outlet, memory):
-        right = outlet.ticket(0, SIZE)
+    with _opened() as (outlet, blocks):
 
         async def work(inlet: Inlet) -> None:
-            for wrong in (replace(right, secret=bytes(16)), replace(right, slot=2)):
-                with pytest.raises(TransferError, match="hung up"):
-                    await _read(inlet, wrong)
-            assert await _read(inlet, right) == memory[0]
+            with pytest.raises(TransferError, match="hung up"):
+                await _read(inlet, replace(outlet.ticket, secret=bytes(16)))
+            assert await _read(inlet, outlet.ticket) == blocks[0]
 
         _run(work)
     assert "refused who does not know the secret" in caplog.text
@@ -111,10 +149,10 @@ def test_a_process_without_a_certificate_of_ours_gets_nothing(
 ) -> None:
     _reached(SECURE, monkeypatch)
     with _opened() as (outlet, _):
-        ticket = outlet.ticket(0, SIZE)
+        ticket = outlet.ticket
         assert isinstance(ticket.where, Address)
         with socket.create_connection((ticket.where.host, ticket.where.port), 10) as stranger:
-            stranger.sendall(REQUEST.pack(ticket.secret, 0, SIZE))
+            stranger.sendall(REQUEST.pack(ticket.secret, 0, False))
             with contextlib.suppress(ConnectionResetError):
                 answer = stranger.recv(100)
                 assert answer[:1] in (b"", b"\x15"), "nothing but the alert of TLS, if that"
@@ -130,31 +168,32 @@ def test_a_process_without_a_certificate_of_ours_gets_nothing(
 def test_another_user_of_the_machine_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     _reached(None, monkeypatch)
     with _opened() as (outlet, _):
-        ticket = outlet.ticket(0, 5)
+        ticket = outlet.ticket
         program = (
             "import os, socket; os.setgroups([]); os.setgid({0}); os.setuid({0})\n"
             "caller = socket.socket(socket.AF_UNIX); caller.settimeout(10)\n"
             "caller.connect(chr(0) + {1!r})\n"
-            "try: caller.sendall({2!r}); print(caller.recv(5))\n"
-            "except OSError: print(b'')\n"
+            "try: caller.sendall({2!r}); print(len(caller.recv(1)))\n"
+            "except OSError: print(0)\n"
         )
-        request = REQUEST.pack(ticket.secret, 0, 5)
-        for user, expected in ((NOBODY, b""), (0, bytes(outlet._slots[0][:5]))):
+        request = REQUEST.pack(ticket.secret, 0, False)
+        for user, expected in ((NOBODY, b"0"), (0, b"1")):
             text = program.format(user, ticket.where, request)
             command = [sys.executable, "-I", "-S", "-c", text]
             done = subprocess.run(command, capture_output=True, timeout=60, check=True)
-            assert done.stdout.strip() == repr(expected).encode()
+            assert done.stdout.strip() == expected
 
 
 def test_who_is_gone_cannot_be_reached(address: Address | None) -> None:
     with _opened() as (outlet, _):
-        ticket = outlet.ticket(0, SIZE)
+        ticket = outlet.ticket
 
         async def kept(inlet: Inlet) -> None:
             await _read(inlet, ticket)
             outlet.close()
-            with pytest.raises(TransferError):
-                await _read(inlet, ticket)  # over the connection that it had
+            with pytest.raises(TransferError) as failure:
+                await _read(inlet, ticket)  # over the connection that it had, and over none
+            assert not isinstance(failure.value, UnreachableError), "it was reached once"
 
         _run(kept)
 
@@ -170,12 +209,12 @@ def silent() -> Iterator[tuple[Ticket, socket.socket]]:
     """Who accepts and says nothing."""
     with socket.create_server((HERE, 0)) as server:
         where = Address(OPEN, HERE, server.getsockname()[1])
-        yield Ticket(where, bytes(16), 0, SIZE), server
+        yield Ticket(where, bytes(16)), server
 
 
 def test_a_wait_is_bounded(silent: tuple[Ticket, socket.socket]) -> None:
     async def work(inlet: Inlet) -> None:
-        with pytest.raises(TransferError, match="timed out"):
+        with pytest.raises(TimeoutError, match="timed out"):
             await _read(inlet, silent[0])
 
     _run(work, timeout=0.2)
@@ -187,6 +226,7 @@ def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None
     def drip() -> None:
         connection, _ = server.accept()
         with connection, contextlib.suppress(OSError):
+            connection.sendall(REPLY.pack(True, 1000))
             while True:
                 connection.sendall(b"x")
                 time.sleep(0.02)
@@ -195,11 +235,34 @@ def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None
     thread.start()
 
     async def work(inlet: Inlet) -> None:
-        with pytest.raises(TransferError, match="took too long"):
+        with pytest.raises(TimeoutError, match="took too long"):
             await _read(inlet, ticket)
 
     _run(work, timeout=0.3)
     thread.join()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        REPLY.pack(True, 1 << 31),
+        REPLY.pack(True, 5) + b"never",
+        REPLY.pack(True, 3) + msgpack.packb((0, 1)),
+        *(_head(length, size) for length, size in ((SIZE + 1, 1), (1, 2), (1, -1))),
+    ],
+)
+def test_nonsense_is_no_block(silent: tuple[Ticket, socket.socket], said: bytes) -> None:
+    ticket, server = silent
+
+    async def work(inlet: Inlet) -> None:
+        reading = asyncio.ensure_future(_read(inlet, ticket))
+        connection, _ = await asyncio.to_thread(server.accept)
+        with connection:
+            connection.sendall(said)
+            with pytest.raises(TransferError, match="no block"):
+                await reading
+
+    _run(work)
 
 
 def test_a_read_that_is_cancelled_leaves_nothing(silent: tuple[Ticket, socket.socket]) -> None:
@@ -223,5 +286,5 @@ def test_who_cannot_listen_gives_in_another_way(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(engine, "address", lambda: Address(OPEN, "192.0.2.1", 0))  # nobody's
-    assert stream.outlet([], 10) is None
+    assert outlet(Lending(), 10) is None
     assert "bytes go through Monarch" in caplog.text

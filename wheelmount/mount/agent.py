@@ -23,22 +23,22 @@ from wheelmount.mount import control, elsewhere, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
 from wheelmount.mount.adoption import Adopted
+from wheelmount.mount.link import Link
 from wheelmount.mount.point import View
 from wheelmount.mount.receiver import Receiver
 from wheelmount.mount.recut import Recut
+from wheelmount.mount.relay import Relay
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.source import file_digest
 from wheelmount.mount.store import Store
+from wheelmount.mount.stream import Ticket
 from wheelmount.mount.task import Task
 from wheelmount.mount.topology import Route
 from wheelmount.mount.traffic import Traffic
-from wheelmount.mount.transfer import Key, Way, fetch_description
+from wheelmount.mount.transfer import Key, Said, fetch_description
 
 GLANCE = 0.5
 """Seconds between looks at whether a mount is still somebody's working directory."""
-
-RECONNECT, RECONNECTIONS = 0.1, 50
-"""Seconds between attempts to reach a serving process that took over, and their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class Agent(Actor):  # type: ignore[misc]
         self._host = host
         self._settings = settings
         self._directory = serving.directory(settings) / identity
+        self._link = Link(self._directory)
         self._store: Store | None = None
         self._next: Store | None = None
         self._growing = contextlib.ExitStack()  # what is held while ``_next`` is made
@@ -79,10 +80,7 @@ class Agent(Actor):  # type: ignore[misc]
         self._receivers: dict[Key, Receiver] = {}  # also of the generation that is being made
         self._traffic: Traffic | None = None
         self._received = asyncio.Condition()
-        self._kept = False
         self._moving: asyncio.Task[None] | None = None
-        self._link: asyncio.StreamWriter | None = None
-        self._listening: asyncio.Task[None] | None = None
 
     @concurrent_endpoint
     async def view(self) -> View:
@@ -93,7 +91,7 @@ class Agent(Actor):  # type: ignore[misc]
     async def open(self, order: Order, source: Any, route: Route) -> None:
         """Have the mount stand: with its names, before its bytes."""
         point.available()
-        self._kept = order.keep
+        self._link.kept = order.keep
         settings = self._settings
         adapter = choose(settings.adapter)
         if self._directory.exists():  # what an agent left that was lost
@@ -117,7 +115,7 @@ class Agent(Actor):  # type: ignore[misc]
             self._store = await asyncio.to_thread(Store.create, store, description, mounted=own)
             self._receiver = await self._receive(self._store, source, route)
             await asyncio.to_thread(serving.start, self._directory, settings.start_timeout)
-            await self._connect(self._receiver)
+            await self._link.open(self._receiver.want)
         except BaseException:
             await asyncio.to_thread(serving.stop, self._directory, force=True)
             serving.discard(self._directory, store, order.mntpoint if made else None)
@@ -135,7 +133,7 @@ class Agent(Actor):  # type: ignore[misc]
             route,
             in_flight=settings.in_flight,
             timeout=settings.fetch_timeout,
-            tell=self._tell,
+            tell=self._link.tell,
             look=look,
         )
         if isinstance(store, Store):
@@ -147,25 +145,35 @@ class Agent(Actor):  # type: ignore[misc]
             self._received.notify_all()
         return receiver
 
-    async def _receiver_of(self, key: Key) -> Receiver:
-        """Who receives a tree here; it may be that another host hears of that sooner."""
+    async def _relay(self, key: Key) -> Relay:
+        """Who gives a tree here; it may be that another host hears of that sooner."""
         async with self._received:
             await asyncio.wait_for(
                 self._received.wait_for(lambda: key in self._receivers),
                 self._settings.fetch_timeout,
             )
-        return self._receivers[key]
+        return self._receivers[key].relay
 
     @concurrent_endpoint
-    async def stage(self, key: Key, block: int, packed: bool, way: Way) -> tuple[Staged, Any]:
-        """Have a block of a tree ready for another host; see ``Receiver.stage``."""
-        return await (await self._receiver_of(key)).stage(block, packed, way)
+    async def outlet(self, key: Key, device: bool) -> Ticket | None:
+        """By what another host is to get blocks of a tree; see ``Relay.outlet``."""
+        return await (await self._relay(key)).outlet(device)
+
+    @concurrent_endpoint
+    async def digest(self, key: Key, block: int) -> Said:
+        """What a block of a tree is; see ``Relay.digest``."""
+        return await (await self._relay(key)).digest(block)
+
+    @concurrent_endpoint
+    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any]:
+        """Have a block of a tree ready for another host; see ``Relay.stage``."""
+        return await (await self._relay(key)).stage(block, packed)
 
     @concurrent_endpoint
     async def release(self, key: Key, block: int, packed: bool, sent: int) -> None:
         """Let go of what ``stage`` gave."""
         if receiver := self._receivers.get(key):
-            receiver.release(block, packed, sent)
+            receiver.relay.release(block, packed, sent)
 
     @concurrent_endpoint
     async def lose(self, host: str) -> None:
@@ -230,17 +238,18 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def resume(self, source: Any, route: Route, block_size: int) -> None:
         """Be ready to fetch what had not arrived when the client went away, or to give."""
-        store, self._kept = self._shown, True
+        store = self._shown
+        self._link.kept = True
         if not store.missing():
             self._receiver = None
             await self._give(source, block_size)
             return
         for receiver in self._receivers.values():  # if this process began with that client
-            receiver.retire()
-        await self._disconnect()
+            receiver.close()
+        await self._link.close()
         await asyncio.to_thread(store.resume)
         self._receiver = await self._receive(store, source, route)
-        await self._connect(self._receiver)
+        await self._link.open(self._receiver.want)
 
     @concurrent_endpoint
     async def give(self, source: Any, block_size: int) -> None:
@@ -325,10 +334,7 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def keep(self) -> None:
         """Let the mount stay when the client is gone."""
-        self._kept = True
-        if self._link is not None:
-            self._link.write(control.encode({"keep": True}))
-            await self._link.drain()
+        await self._link.keep()
 
     @concurrent_endpoint
     async def status(self) -> control.Message:
@@ -353,37 +359,3 @@ class Agent(Actor):  # type: ignore[misc]
     async def quit(self) -> None:
         """End this process, soon; for a client that did not start it."""
         engine.quit_soon()
-
-    async def _connect(self, receiver: Receiver) -> None:
-        reader, self._link = await asyncio.open_unix_connection(self._directory / control.SOCKET)
-        self._link.write(control.encode({"op": "feed", "keep": self._kept}))
-        self._listening = asyncio.create_task(self._listen(reader, receiver))
-
-    async def _disconnect(self) -> None:
-        """Leave the serving process to another who will feed it."""
-        if self._listening is not None:
-            self._listening.cancel()
-        if self._link is not None:
-            with contextlib.suppress(OSError):
-                self._link.write(control.encode({"keep": True}))
-                await self._link.drain()
-            self._link.close()
-            self._link = None
-
-    async def _listen(self, reader: asyncio.StreamReader, receiver: Receiver) -> None:
-        with contextlib.suppress(OSError):
-            async for line in reader:
-                receiver.want(control.decode(line)["want"])
-        # It has unmounted; or it died, and another goes on in its place.
-        for _ in range(RECONNECTIONS):
-            await asyncio.sleep(RECONNECT)
-            with contextlib.suppress(OSError):
-                await self._connect(receiver)
-                return
-
-    def _tell(self, block: int, failure: str | None) -> None:
-        if self._link is not None and not self._link.is_closing():
-            message: control.Message = {"have": block}
-            if failure is not None:
-                message = {"failed": block, "reason": failure}
-            self._link.write(control.encode(message))

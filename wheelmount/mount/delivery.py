@@ -12,9 +12,9 @@ from typing import Any
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import engine
-from wheelmount.mount import stream
 from wheelmount.mount.agents import Agents
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.outlet import outlet
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.source import Source
 from wheelmount.mount.topology import Route, routes
@@ -58,9 +58,10 @@ class Delivery:
         self._threads: list[threading.Thread] = []
         self._wanted: list[set[str]] = []
         self._outcome: dict[str, Any] = {}
-        self._outlet = stream.outlet(self._ring.slots, settings.fetch_timeout)
+        self._outlet = outlet(self._ring, settings.fetch_timeout)
+        ticket = None if self._outlet is None else self._outlet.ticket
         with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
-            self.actor = offer(self._ring, self._outlet, layout.encode(before), self.arrived)
+            self.actor = offer(self._ring, ticket, layout.encode(before), self.arrived)
             engine.one(self.actor.ready.call_one(), settings.start_timeout)
 
     @property

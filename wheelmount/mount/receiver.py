@@ -22,25 +22,23 @@ from blake3 import blake3
 from wheelmount.errors import TransferError, UnreachableError, WheelmountError
 from wheelmount.hosts import rdma
 from wheelmount.hosts.engine import translate
-from wheelmount.mount import stream
 from wheelmount.mount.elsewhere import Elsewhere
+from wheelmount.mount.inlet import Inlet
 from wheelmount.mount.packing import Choice, unpack
 from wheelmount.mount.recut import Recut
-from wheelmount.mount.ring import Ring, Staged
+from wheelmount.mount.relay import Relay
+from wheelmount.mount.ring import Staged
 from wheelmount.mount.store import Store
-from wheelmount.mount.stream import Inlet, Ticket
+from wheelmount.mount.stream import Ticket
 from wheelmount.mount.topology import Route
 from wheelmount.mount.traffic import CLIENT, Traffic
-from wheelmount.mount.transfer import Offer, Way
+from wheelmount.mount.transfer import Said
 
 ATTEMPTS = 3
 """Times the client is asked for a block that arrives with the wrong hash."""
 
 LEAST_SHARE = 2
 """Blocks on their way in each tree, so that no link waits for what another brings."""
-
-RELAYED = 12
-"""Blocks a host keeps staged for others; they are read from its store again where need be."""
 
 
 class Receiver:
@@ -57,6 +55,10 @@ class Receiver:
         timeout: seconds a block may take.
         tell: called with every block that is whole, and with one that failed and the reason.
         look: looks for what is here already; called once, on a thread.
+
+    Attributes:
+        relay: gives to others what arrived.
+        traffic: what was got and given.
     """
 
     def __init__(
@@ -89,16 +91,14 @@ class Receiver:
         self._demanded: set[asyncio.Task[None]] = set()
         self._flying: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, WheelmountError] = {}
-        self._given: dict[int, tuple[bytes, tuple[int, ...]]] = {}
         self._lost: set[str] = set()
         self._ended = False
         self._calls: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
         self._choices: defaultdict[str, Choice] = defaultdict(Choice)
         self._buffers: list[memoryview] = []
-        self._ways: defaultdict[str, Way] = defaultdict(_way)
+        self._tickets: dict[str, Ticket | None] = {}
         self._inlet = Inlet(timeout)
-        self._ring = Ring(self, slots=RELAYED, lease=timeout)
-        self._offer: Offer | None = None
+        self.relay = Relay(store, self.ensure, self._confirm, self.traffic, timeout)
         self._unreported = 0
         self._reported = time.monotonic()
 
@@ -140,31 +140,25 @@ class Receiver:
                 hint=error.hint,
             )
 
-    def retire(self) -> None:
-        """Fetch nothing more, and tell of nothing: another takes its place."""
+    def close(self) -> None:
+        """Fetch nothing more, tell of nothing, and give nothing."""
         self._ended = True
         for queue in self._queues:
             queue.clear()
         for task in self._demanded:
             task.cancel()
+        self._inlet.close()
+        self.relay.close()
 
     async def stop(self) -> None:
-        """Fetch nothing more, and wait for what is on its way.
+        """Close, and wait for what is on its way.
 
         A process that ends with a transfer on its way takes more than itself down: Monarch's
         fallback over TCP then fails at the sender, for all who fetch from it.
         """
-        self.retire()
+        self.close()
         if self._flying:
             await asyncio.wait(self._flying.values(), timeout=self._timeout)
-        self.close()
-
-    def close(self) -> None:
-        """Fetch nothing more, and give nothing: what is here is of no use to anybody."""
-        self.retire()
-        self._inlet.close()
-        if self._offer is not None:
-            self._offer.close()
 
     def lose(self, host: str) -> None:
         """Do not wait for a host any more: it is gone."""
@@ -172,46 +166,17 @@ class Receiver:
         for call in self._calls[host]:
             call.cancel()
 
-    async def stage(self, block: int, packed: bool, way: Way) -> tuple[Staged, Any]:
-        """Have a block staged for another host, until ``release``; see ``Offer``.
-
-        Raises:
-            TransferError: it cannot be had.
-        """
-        if self._ended:
-            raise TransferError(f"{self._host} gives nothing any more")
-        if error := await self.ensure(block):
-            raise error
-        if block not in self._given:
-            await self._confirm(block)
-        if self._offer is None:
-            self._offer = Offer(self._ring, stream.outlet(self._ring.slots, self._timeout))
-        return await self._offer.stage(block, packed, way)
-
-    def release(self, block: int, packed: bool, sent: int) -> None:
-        """See ``Offer.release``."""
-        self._ring.release(block, packed, sent)
-        self.traffic.sent = self._ring.sent
-
-    def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
-        """A block as it came; see ``Filler``."""
-        self._store.read_block(block, view)
-        return self._given[block]
-
-    async def _confirm(self, block: int) -> None:
+    async def _confirm(self, block: int) -> Said:
         """See with the client that a block is right which arrived before this receiver was."""
-        call = self._source.stage.call_one(self.layout.key, block, False, Way.STREAM)
-        staged, _ = await asyncio.wait_for(call.as_asyncio(), self._timeout)
-        try:
-            memory = self._buffer()
-            view = memory[: staged.length]
-            await asyncio.to_thread(self._store.read_block, block, view)
-            if await asyncio.to_thread(_digest, view) != staged.digest:
-                raise TransferError(f"block {block} on {self._host} is not what the client has")
-            self._given[block] = staged.digest, staged.changed
-            self._buffers.append(memory)
-        finally:
-            self._let_go(self._source, block, False, 0)
+        call = self._source.digest.call_one(self.layout.key, block)
+        digest, changed = await asyncio.wait_for(call.as_asyncio(), self._timeout)
+        memory = self._buffer()
+        view = memory[: self.layout.length(block)]
+        await asyncio.to_thread(self._store.read_block, block, view)
+        if (await asyncio.to_thread(blake3, view)).digest() != digest:
+            raise TransferError(f"block {block} on {self._host} is not what the client has")
+        self._buffers.append(memory)
+        return digest, changed
 
     async def _work(self, queue: deque[int]) -> None:
         while queue:
@@ -269,50 +234,54 @@ class Receiver:
     async def _fetch(self, block: int, host: str) -> bool:
         """Get a block from a host once; False if what came is not what was sent."""
         above = self._route.peers[host] if host != CLIENT else self._source
-        here = await self._here(block)
+        if (here := await self._here(block)) and await self._reuse(here, block, above):
+            return True
+        ticket = await self._ticket(host, above)
         choice = self._choices[host]
-        packed = here is None and choice.packed()
+        packed = choice.packed()
         began = time.monotonic()
-        way = self._ways[host]
-        call = above.stage.call_one(self.layout.key, block, packed, way)
+        memory = self._buffer()
+        keep = functools.partial(self._keep, block, packed, memory)
+        if ticket is None:
+            staged = await self._read_buffer(above, block, packed, memory)
+            _, spare = await asyncio.to_thread(keep, staged)
+        else:
+            try:
+                staged, spare = await self._inlet.read(ticket, block, packed, memory, keep)
+            except UnreachableError:
+                self._tickets[host] = None
+                return await self._fetch(block, host)
+        if spare is None:
+            return False
+        # Only now used again: into the memory of a transfer that failed bytes may still come.
+        self._buffers.append(spare)
+        self.traffic.note(host, staged.size)
+        choice.note(packed, staged.length, began, time.monotonic())
+        self._count(staged.length)
+        return True
+
+    async def _ticket(self, host: str, above: Any) -> Ticket | None:
+        """By what blocks of a host are to be had; None: by ``RDMABuffer``."""
+        if host not in self._tickets:
+            call = above.outlet.call_one(self.layout.key, rdma.usable())
+            ticket = await asyncio.wait_for(call.as_asyncio(), self._timeout)
+            self._tickets.setdefault(host, ticket)
+        return self._tickets[host]
+
+    async def _read_buffer(
+        self, above: Any, block: int, packed: bool, memory: memoryview
+    ) -> Staged:
+        call = above.stage.call_one(self.layout.key, block, packed)
+        staged: Staged
         staged, buffer = await asyncio.wait_for(call.as_asyncio(), self._timeout)
         sent = 0
         try:
-            memory = self._buffer()
-            if here is not None and await asyncio.to_thread(
-                self._reuse, here, block, memory, staged
-            ):
-                self._buffers.append(memory)
-                self.traffic.reused += staged.length
-                self._count(staged.length)
-                return True
-            if not await self._read(buffer, block, memory[: staged.size], staged):
-                return False
-            # Only now used again: into the memory of a transfer that failed bytes may still come.
-            self._buffers.append(memory)
+            await buffer.read_into(memory[: staged.size], timeout=max(1, int(self._timeout)))
             sent = staged.size
-            self.traffic.note(host, sent)
-            choice.note(packed, staged.length, began, time.monotonic())
-            self._count(staged.length)
-            return True
-        except UnreachableError:
-            if way is Way.BUFFER:
-                raise
-            self._ways[host] = Way.BUFFER
         finally:
-            self._let_go(above, block, packed, sent)
-        return await self._fetch(block, host)
-
-    async def _read(self, by: Any, block: int, view: memoryview, staged: Staged) -> bool:
-        keep = functools.partial(self._keep, block, view, staged)
-        if isinstance(by, Ticket):
-            return await self._inlet.read(by, view, keep)
-        await by.read_into(view, timeout=max(1, int(self._timeout)))
-        return await asyncio.to_thread(keep)
-
-    def _let_go(self, above: Any, block: int, packed: bool, sent: int) -> None:
-        with contextlib.suppress(Exception):
-            above.release.broadcast(self.layout.key, block, packed, sent)
+            with contextlib.suppress(Exception):
+                above.release.broadcast(self.layout.key, block, packed, sent)
+        return staged
 
     async def _here(self, block: int) -> Elsewhere | None:
         """Where a block may be on this host already, as soon as that is known."""
@@ -323,26 +292,47 @@ class Receiver:
         found = await asyncio.shield(self._looking)
         return found if found is not None and found.covers(block) else None
 
-    def _reuse(self, here: Elsewhere, block: int, memory: memoryview, staged: Staged) -> bool:
-        view = memory[: staged.length]
-        return here.read(block, view) and self._keep(block, view, staged)
+    async def _reuse(self, here: Elsewhere, block: int, above: Any) -> bool:
+        """Take a block from where it may be on this host, if it is what others have."""
+        call = above.digest.call_one(self.layout.key, block)
+        said = await asyncio.wait_for(call.as_asyncio(), self._timeout)
+        memory = self._buffer()
+        view = memory[: self.layout.length(block)]
+        kept = await asyncio.to_thread(
+            lambda: here.read(block, view) and self._write(block, view, said)
+        )
+        self._buffers.append(memory)
+        if kept:
+            self.traffic.reused += len(view)
+            self._count(len(view))
+        return kept
 
     def _buffer(self) -> memoryview:
         if self._buffers:
             return self._buffers.pop()
         return memoryview(mmap.mmap(-1, self.layout.block_size))
 
-    def _keep(self, block: int, view: memoryview, staged: Staged) -> bool:
-        if len(view) < staged.length:
+    def _keep(
+        self, block: int, packed: bool, memory: memoryview, staged: Staged
+    ) -> tuple[Staged, memoryview | None]:
+        """Have a block in the store; gives memory for it, or None if it is not what was sent."""
+        view = memory[: staged.size]
+        if staged.size < staged.length:
             try:
                 view = unpack(view, staged.length)
             except TransferError:
-                return False
-        if _digest(view) != staged.digest:
+                return staged, None
+        if not self._write(block, view, (staged.digest, staged.changed)):
+            return staged, None
+        return staged, self.relay.put(staged, block, packed, memory)
+
+    def _write(self, block: int, view: memoryview, said: Said) -> bool:
+        digest, changed = said
+        if len(view) != self.layout.length(block) or blake3(view).digest() != digest:
             return False
-        for inode in staged.changed:
+        for inode in changed:
             self._store.mark_changed(inode)
-        self._given[block] = staged.digest, staged.changed
+        self.relay.note(block, said)
         self._store.write(block, view)
         return True
 
@@ -366,11 +356,3 @@ class Receiver:
         if isinstance(failure, TransferError) or isinstance(error, WheelmountError):
             return failure
         return TransferError(f"it could not be fetched: {failure.message}", hint=failure.hint)
-
-
-def _way() -> Way:
-    return Way.DEVICE if rdma.usable() else Way.STREAM
-
-
-def _digest(view: memoryview) -> bytes:
-    return blake3(view).digest()

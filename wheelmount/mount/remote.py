@@ -184,8 +184,8 @@ class RemoteMount:
 
     def _block_size(self, tree: Tree) -> int:
         settings = self._settings
-        size = topology.block_size(tree.size, len(self.hosts), settings.fanout)
-        return settings.block_size or size
+        chosen = settings.block_size
+        return chosen or topology.block_size(tree.size, len(self.hosts), settings.fanout)
 
     def _offer(self, layout: Layout, before: Layout | None = None) -> Delivery:
         root = os.fsencode(self.source)

@@ -11,10 +11,12 @@ import mmap
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from wheelmount.errors import WaitError
+from wheelmount.errors import TransferError, WaitError
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.packing import pack
 
@@ -95,7 +97,10 @@ class Ring:
 
         Raises:
             WaitError: all slots stayed taken for the length of a lease.
+            TransferError: there is no such block.
         """
+        if block >= self.layout.blocks:
+            raise TransferError(f"there is no block {block}")
         key = block, packed
         slot, mine = self._take(key)
         if mine:
@@ -124,6 +129,48 @@ class Ring:
             if slot is not None and slot.holders:
                 slot.holders -= 1
                 self._turn.notify_all()
+
+    @contextmanager
+    def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
+        """A block and its bytes, staged while they are sent; see ``stage``."""
+        staged = self.stage(block, packed)
+        self._count(staged.size)  # now: who has it is not to know sooner
+        try:
+            yield staged, self.slots[staged.slot][: staged.size]
+        except BaseException:
+            self._count(-staged.size)
+            raise
+        finally:
+            self.release(block, packed)
+
+    def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
+        """Have a block in the ring that is in memory already.
+
+        Args:
+            staged: what it is; its ``slot`` counts for nothing.
+            block: which.
+            packed: whether it was to be compressed.
+            memory: with it, of the size of a slot; becomes the ring's.
+
+        Returns:
+            Memory for it: the same again if nobody can be made to make room.
+        """
+        key = block, packed
+        with self._turn:
+            if key in self._used:
+                return memory
+            slot = self._free.pop() if self._free else self._evict(time.monotonic())
+            if slot is None:
+                return memory
+            slot.staged = replace(staged, slot=slot.number)
+            slot.ready.set()
+            self._used[key] = slot
+            memory, self.slots[slot.number] = self.slots[slot.number], memory
+        return memory
+
+    def _count(self, sent: int) -> None:
+        with self._turn:
+            self.sent += sent
 
     def _take(self, key: Key) -> tuple[_Slot, bool]:
         deadline = time.monotonic() + self._lease

@@ -1,8 +1,9 @@
 """Blocks on their way out: a ring offered to others, who read from its memory.
 
 The client offers its directory so, and every host what it has received. Where both ends have an
-RDMA device that Monarch takes, a block is read by ``RDMABuffer``, else from a stream; where no
-stream can be had, by ``RDMABuffer`` again, whose bytes then go through Monarch's messages.
+RDMA device that Monarch takes, a block is staged and read by ``RDMABuffer``. Else it comes by a
+stream (``Outlet``); where no stream can be had, by ``RDMABuffer`` again, whose bytes then go
+through Monarch's messages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from blake3 import blake3
@@ -23,7 +23,7 @@ from monarch.rdma import RDMABuffer, RDMATcpFallbackWarning
 from wheelmount.errors import TransferError
 from wheelmount.hosts import rdma
 from wheelmount.mount.ring import Ring, Staged
-from wheelmount.mount.stream import Outlet
+from wheelmount.mount.stream import Ticket
 
 # Which transport is in use is told by the status, not by a warning in the middle of the output.
 warnings.filterwarnings("ignore", category=RDMATcpFallbackWarning)
@@ -34,47 +34,43 @@ STAGING_THREADS = 8
 Key = tuple[bytes, bool, int]
 """See ``Cut.key``."""
 
-_offered: dict[str, tuple[Ring, Outlet | None, bytes, Callable[[str, int], None]]] = {}
+Said = tuple[bytes, tuple[int, ...]]
+"""``digest`` and ``changed`` of ``Staged``."""
+
+_offered: dict[str, tuple[Ring, Ticket | None, bytes, Callable[[str, int], None]]] = {}
 """What this process offers by name: an actor is made from what can be pickled, a ring cannot."""
 
 
-class Way(Enum):
-    """How somebody would read blocks."""
-
-    STREAM = "stream"
-    """From a stream."""
-    DEVICE = "device"
-    """By ``RDMABuffer`` if this end has a device as well, else from a stream."""
-    BUFFER = "buffer"
-    """By ``RDMABuffer``: streams of this end cannot be reached."""
-
-
 class Offer:
-    """A ring whose memory others can read.
+    """A ring whose memory others can read by ``RDMABuffer``.
 
     Args:
         ring: what is offered; its memory is registered once.
-        outlet: of the ring's memory; None where there is none.
     """
 
-    def __init__(self, ring: Ring, outlet: Outlet | None) -> None:
+    def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._outlet = outlet
         self._buffers: dict[int, Any] = {}
         self._threads = ThreadPoolExecutor(STAGING_THREADS, "wheelmount-stage")
 
-    async def stage(self, block: int, packed: bool, way: Way) -> tuple[Staged, Any]:
+    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any]:
         """Have a block in the ring until ``release``.
 
         Returns:
-            What it is, and a ``Ticket`` or an ``RDMABuffer`` to read it by.
+            What it is, and an ``RDMABuffer`` to read it by.
         """
-        loop = asyncio.get_running_loop()
-        staged = await loop.run_in_executor(self._threads, self._ring.stage, block, packed)
-        device = way is Way.BUFFER or (way is Way.DEVICE and rdma.usable())
-        if self._outlet is not None and not device:
-            return staged, self._outlet.ticket(staged.slot, staged.size)
+        staged = await self._stage(block, packed)
         return staged, self._buffer(staged)
+
+    async def digest(self, block: int) -> Said:
+        """What a block is, which is not to be read."""
+        staged = await self._stage(block, False)
+        self._ring.release(block)
+        return staged.digest, staged.changed
+
+    async def _stage(self, block: int, packed: bool) -> Staged:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._ring.stage, block, packed)
 
     def _buffer(self, staged: Staged) -> Any:
         slot = self._ring.slots[staged.slot]
@@ -89,10 +85,8 @@ class Offer:
         self._ring.release(block, packed, sent)
 
     def close(self) -> None:
-        """Stage nothing more, and let nobody read any more."""
+        """Stage nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._outlet is not None:
-            self._outlet.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +107,14 @@ class Description:
 class SourceActor(Actor):  # type: ignore[misc]
     """The client's end: lives in the client's own process and offers one ring.
 
-    ``stage`` and ``release`` are as of a host's ``Agent``.
+    ``outlet``, ``digest``, ``stage`` and ``release`` are as of a host's ``Agent``.
     """
 
     def __init__(self, name: str) -> None:
-        ring, outlet, self._description, self._arrived = _offered.pop(name)
+        ring, self._ticket, self._description, self._arrived = _offered.pop(name)
         self._key = ring.layout.key
         self._buffer = RDMABuffer(memoryview(self._description))
-        self._offer = Offer(ring, outlet)
+        self._offer = Offer(ring)
 
     @concurrent_endpoint
     async def ready(self) -> None:
@@ -133,15 +127,26 @@ class SourceActor(Actor):  # type: ignore[misc]
         return Description(self._buffer, len(self._description), digest)
 
     @concurrent_endpoint
-    async def stage(self, key: Key, block: int, packed: bool, way: Way) -> tuple[Staged, Any]:
-        """See ``Offer.stage``.
+    async def outlet(self, key: Key, device: bool) -> Ticket | None:
+        """See ``choose``."""
+        self._check(key)
+        return choose(self._ticket, device)
 
-        Raises:
-            TransferError: the block is one of another layout.
-        """
+    @concurrent_endpoint
+    async def digest(self, key: Key, block: int) -> Said:
+        """See ``Offer.digest``."""
+        self._check(key)
+        return await self._offer.digest(block)
+
+    @concurrent_endpoint
+    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any]:
+        """See ``Offer.stage``."""
+        self._check(key)
+        return await self._offer.stage(block, packed)
+
+    def _check(self, key: Key) -> None:
         if key != self._key:
             raise TransferError("the client offers something else", hint="mount it again")
-        return await self._offer.stage(block, packed, way)
 
     @concurrent_endpoint
     async def release(self, _key: Key, block: int, packed: bool, sent: int) -> None:
@@ -154,14 +159,27 @@ class SourceActor(Actor):  # type: ignore[misc]
         self._arrived(host, length)
 
 
+def choose(ticket: Ticket | None, device: bool) -> Ticket | None:
+    """By what somebody is to get blocks from this process.
+
+    Args:
+        ticket: of an outlet, if there is one.
+        device: whether the other end has an RDMA device.
+
+    Returns:
+        The ticket, or None: by ``RDMABuffer``.
+    """
+    return None if device and rdma.usable() else ticket
+
+
 def offer(
-    ring: Ring, outlet: Outlet | None, description: bytes, arrived: Callable[[str, int], None]
+    ring: Ring, ticket: Ticket | None, description: bytes, arrived: Callable[[str, int], None]
 ) -> Any:
     """Offer a directory to hosts.
 
     Args:
         ring: its blocks.
-        outlet: of the ring's memory; the caller's to close.
+        ticket: of their outlet; None where there is none.
         description: of its tree, as it is to be sent ahead.
         arrived: called with a host's name and a number of bytes as they arrive.
 
@@ -171,7 +189,7 @@ def offer(
     from monarch.actor import this_proc
 
     name = f"source_{secrets.token_hex(4)}"
-    _offered[name] = ring, outlet, description, arrived
+    _offered[name] = ring, ticket, description, arrived
     return this_proc().spawn(name, SourceActor, name)
 
 

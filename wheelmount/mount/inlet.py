@@ -1,0 +1,185 @@
+"""The taking end of streams: blocks from outlets of other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgpack
+
+from wheelmount.errors import TransferError, UnreachableError
+from wheelmount.mount import stream
+from wheelmount.mount.ring import Staged
+from wheelmount.mount.stream import REPLY, REQUEST, Ticket, Where
+
+READERS = 1024
+"""Threads, and so blocks that one host waits for at the same time, at most. Far more than are ever
+wanted: blocks that had to wait for a thread, on two hosts that give to each other, would wait for
+ever."""
+
+HEAD = 1 << 20
+"""Bytes of a head, at most; it has a number for every file of a block that changed."""
+
+Result = TypeVar("Result")
+
+
+class Inlet:
+    """Gets blocks from outlets, over connections that are kept for the next block.
+
+    Args:
+        timeout: seconds until a block begins to come, and again until it is there.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._idle: defaultdict[Where, list[socket.socket]] = defaultdict(list)
+        self._reached: set[Where] = set()
+        self._threads = ThreadPoolExecutor(READERS, "wheelmount-inlet")
+        self._closed = False
+
+    async def read(
+        self,
+        ticket: Ticket,
+        block: int,
+        packed: bool,
+        memory: memoryview,
+        then: Callable[[Staged], Result],
+    ) -> Result:
+        """Get a block, and go on with it on the same thread.
+
+        Args:
+            ticket: of an outlet.
+            block: which.
+            packed: whether to have it compressed, if it is worth it.
+            memory: to have it in, of the size of a block. If this fails, some may be changed, now
+                or a little later.
+            then: called with what it is once all is there; what it returns is returned.
+
+        Raises:
+            UnreachableError: nobody could be connected to, the first time already.
+            TimeoutError: it took too long.
+            TransferError: the other end cannot give it, or hung up.
+        """
+        reading = _Reading(ticket, block, packed, memory)
+        work = self._threads.submit(self._read, reading, then)
+        try:
+            return await asyncio.wrap_future(work)
+        except asyncio.CancelledError:
+            reading.give_up()
+            raise
+
+    def _read(self, reading: _Reading, then: Callable[[Staged], Result]) -> Result:
+        where = reading.ticket.where
+        try:
+            staged, connection = self._through(reading)
+        except TimeoutError as error:
+            raise TimeoutError(f"{stream.name(where)}: {error}") from None
+        except OSError as error:
+            raise TransferError(f"{stream.name(where)}: {error.strerror or error}") from None
+        self._idle[where].append(connection)
+        if self._closed:
+            self.close()
+        return then(staged)
+
+    def _through(self, reading: _Reading) -> tuple[Staged, socket.socket]:
+        where = reading.ticket.where
+        while idle := self._idle[where]:
+            connection = idle.pop()
+            try:
+                return reading.through(connection, self._timeout), connection
+            except TimeoutError:
+                raise
+            except OSError:  # it has ended since: connect again
+                if reading.given_up:
+                    raise
+        try:
+            connection = stream.connect(where)
+        except UnreachableError as error:
+            if where in self._reached:
+                raise TransferError(error.message) from None
+            raise
+        self._reached.add(where)
+        return reading.through(connection, self._timeout), connection
+
+    def close(self) -> None:
+        """Let go of connections that nobody reads from; the others follow."""
+        self._closed = True
+        for idle in list(self._idle.values()):
+            while idle:
+                idle.pop().close()
+
+
+class _Reading:
+    """A block on its way, which may be given up at any moment."""
+
+    def __init__(self, ticket: Ticket, block: int, packed: bool, memory: memoryview) -> None:
+        self.ticket = ticket
+        self._request = REQUEST.pack(ticket.secret, block, packed)
+        self._memory = memory
+        self._turn = threading.Lock()
+        self._connection: socket.socket | None = None
+        self.given_up = False
+
+    def give_up(self) -> None:
+        """Wake the thread that reads, if it does."""
+        with self._turn:
+            self.given_up = True
+            if self._connection is not None:
+                stream.hang_up(self._connection)
+
+    def through(self, connection: socket.socket, timeout: float) -> Staged:
+        """Read it.
+
+        Raises:
+            ConnectionError: the other end hung up.
+            OSError: the connection failed in another way, or it took too long.
+            TransferError: the other end cannot give it.
+        """
+        with self._turn:
+            self._connection = connection
+            if self.given_up:
+                stream.hang_up(connection)
+        try:
+            staged = self._receive(connection, timeout)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            with self._turn:
+                self._connection = None
+        return staged
+
+    def _receive(self, connection: socket.socket, timeout: float) -> Staged:
+        connection.settimeout(timeout)
+        deadline = time.monotonic() + timeout
+        connection.sendall(self._request)
+        reply = bytearray(REPLY.size)
+        _fill(connection, memoryview(reply), deadline)
+        good, size = REPLY.unpack(reply)
+        try:
+            if size > HEAD:
+                raise ValueError("its head is too large")
+            head = bytearray(size)
+            _fill(connection, memoryview(head), deadline)
+            said = msgpack.unpackb(head, use_list=False)
+            if not good:
+                message, hint = said
+                raise TransferError(message, hint=hint)
+            staged = Staged(*said)
+            if not 0 <= staged.size <= staged.length <= len(self._memory):
+                raise ValueError("it does not fit")
+        except (ValueError, TypeError) as error:  # of msgpack, too
+            raise TransferError(f"what came is no block: {error}") from None
+        _fill(connection, self._memory[: staged.size], time.monotonic() + timeout)
+        return staged
+
+
+def _fill(connection: socket.socket, view: memoryview, deadline: float) -> None:
+    if not stream.receive(connection, view, deadline):
+        raise ConnectionError("it hung up")

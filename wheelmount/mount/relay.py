@@ -1,0 +1,129 @@
+"""What a host gives to others of what it received."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from wheelmount.errors import TransferError, WheelmountError
+from wheelmount.mount.outlet import Outlet, outlet
+from wheelmount.mount.recut import Recut
+from wheelmount.mount.ring import Ring, Staged
+from wheelmount.mount.store import Store
+from wheelmount.mount.stream import Ticket
+from wheelmount.mount.traffic import Traffic
+from wheelmount.mount.transfer import Offer, Said, choose
+
+KEPT = 12
+"""Blocks a host keeps staged for others; they are read from its store again where need be."""
+
+
+class Relay:
+    """Blocks of one generation for other hosts.
+
+    Args:
+        store: where they are.
+        ensure: has a block arrive there, or returns why it cannot be had.
+        confirm: says of a block that arrived before this relay was made what it is.
+        traffic: told about what was given.
+        timeout: seconds that a block may take.
+    """
+
+    def __init__(
+        self,
+        store: Store | Recut,
+        ensure: Callable[[int], Awaitable[WheelmountError | None]],
+        confirm: Callable[[int], Awaitable[Said]],
+        traffic: Traffic,
+        timeout: float,
+    ) -> None:
+        self.layout = store.layout
+        self._store = store
+        self._ensure = ensure
+        self._confirm = confirm
+        self._traffic = traffic
+        self._timeout = timeout
+        self._ring = Ring(self, slots=KEPT, lease=timeout)
+        self._given: dict[int, Said] = {}
+        self._offer: Offer | None = None
+        self._outlet: Outlet | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def note(self, block: int, said: Said) -> None:
+        """A block is being written to the store."""
+        self._given[block] = said
+
+    def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
+        """Keep a block as it came, if somebody may ask for it; see ``Ring.put``."""
+        if self._outlet is None or self._offer is not None:  # whose memory is registered
+            return memory
+        return self._ring.put(staged, block, packed, memory)
+
+    async def outlet(self, device: bool) -> Ticket | None:
+        """See ``choose``."""
+        self._check()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._outlet = outlet(self, self._timeout)
+        return choose(None if self._outlet is None else self._outlet.ticket, device)
+
+    async def digest(self, block: int) -> Said:
+        """What a block is, once it is here.
+
+        Raises:
+            TransferError: it cannot be had.
+        """
+        self._check()
+        if error := await self._ensure(block):
+            raise error
+        if block not in self._given:
+            self._given[block] = await self._confirm(block)
+        return self._given[block]
+
+    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any]:
+        """Have a block staged, until ``release``; see ``Offer`` and ``digest``."""
+        await self.digest(block)
+        if self._offer is None:
+            self._offer = Offer(self._ring)
+        return await self._offer.stage(block, packed)
+
+    def release(self, block: int, packed: bool, sent: int) -> None:
+        """See ``Offer.release``."""
+        self._ring.release(block, packed, sent)
+        self._traffic.sent = self._ring.sent
+
+    @contextmanager
+    def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
+        """See ``Lender``; not for the thread on which blocks are ensured."""
+        self._check()
+        here = block in self._given and self._store.has(block)
+        if not here and self._loop is not None:
+            having = asyncio.run_coroutine_threadsafe(self.digest(block), self._loop)
+            try:
+                having.result(self._timeout)
+            except TimeoutError:
+                having.cancel()
+                raise TransferError(f"it did not come within {self._timeout:g} s") from None
+        with self._ring.lend(block, packed) as lent:
+            self._traffic.sent = self._ring.sent
+            yield lent
+
+    def fill(self, block: int, view: memoryview) -> Said:
+        """A block as it came; see ``Filler``."""
+        self._store.read_block(block, view)
+        return self._given[block]
+
+    def close(self) -> None:
+        """Give nothing: what is here is of no use to anybody."""
+        self._closed = True
+        if self._outlet is not None:
+            self._outlet.close()
+        if self._offer is not None:
+            self._offer.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise TransferError("it gives nothing any more")
