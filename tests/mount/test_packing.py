@@ -14,21 +14,36 @@ SIZE = 1 << 20
 
 
 def test_comes_back_the_same() -> None:
-    block = memoryview(b"the same line, again and again\n" * 30_000)
-    target = memoryview(bytearray(SIZE))
-    size = pack(block, target)
+    data = b"the same line, again and again\n" * 30_000
+    block = memoryview(bytearray(data))
+    size = pack(block)
     assert 0 < size < len(block) / 10
-    assert unpack(target[:size], len(block)) == block
+    assert unpack(block[:size], len(block)) == data
 
 
-def test_what_does_not_shrink_is_left_alone() -> None:
-    assert pack(memoryview(os.urandom(SIZE)), memoryview(bytearray(SIZE))) == 0
+@pytest.mark.parametrize("shrinks", [range(0), range(0, SIZE, SIZE // 8)])
+def test_what_does_not_shrink_is_left_alone(shrinks: range) -> None:
+    """Nor what shrinks only in the few places that are looked at first."""
+    data = bytearray(os.urandom(SIZE))
+    for at in shrinks:
+        data[at : at + 10_000] = bytes(10_000)
+    block = memoryview(bytearray(data))
+    assert pack(block) == 0
+    assert block == data
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 100, 70_000])
+def test_small_blocks_are_compressed_too(size: int) -> None:
+    block = memoryview(bytearray(size))
+    packed = pack(block)
+    assert unpack(block[:packed], size) == bytes(size) if packed else block == bytes(size)
+    assert packed or size < 100
 
 
 @pytest.mark.parametrize("damage", ["cut", "other", "longer"])
 def test_damage_is_an_error_and_takes_no_more_memory_than_a_block(damage: str) -> None:
     target = memoryview(bytearray(SIZE))
-    size = pack(memoryview(bytes(SIZE)), target)
+    size = pack(target)
     packed, length = target[:size], SIZE
     if damage == "cut":
         packed = packed[: size // 2]

@@ -83,7 +83,6 @@ class Ring:
         """The memory of each slot, ``block_size`` bytes."""
         self._free = [_Slot(n) for n in range(slots)]
         self._used: OrderedDict[Key, _Slot] = OrderedDict()  # least recently used first
-        self._scratch = threading.local()
         self._turn = threading.Condition()
         self.sent = 0
         """Bytes that were fetched from it."""
@@ -203,19 +202,7 @@ class Ring:
 
     def _fill(self, number: int, block: int, packed: bool) -> Staged:
         length = self.layout.length(block)
-        slot = self.slots[number]
-        if not packed:
-            return Staged(number, length, length, *self._filler.fill(block, slot[:length]))
-        view = self._memory()[:length]
+        view = self.slots[number][:length]
         digest, changed = self._filler.fill(block, view)
-        size = pack(view, slot)
-        if not size:
-            slot[:length] = view
+        size = pack(view) if packed else 0
         return Staged(number, length, size or length, digest, changed)
-
-    def _memory(self) -> memoryview:
-        """Memory of this thread, ``block_size`` bytes."""
-        memory: memoryview | None = getattr(self._scratch, "memory", None)
-        if memory is None:
-            memory = self._scratch.memory = memoryview(mmap.mmap(-1, self.layout.block_size))
-        return memory
