@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,22 @@ def sbcast(source: Path, hosts: Sequence[str]) -> float:
     return seconds
 
 
-def wheelmount(source: Path, hosts: Sequence[str]) -> float:
+def wheelmount(source: Path, hosts: Sequence[str], compress: str = "auto") -> float:
     """``remotemount`` until all bytes are on all hosts."""
     from wheelmount import remotemount
+    from wheelmount.config import load
 
+    settings = replace(load(), compress=compress)
     with _attached(hosts) as made:
         started = time.perf_counter()
-        with remotemount(made, source, MOUNT) as mount:
+        with remotemount(made, source, MOUNT, settings=settings) as mount:
             mount.wait()
             return time.perf_counter() - started
+
+
+def plain(source: Path, hosts: Sequence[str]) -> float:
+    """The same with nothing compressed."""
+    return wheelmount(source, hosts, compress="never")
 
 
 def rdma(source: Path, hosts: Sequence[str]) -> float:
@@ -199,6 +207,7 @@ CONTENDERS: dict[str, Callable[[Path, Sequence[str]], float]] = {
     "sockets": sockets,
     "rdma": rdma,
     "wheelmount": wheelmount,
+    "plain": plain,
     "monarch": monarch,
     "rsync": rsync,
     "sbcast": sbcast,

@@ -62,6 +62,33 @@ def test_every_byte_leaves_the_client_once(
             _same(large, path)
 
 
+@pytest.mark.parametrize("compress", ["auto", "never"])
+def test_bytes_travel_compressed_if_they_may(
+    workplace: Path, settings: Settings, compress: str
+) -> None:
+    source, settings = workplace / "text", replace(settings, compress=compress)
+    source.mkdir()
+    for name in ("one", "two"):
+        (source / name).write_bytes(
+            b"".join(b"%s, line %d\n" % (name.encode(), n) for n in range(400_000))
+        )
+    size = sum(path.stat().st_size for path in source.iterdir())
+    with (
+        LocalHosts(3, settings, namespaces=False) as hosts,
+        remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        mount.wait(60)
+        found = [status["delivery"] for status in mount.status().values()]
+        received = [sum(each["received"].values()) for each in found]
+        if compress == "never":
+            assert (mount.sent, received) == (size, [size] * 3)
+        else:
+            assert mount.sent < size, "some blocks are tried at least"
+            assert max(received) < size
+        for path in mount.mntpoints.values():
+            _same(source, path)
+
+
 @pytest.mark.parametrize("kind", ["none", "closed"])
 def test_where_streams_are_out_of_reach_bytes_come_through_monarch(
     large: Path,

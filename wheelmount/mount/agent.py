@@ -132,6 +132,7 @@ class Agent(Actor):  # type: ignore[misc]
             source,
             route,
             in_flight=settings.in_flight,
+            compress=settings.compress == "auto",
             timeout=settings.fetch_timeout,
             tell=self._link.tell,
             look=look,

@@ -52,6 +52,7 @@ class Receiver:
         in_flight: blocks fetched at the same time because they are next, shared by all trees, and
             because somebody reads them. Others that peers ask for come on top: were those to wait
             for these, two hosts could wait for each other.
+        compress: whether blocks may be had compressed.
         timeout: seconds a block may take.
         tell: called with every block that is whole, and with one that failed and the reason.
         look: looks for what is here already; called once, on a thread.
@@ -69,6 +70,7 @@ class Receiver:
         route: Route,
         *,
         in_flight: int,
+        compress: bool,
         timeout: float,
         tell: Callable[[int, str | None], None],
         look: Callable[[], Elsewhere | None] | None = None,
@@ -95,6 +97,7 @@ class Receiver:
         self._ended = False
         self._calls: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
         self._choices: defaultdict[str, Choice] = defaultdict(Choice)
+        self._compress = compress
         self._buffers: list[memoryview] = []
         self._tickets: dict[str, Ticket | None] = {}
         self._inlet = Inlet(timeout)
@@ -238,7 +241,7 @@ class Receiver:
             return True
         ticket = await self._ticket(host, above)
         choice = self._choices[host]
-        packed = choice.packed()
+        packed = self._compress and choice.packed()
         began = time.monotonic()
         memory = self._buffer()
         keep = functools.partial(self._keep, block, packed, memory)

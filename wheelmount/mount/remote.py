@@ -113,11 +113,12 @@ class RemoteMount:
             StoreError: a host has no room for the bytes.
             HostError, WaitError: a host is lost. Whatever it is, nothing stays mounted.
         """
-        tree, self._keep = self._scan(), keep
-        layout = Layout(tree, self._block_size(tree))
+        self._keep = keep
         engine.start()
         try:
-            self._agents.spawn(self.hosts)
+            self._agents.spawn(self.hosts)  # they start while the tree is read
+            tree = self._scan()
+            layout = Layout(tree, self._block_size(tree))
             self._delivery = made = self._offer(layout)
             self._mount([host.name for host in self.hosts], made)
         except BaseException:
