@@ -27,7 +27,7 @@ from statistics import median
 
 import psutil
 
-from benchmarks import contenders
+from benchmarks import contenders, system
 from benchmarks.reserve import Reserve
 from benchmarks.trees import MIB, big, fill, lengths
 from tests.testbed import LOGIN, Lab
@@ -83,11 +83,13 @@ def main() -> None:
             names.remove(name)
     counts = [int(count) for count in given.hosts.split(",")]
     twice = "sbcast" in names and given.trees != "file"
-    check_memory(given.size * MIB * (max(counts) * (1 + twice) + 2))
+    sizes = [system.allocated(Path(tree)) for tree in given.trees.split(",") if tree[0] == "/"]
+    size = max([given.size * MIB, *sizes])
+    check_memory(size * (max(counts) * (1 + twice) + 2))
     results: dict[str, dict[str, Taken]] = {}
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm"))
-        reserve = stack.enter_context(Reserve(given.size * MIB + SPARE)) if given.warm else None
+        reserve = stack.enter_context(Reserve(size + SPARE)) if given.warm else None
         for tree in given.trees.split(","):
             source = make(Path(place) / Path(tree).name, tree, given.size * MIB)
             held = contenders.held(source)
@@ -149,10 +151,12 @@ def measure(
             if reserve is not None:
                 reserve.fill()
             try:
-                taken[name].append(once(source, count, rate, name))
+                found = once(source, count, rate, name)
             except subprocess.SubprocessError as error:
                 said = getattr(error, "stderr", None) or str(error)
                 print(f"{name}, {count} hosts: {said.strip()[-500:]}", file=sys.stderr)
+            else:
+                taken[name].append(found)
     return {
         name: Taken(
             median(each.seconds for each in found),

@@ -51,7 +51,7 @@ def test_a_file_of_its_own_beats_the_project_beside_it(tmp_path: Path) -> None:
         ({"WHEELMOUNT_RING": "0"}, "ring"),
         ({"WHEELMOUNT_BLOCK_SIZE": "1000"}, "block_size"),
         ({"WHEELMOUNT_READ_TIMEOUT": "-1"}, "read_timeout"),
-        ({"WHEELMOUNT_COMPRESS": "always"}, "compress"),
+        ({"WHEELMOUNT_COMPRESS": "zstd"}, "compress"),
     ],
 )
 def test_values_without_meaning_are_named(

@@ -60,7 +60,7 @@ class Settings:
     """Hosts that one host sends a block to; 0 to choose by size and number of hosts."""
 
     compress: str = "auto"
-    """Whether bytes travel compressed: ``auto`` where that is faster, or ``never``."""
+    """Whether bytes travel compressed: ``auto`` where that is faster, ``always`` or ``never``."""
 
     read_timeout: float = 60.0
     """Seconds a read in the mount waits for its bytes before it fails with EIO."""
@@ -107,8 +107,8 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give 1 or more")
         if self.fanout < 0:
             raise ConfigError(f"fanout is {self.fanout}", hint="give 1 or more, or 0 to choose")
-        if self.compress not in ("auto", "never"):
-            raise ConfigError(f"compress is {self.compress!r}", hint="give auto or never")
+        if self.compress not in ("auto", "always", "never"):
+            raise ConfigError(f"compress is {self.compress!r}", hint="give auto, always or never")
         for name in ("read_timeout", "fetch_timeout", "start_timeout", "queue_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")

@@ -62,8 +62,8 @@ def test_every_byte_leaves_the_client_once(
             _same(large, path)
 
 
-@pytest.mark.parametrize("compress", ["auto", "never"])
-def test_bytes_travel_compressed_if_they_may(
+@pytest.mark.parametrize("compress", ["always", "never"])
+def test_bytes_travel_compressed_if_they_are_to(
     workplace: Path, settings: Settings, compress: str
 ) -> None:
     source, settings = workplace / "text", replace(settings, compress=compress)
@@ -83,8 +83,8 @@ def test_bytes_travel_compressed_if_they_may(
         if compress == "never":
             assert (mount.sent, received) == (size, [size] * 3)
         else:
-            assert mount.sent < size, "some blocks are tried at least"
-            assert max(received) < size
+            assert mount.sent < size / 2
+            assert max(received) < size / 2
         for path in mount.mntpoints.values():
             _same(source, path)
 

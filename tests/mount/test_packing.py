@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from typing import NamedTuple
 
 import pytest
 
 from wheelmount.errors import TransferError
-from wheelmount.mount.packing import AGAIN, FAST, TRIAL, Choice, pack, unpack
+from wheelmount.mount.packing import (
+    AGAIN,
+    FAST,
+    IDLE,
+    LOOK,
+    TRIAL,
+    Choice,
+    Processors,
+    pack,
+    unpack,
+)
 
 SIZE = 1 << 20
+
+
+class Times(NamedTuple):
+    """As of ``psutil.cpu_times``."""
+
+    user: float
+    idle: float
 
 
 def test_comes_back_the_same() -> None:
@@ -55,6 +73,10 @@ def test_damage_is_an_error_and_takes_no_more_memory_than_a_block(damage: str) -
         unpack(packed, length)
 
 
+def _yes() -> bool:
+    return True
+
+
 def _run(choice: Choice, plain: float, packed: float, blocks: int) -> list[bool]:
     """What is chosen on a link that takes so many seconds for a block of each kind, six at once."""
     kinds, now = [], 0.0
@@ -71,16 +93,40 @@ def _run(choice: Choice, plain: float, packed: float, blocks: int) -> list[bool]
 
 @pytest.mark.parametrize(("plain", "packed", "best"), [(0.04, 0.02, True), (0.02, 0.04, False)])
 def test_what_is_faster_on_a_link_is_used(plain: float, packed: float, best: bool) -> None:
-    kinds = _run(Choice(), plain, packed, 1000)
+    kinds = _run(Choice(_yes), plain, packed, 1000)
     assert kinds.count(best) > 900
     assert kinds.count(not best) > 1000 // AGAIN // 2, "the other is tried now and then"
 
 
 def test_a_link_that_changes_is_noticed() -> None:
-    choice = Choice()
+    choice = Choice(_yes)
     _run(choice, 0.02, 0.04, 100)
     assert _run(choice, 0.08, 0.04, 200).count(True) > 100
 
 
 def test_on_a_fast_link_it_is_not_even_tried() -> None:
-    assert not any(_run(Choice(), SIZE / FAST / 2, 0.0, 100 * TRIAL))
+    assert not any(_run(Choice(_yes), SIZE / FAST / 2, 0.0, 100 * TRIAL))
+
+
+def test_where_no_processor_is_idle_it_is_not_even_tried() -> None:
+    assert not any(_run(Choice(lambda: False), 0.04, 0.01, 100 * TRIAL))
+
+
+def test_idle_processors_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, ran, idle = 100.0, 0.0, 0.0
+    monkeypatch.setattr("wheelmount.mount.packing.time.monotonic", lambda: now)
+    processors = Processors(lambda: Times(ran, idle))
+    assert not processors.spare(), "nothing is known yet"
+    now, idle = now + LOOK, 1.0
+    assert processors.spare()
+    ran += 1.0
+    assert processors.spare(), "not looked at again so soon"
+    now += LOOK
+    assert not processors.spare()
+    now, ran, idle = now + LOOK, ran + 1 - 2 * IDLE, idle + 2 * IDLE
+    assert processors.spare()
+
+
+def test_this_machine_says_what_its_processors_do() -> None:
+    processors = Processors()
+    assert 0 <= processors._before[0] <= processors._before[1]

@@ -132,7 +132,7 @@ class Agent(Actor):  # type: ignore[misc]
             source,
             route,
             in_flight=settings.in_flight,
-            compress=settings.compress == "auto",
+            compress=settings.compress,
             timeout=settings.fetch_timeout,
             tell=self._link.tell,
             look=look,

@@ -6,7 +6,11 @@ Only the bytes on a link are compressed; what is kept, and what is hashed, is th
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
+import psutil
 import zstandard
 
 from wheelmount.errors import TransferError
@@ -31,6 +35,10 @@ AGAIN = 24
 
 MEMORY = 0.3
 """Part of a new measurement in the mean."""
+
+IDLE, LOOK = 0.1, 0.5
+"""Part of a machine's processors that must have been idle, and seconds over which it is measured:
+where none is idle, there is nothing to pay for shorter ways with."""
 
 _local = threading.local()
 
@@ -78,14 +86,45 @@ def unpack(packed: memoryview, length: int) -> memoryview:
         raise TransferError(f"a block arrived damaged: {error}") from None
 
 
+class Processors:
+    """Whether this machine has processors to spare.
+
+    Args:
+        clock: seconds that processors had until now, by the names that ``psutil.cpu_times`` has.
+    """
+
+    def __init__(self, clock: Callable[[], Any] = psutil.cpu_times) -> None:
+        self._clock = clock
+        self._looked = time.monotonic()
+        self._before = self._seconds()
+        self._spare = False
+
+    def spare(self) -> bool:
+        """Whether some were idle lately; not before that was measured."""
+        if time.monotonic() - self._looked >= LOOK:
+            now = self._seconds()
+            idle, total = (new - old for new, old in zip(now, self._before, strict=True))
+            self._looked, self._before = time.monotonic(), now
+            self._spare = idle >= IDLE * total
+        return self._spare
+
+    def _seconds(self) -> tuple[float, float]:
+        times = self._clock()
+        return times.idle, sum(times)
+
+
 class Choice:
     """Whether to have blocks compressed on one link: whichever has been faster lately.
 
     Several blocks are on their way at once. What one costs the link is the time from the arrival of
     the one before it to its own.
+
+    Args:
+        spare: whether there are processors to do it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spare: Callable[[], bool]) -> None:
+        self._spare = spare
         self._last: float | None = None
         self._seconds: dict[bool, float] = {}  # for a byte of the block, by kind
         self._asked = {False: 0, True: 0}
@@ -101,7 +140,7 @@ class Choice:
         plain = self._seconds.get(False)
         if plain is None or self._asked[False] < TRIAL:
             return False
-        if plain < 1 / FAST:
+        if plain < 1 / FAST or not self._spare():
             return False
         if self._asked[True] < TRIAL:
             return True

@@ -24,7 +24,7 @@ from wheelmount.hosts import rdma
 from wheelmount.hosts.engine import translate
 from wheelmount.mount.elsewhere import Elsewhere
 from wheelmount.mount.inlet import Inlet
-from wheelmount.mount.packing import Choice, unpack
+from wheelmount.mount.packing import Choice, Processors, unpack
 from wheelmount.mount.recut import Recut
 from wheelmount.mount.relay import Relay
 from wheelmount.mount.ring import Staged
@@ -52,7 +52,7 @@ class Receiver:
         in_flight: blocks fetched at the same time because they are next, shared by all trees, and
             because somebody reads them. Others that peers ask for come on top: were those to wait
             for these, two hosts could wait for each other.
-        compress: whether blocks may be had compressed.
+        compress: as in the settings.
         timeout: seconds a block may take.
         tell: called with every block that is whole, and with one that failed and the reason.
         look: looks for what is here already; called once, on a thread.
@@ -70,7 +70,7 @@ class Receiver:
         route: Route,
         *,
         in_flight: int,
-        compress: bool,
+        compress: str,
         timeout: float,
         tell: Callable[[int, str | None], None],
         look: Callable[[], Elsewhere | None] | None = None,
@@ -96,7 +96,8 @@ class Receiver:
         self._lost: set[str] = set()
         self._ended = False
         self._calls: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
-        self._choices: defaultdict[str, Choice] = defaultdict(Choice)
+        spare = Processors().spare
+        self._choices: defaultdict[str, Choice] = defaultdict(lambda: Choice(spare))
         self._compress = compress
         self._buffers: list[memoryview] = []
         self._tickets: dict[str, Ticket | None] = {}
@@ -241,7 +242,7 @@ class Receiver:
             return True
         ticket = await self._ticket(host, above)
         choice = self._choices[host]
-        packed = self._compress and choice.packed()
+        packed = choice.packed() if self._compress == "auto" else self._compress == "always"
         began = time.monotonic()
         memory = self._buffer()
         keep = functools.partial(self._keep, block, packed, memory)
