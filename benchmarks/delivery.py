@@ -5,8 +5,8 @@ links of a given rate or as fast as they will go. In every round all contenders 
 different one each time; medians. ``sockets`` is the limit where all come from the client, and with
 ``--rate`` the size divided by the rate is the limit of all.
 
-All is kept in memory: the tree, and what each host makes of it; ``sbcast`` has a directory twice on
-each. It has a Slurm of its own, made for it as all hosts are.
+All is kept in memory: the tree, if no other place is given, and what each host makes of it;
+``sbcast`` has a directory twice on each. It has a Slurm of its own, made for it as all hosts are.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Taken:
     memory: int
 
 
+MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
+
 SPARE = 512 * MIB
 """Bytes left free beside what one host looks for before it begins."""
 
@@ -74,6 +76,7 @@ def main() -> None:
     parser.add_argument("--only", help="contenders, with commas")
     parser.add_argument("--trees", default="file,files", help="or directories (%(default)s)")
     parser.add_argument("--warm", action="store_true", help="with memory that the machine has got")
+    parser.add_argument("--place", type=Path, default=MEMORY, help="of the trees (%(default)s)")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     names = given.only.split(",") if given.only else list(contenders.CONTENDERS)
@@ -85,10 +88,13 @@ def main() -> None:
     twice = "sbcast" in names and given.trees != "file"
     sizes = [system.allocated(Path(tree)) for tree in given.trees.split(",") if tree[0] == "/"]
     size = max([given.size * MIB, *sizes])
-    check_memory(size * (max(counts) * (1 + twice) + 2))
+    beside = (given.place == MEMORY) + ("rdma" in names)
+    check_memory(size * (max(counts) * (1 + twice) + beside) + SPARE)
     results: dict[str, dict[str, Taken]] = {}
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm"))
+        place = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="wm-bench-", dir=given.place)
+        )
         reserve = stack.enter_context(Reserve(size + SPARE)) if given.warm else None
         for tree in given.trees.split(","):
             source = make(Path(place) / Path(tree).name, tree, given.size * MIB)
