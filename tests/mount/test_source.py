@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from wheelmount.errors import WaitError
+from wheelmount.errors import TransferError, WaitError
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
@@ -109,6 +109,45 @@ def test_a_holder_that_died_is_given_up_after_its_lease(source: Path) -> None:
     ring.stage(0)
     threading.Event().wait(0.3)
     assert ring.stage(1).slot == 0
+
+
+def test_who_lost_its_lease_lets_go_of_nothing_that_others_hold(source: Path) -> None:
+    ring = _source(source, slots=1, lease=0.2)
+    with ring.lend(0, packed=False) as (_, view):
+        threading.Event().wait(0.3)
+        ring.stage(1)
+    assert ring._used[1, False].holders == 1
+    assert ring.sent == len(view)
+
+
+def test_what_could_not_be_sent_is_let_go_and_not_counted(source: Path) -> None:
+    ring = _source(source, slots=1, lease=30)
+    with pytest.raises(OSError, match="gone"), ring.lend(0, packed=False):
+        raise OSError("gone")
+    assert ring.sent == 0
+    assert ring.stage(1).slot == 0
+
+
+def test_a_block_that_is_in_memory_becomes_part_of_the_ring(source: Path) -> None:
+    ring = _source(source, slots=2, lease=30)
+    made = ring.stage(0)
+    data = bytes(ring.slots[made.slot])
+    ring.release(0)
+    memory = memoryview(bytearray(data))
+    assert ring.put(made, 0, packed=False, memory=memory) is memory, "it has that already"
+    spare = ring.put(made, 0, packed=True, memory=memory)
+    assert spare is not memory
+    with ring.lend(0, packed=True) as (staged, view):
+        assert (view.obj, bytes(view)) == (memory.obj, data), "nothing was read or compressed"
+        assert staged.digest == made.digest
+        ring.stage(1)
+        assert ring.put(made, 2, packed=False, memory=spare) is spare, "all are held"
+
+
+def test_there_are_no_more_blocks_than_there_are(source: Path) -> None:
+    ring = _source(source)
+    with pytest.raises(TransferError, match="there is no block"):
+        ring.stage(ring.layout.blocks)
 
 
 @pytest.mark.parametrize("edit", ["content", "grown", "cut", "gone", "replaced", "symlink"])

@@ -184,6 +184,28 @@ def test_another_user_of_the_machine_is_hung_up_on(monkeypatch: pytest.MonkeyPat
             assert done.stdout.strip() == expected
 
 
+def test_a_socket_of_another_user_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may have taken the name of an outlet that is gone."""
+    program = (
+        "import os, socket; os.setgroups([]); os.setgid({0}); os.setuid({0})\n"
+        "server = socket.socket(socket.AF_UNIX); server.bind(chr(0) + {1!r}); server.listen()\n"
+        "print('ready', flush=True); connection, _ = server.accept(); print(connection.recv(1))\n"
+    )
+    _reached(None, monkeypatch)
+    name = f"wheelmount-test-{os.getpid()}"
+    command = [sys.executable, "-I", "-S", "-c", program.format(NOBODY, name)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"ready\n"
+
+        async def work(inlet: Inlet) -> None:
+            with pytest.raises(UnreachableError, match="somebody else's"):
+                await _read(inlet, Ticket(name, bytes(16)))
+
+        _run(work)
+        assert other.stdout.read() == b"b''\n", "nor is it told the secret"
+
+
 def test_who_is_gone_cannot_be_reached(address: Address | None) -> None:
     with _opened() as (outlet, _):
         ticket = outlet.ticket
@@ -280,6 +302,29 @@ def test_a_read_that_is_cancelled_leaves_nothing(silent: tuple[Ticket, socket.so
         assert not inlet._idle[ticket.where]
 
     _run(work)
+
+
+def test_a_thread_that_cannot_start_costs_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+    refused: list[threading.Thread] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "wheelmount-outlet" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    _reached(None, monkeypatch)
+    with _opened() as (outlet, blocks):
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+
+        async def work(inlet: Inlet) -> None:
+            with pytest.raises(TransferError, match=r"hung up|reset|pipe"):
+                await _read(inlet, outlet.ticket)
+            assert await _read(inlet, outlet.ticket) == blocks[0]
+
+        _run(work)
+    assert refused
 
 
 def test_who_cannot_listen_gives_in_another_way(

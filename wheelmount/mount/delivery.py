@@ -60,9 +60,14 @@ class Delivery:
         self._outcome: dict[str, Any] = {}
         self._outlet = outlet(self._ring, settings.fetch_timeout)
         ticket = None if self._outlet is None else self._outlet.ticket
-        with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
-            self.actor = offer(self._ring, ticket, layout.encode(before), self.arrived)
-            engine.one(self.actor.ready.call_one(), settings.start_timeout)
+        try:
+            with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
+                self.actor = offer(self._ring, ticket, layout.encode(before), self.arrived)
+                engine.one(self.actor.ready.call_one(), settings.start_timeout)
+        except BaseException:
+            if self._outlet is not None:
+                self._outlet.close()
+            raise
 
     @property
     def sent(self) -> int:

@@ -23,8 +23,9 @@ READERS = 1024
 wanted: blocks that had to wait for a thread, on two hosts that give to each other, would wait for
 ever."""
 
-HEAD = 1 << 20
-"""Bytes of a head, at most; it has a number for every file of a block that changed."""
+HEAD, NUMBER = 1 << 10, 9
+"""Bytes of a head, at most, and of a number in it (msgpack) for every file that changed: there may
+be as many in a block as it has bytes."""
 
 Result = TypeVar("Result")
 
@@ -89,8 +90,7 @@ class Inlet:
 
     def _through(self, reading: _Reading) -> tuple[Staged, socket.socket]:
         where = reading.ticket.where
-        while idle := self._idle[where]:
-            connection = idle.pop()
+        while (connection := self._pop(where)) is not None:
             try:
                 return reading.through(connection, self._timeout), connection
             except TimeoutError:
@@ -107,12 +107,18 @@ class Inlet:
         self._reached.add(where)
         return reading.through(connection, self._timeout), connection
 
+    def _pop(self, where: Where) -> socket.socket | None:
+        try:
+            return self._idle[where].pop()
+        except IndexError:  # another thread may have had the last
+            return None
+
     def close(self) -> None:
         """Let go of connections that nobody reads from; the others follow."""
         self._closed = True
-        for idle in list(self._idle.values()):
-            while idle:
-                idle.pop().close()
+        for where in list(self._idle):
+            while (connection := self._pop(where)) is not None:
+                connection.close()
 
 
 class _Reading:
@@ -163,7 +169,7 @@ class _Reading:
         _fill(connection, memoryview(reply), deadline)
         good, size = REPLY.unpack(reply)
         try:
-            if size > HEAD:
+            if size > HEAD + NUMBER * len(self._memory):
                 raise ValueError("its head is too large")
             head = bytearray(size)
             _fill(connection, memoryview(head), deadline)

@@ -72,14 +72,22 @@ class Outlet:
         with self._listening:
             while not self._closed:
                 try:
-                    connection, _ = self._listening.accept()
-                except OSError:
-                    if not self._closed:  # of who is gone already, or no descriptor is free
+                    self._accept_one()
+                except (OSError, RuntimeError):
+                    # Of who is gone already, or no descriptor or no thread is free.
+                    if not self._closed:
                         time.sleep(0.1)
-                    continue
-                threading.Thread(
-                    target=self._serve, args=(connection,), name="wheelmount-outlet", daemon=True
-                ).start()
+
+    def _accept_one(self) -> None:
+        connection, _ = self._listening.accept()
+        serving = threading.Thread(
+            target=self._serve, args=(connection,), name="wheelmount-outlet", daemon=True
+        )
+        try:
+            serving.start()
+        except RuntimeError:
+            connection.close()
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:

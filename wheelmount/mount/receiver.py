@@ -34,8 +34,9 @@ from wheelmount.mount.topology import Route
 from wheelmount.mount.traffic import CLIENT, Traffic
 from wheelmount.mount.transfer import Said
 
-ATTEMPTS = 3
-"""Times the client is asked for a block that arrives with the wrong hash."""
+ATTEMPTS, PAUSE = 3, 0.2
+"""Times the client is asked for a block that arrives with the wrong hash or not at all, and seconds
+that more are waited each time."""
 
 LEAST_SHARE = 2
 """Blocks on their way in each tree, so that no link waits for what another brings."""
@@ -134,8 +135,7 @@ class Receiver:
         self._look = self._looking = None
         with contextlib.suppress(Exception):  # for people only
             await asyncio.wait_for(self._report().as_asyncio(), self._timeout)
-        if self._ended:
-            raise TransferError(f"delivery to {self._host} was given up")
+        self._check()
         if self._failed:
             block, error = next(iter(self._failed.items()))
             raise TransferError(
@@ -179,7 +179,8 @@ class Receiver:
         await asyncio.to_thread(self._store.read_block, block, view)
         if (await asyncio.to_thread(blake3, view)).digest() != digest:
             raise TransferError(f"block {block} on {self._host} is not what the client has")
-        self._buffers.append(memory)
+        if len(self._buffers) < self._in_flight:  # nobody clears them where nothing is to come
+            self._buffers.append(memory)
         return digest, changed
 
     async def _work(self, queue: deque[int]) -> None:
@@ -212,6 +213,7 @@ class Receiver:
 
     async def _from_anybody(self, block: int) -> None:
         for host in self._above(block):
+            self._check()
             call = asyncio.ensure_future(self._fetch(block, host))
             self._calls[host].add(call)
             try:
@@ -226,10 +228,20 @@ class Receiver:
                     self._lost.add(host)
             finally:
                 self._calls[host].discard(call)
-        for _ in range(ATTEMPTS):
-            if await self._fetch(block, CLIENT):
-                return
-        raise TransferError(f"its hash was wrong {ATTEMPTS} times")
+        reason = TransferError(f"its hash was wrong {ATTEMPTS} times")
+        for attempt in range(ATTEMPTS):
+            self._check()
+            await asyncio.sleep(attempt * PAUSE)
+            try:
+                if await self._fetch(block, CLIENT):
+                    return
+            except TransferError as error:  # a connection that failed may be had again
+                reason = error
+        raise reason
+
+    def _check(self) -> None:
+        if self._ended:
+            raise TransferError(f"delivery to {self._host} was given up")
 
     def _above(self, block: int) -> Iterator[str]:
         trees = self._route.trees

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent import futures
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,12 +100,13 @@ class Relay:
     def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
         """See ``Lender``; not for the thread on which blocks are ensured."""
         self._check()
-        here = block in self._given and self._store.has(block)
-        if not here and self._loop is not None:
+        if self._loop is None:
+            raise TransferError("nobody was told how to ask for it")
+        if block not in self._given or not self._store.has(block):
             having = asyncio.run_coroutine_threadsafe(self.digest(block), self._loop)
             try:
                 having.result(self._timeout)
-            except TimeoutError:
+            except futures.TimeoutError:
                 having.cancel()
                 raise TransferError(f"it did not come within {self._timeout:g} s") from None
         with self._ring.lend(block, packed) as lent:

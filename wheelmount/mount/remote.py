@@ -177,16 +177,14 @@ class RemoteMount:
 
     def _offer_again(self, layout: Layout) -> Delivery:
         """Offer all of a tree that hosts have, to others."""
-        tree = layout.tree
-        whole = Layout(tree, self._block_size(tree), identity=layout.identity)
+        whole = Layout(layout.tree, self._block_size(layout.tree), identity=layout.identity)
         made = self._offer(whole)
         self._agents.call(lambda agent: agent.give.call_one(made.actor, whole.block_size))
         return made
 
     def _block_size(self, tree: Tree) -> int:
-        settings = self._settings
-        chosen = settings.block_size
-        return chosen or topology.block_size(tree.size, len(self.hosts), settings.fanout)
+        best = topology.block_size(tree.size, len(self.hosts), self._settings.fanout)
+        return self._settings.block_size or best
 
     def _offer(self, layout: Layout, before: Layout | None = None) -> Delivery:
         root = os.fsencode(self.source)

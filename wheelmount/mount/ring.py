@@ -98,9 +98,12 @@ class Ring:
             WaitError: all slots stayed taken for the length of a lease.
             TransferError: there is no such block.
         """
+        return self._stage((block, packed))[1]
+
+    def _stage(self, key: Key) -> tuple[_Slot, Staged]:
+        block, packed = key
         if block >= self.layout.blocks:
             raise TransferError(f"there is no block {block}")
-        key = block, packed
         slot, mine = self._take(key)
         if mine:
             try:
@@ -115,24 +118,29 @@ class Ring:
             finally:
                 slot.ready.set()
         elif not slot.ready.wait(self._lease):
+            self._drop(slot)
             raise WaitError(f"block {block} was not read in {self._lease:g} s")
         if slot.staged is None:
             raise slot.error or WaitError(f"block {block} was not read")
-        return slot.staged
+        return slot, slot.staged
 
     def release(self, block: int, packed: bool = False, sent: int = 0) -> None:
         """Let go of a block that ``stage`` gave, and of which ``sent`` bytes were fetched."""
+        self._count(sent)
         with self._turn:
-            self.sent += sent
             slot = self._used.get((block, packed))
-            if slot is not None and slot.holders:
-                slot.holders -= 1
-                self._turn.notify_all()
+        if slot is not None:
+            self._drop(slot)
+
+    def _drop(self, slot: _Slot) -> None:
+        with self._turn:
+            slot.holders = max(0, slot.holders - 1)
+            self._turn.notify_all()
 
     @contextmanager
     def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
         """A block and its bytes, staged while they are sent; see ``stage``."""
-        staged = self.stage(block, packed)
+        slot, staged = self._stage((block, packed))
         self._count(staged.size)  # now: who has it is not to know sooner
         try:
             yield staged, self.slots[staged.slot][: staged.size]
@@ -140,7 +148,7 @@ class Ring:
             self._count(-staged.size)
             raise
         finally:
-            self.release(block, packed)
+            self._drop(slot)
 
     def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
         """Have a block in the ring that is in memory already.

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, replace
 
 from wheelmount.errors import UnreachableError
-from wheelmount.hosts import engine
+from wheelmount.hosts import engine, gate
 from wheelmount.hosts.address import SECURE, Address
 
 REQUEST = struct.Struct("<16sI?")
@@ -75,7 +75,7 @@ def connect(where: Where) -> socket.socket:
     """A connection to who listens there.
 
     Raises:
-        UnreachableError: nobody does.
+        UnreachableError: nobody does, or another user.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -83,6 +83,8 @@ def connect(where: Where) -> socket.socket:
                 connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                 connection.settimeout(CONNECT_TIMEOUT)
                 connection.connect(_abstract(where))
+                if not gate.own(connection):  # a name is anybody's once its owner is gone
+                    raise UnreachableError(f"{name(where)} is somebody else's")
             else:
                 place = where.host, where.port
                 connection = stack.enter_context(socket.create_connection(place, CONNECT_TIMEOUT))
