@@ -134,7 +134,7 @@ class Receiver:
         self._inlet.close()
         self._look = self._looking = None
         with contextlib.suppress(Exception):  # for people only
-            await asyncio.wait_for(self._report().as_asyncio(), self._timeout)
+            await self._answer(self._report())
         self._check()
         if self._failed:
             block, error = next(iter(self._failed.items()))
@@ -172,8 +172,7 @@ class Receiver:
 
     async def _confirm(self, block: int) -> Said:
         """See with the client that a block is right which arrived before this receiver was."""
-        call = self._source.digest.call_one(self.layout.key, block)
-        digest, changed = await asyncio.wait_for(call.as_asyncio(), self._timeout)
+        digest, changed = await self._answer(self._source.digest.call_one(self.layout.key, block))
         memory = self._buffer()
         view = memory[: self.layout.length(block)]
         await asyncio.to_thread(self._store.read_block, block, view)
@@ -252,21 +251,11 @@ class Receiver:
         above = self._route.peers[host] if host != CLIENT else self._source
         if (here := await self._here(block)) and await self._reuse(here, block, above):
             return True
-        ticket = await self._ticket(host, above)
         choice = self._choices[host]
         packed = choice.packed() if self._compress == "auto" else self._compress == "always"
         began = time.monotonic()
         memory = self._buffer()
-        keep = functools.partial(self._keep, block, packed, memory)
-        if ticket is None:
-            staged = await self._read_buffer(above, block, packed, memory)
-            _, spare = await asyncio.to_thread(keep, staged)
-        else:
-            try:
-                staged, spare = await self._inlet.read(ticket, block, packed, memory, keep)
-            except UnreachableError:
-                self._tickets[host] = None
-                return await self._fetch(block, host)
+        staged, spare = await self._read(host, above, block, packed, memory)
         if spare is None:
             return False
         # Only now used again: into the memory of a transfer that failed bytes may still come.
@@ -276,12 +265,24 @@ class Receiver:
         self._count(staged.length)
         return True
 
+    async def _read(
+        self, host: str, above: Any, block: int, packed: bool, memory: memoryview
+    ) -> tuple[Staged, memoryview | None]:
+        """Have a block come by a stream, or by ``RDMABuffer``; gives what ``_keep`` does."""
+        keep = functools.partial(self._keep, block, packed, memory)
+        if ticket := await self._ticket(host, above):
+            try:
+                return await self._inlet.read(ticket, block, packed, memory, keep)
+            except UnreachableError:
+                self._tickets[host] = None
+        staged = await self._read_buffer(above, block, packed, memory)
+        return await asyncio.to_thread(keep, staged)
+
     async def _ticket(self, host: str, above: Any) -> Ticket | None:
         """By what blocks of a host are to be had; None: by ``RDMABuffer``."""
         if host not in self._tickets:
             call = above.outlet.call_one(self.layout.key, rdma.usable())
-            ticket = await asyncio.wait_for(call.as_asyncio(), self._timeout)
-            self._tickets.setdefault(host, ticket)
+            self._tickets.setdefault(host, await self._answer(call))
         return self._tickets[host]
 
     async def _read_buffer(
@@ -289,7 +290,7 @@ class Receiver:
     ) -> Staged:
         call = above.stage.call_one(self.layout.key, block, packed)
         staged: Staged
-        staged, buffer = await asyncio.wait_for(call.as_asyncio(), self._timeout)
+        staged, buffer = await self._answer(call)
         sent = 0
         try:
             await buffer.read_into(memory[: staged.size], timeout=max(1, int(self._timeout)))
@@ -310,8 +311,7 @@ class Receiver:
 
     async def _reuse(self, here: Elsewhere, block: int, above: Any) -> bool:
         """Take a block from where it may be on this host, if it is what others have."""
-        call = above.digest.call_one(self.layout.key, block)
-        said = await asyncio.wait_for(call.as_asyncio(), self._timeout)
+        said = await self._answer(above.digest.call_one(self.layout.key, block))
         memory = self._buffer()
         view = memory[: self.layout.length(block)]
         kept = await asyncio.to_thread(
@@ -322,6 +322,10 @@ class Receiver:
             self.traffic.reused += len(view)
             self._count(len(view))
         return kept
+
+    async def _answer(self, call: Any) -> Any:
+        """What another process says, within the time that a block may take."""
+        return await asyncio.wait_for(call.as_asyncio(), self._timeout)
 
     def _buffer(self) -> memoryview:
         if self._buffers:

@@ -166,7 +166,7 @@ class Ring:
         with self._turn:
             if key in self._used:
                 return memory
-            slot = self._free.pop() if self._free else self._evict(time.monotonic())
+            slot = self._vacate(time.monotonic())
             if slot is None:
                 return memory
             slot.staged = replace(staged, slot=slot.number)
@@ -187,7 +187,7 @@ class Ring:
                 slot = self._used.get(key)
                 mine = slot is None
                 if slot is None:
-                    slot = self._free.pop() if self._free else self._evict(now)
+                    slot = self._vacate(now)
                 if slot is not None:
                     self._used[key] = slot
                     self._used.move_to_end(key)
@@ -201,7 +201,9 @@ class Ring:
                     )
                 self._turn.wait(min(1.0, deadline - now))
 
-    def _evict(self, now: float) -> _Slot | None:
+    def _vacate(self, now: float) -> _Slot | None:
+        if self._free:
+            return self._free.pop()
         for key, slot in self._used.items():
             if slot.ready.is_set() and (not slot.holders or now > slot.lease):
                 del self._used[key]
