@@ -29,6 +29,7 @@ import psutil
 
 from benchmarks import contenders, system
 from benchmarks.reserve import Reserve
+from benchmarks.system import MEMORY
 from benchmarks.trees import MIB, big, fill, lengths
 from tests.testbed import LOGIN, Lab
 from tests.testbed.network import CARD
@@ -50,8 +51,6 @@ class Taken:
     egress: int
     memory: int
 
-
-MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 
 SPARE = 512 * MIB
 """Bytes left free beside what one host looks for before it begins."""

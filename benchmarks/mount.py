@@ -28,9 +28,7 @@ from benchmarks import measure, report, system, trees
 from benchmarks.images import Erofs, Squashfs, Squashfuse
 from benchmarks.measure import Samples
 from benchmarks.peers import ADAPTERS, Backend, Monarch, Native, Wheelmount
-from benchmarks.system import BenchmarkError
-
-MEMORY = Path("/dev/shm")  # noqa: S108 - private directories are made in it
+from benchmarks.system import MEMORY, BenchmarkError
 
 
 def options() -> argparse.Namespace:

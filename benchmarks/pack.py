@@ -27,9 +27,8 @@ from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
 from wheelmount.mount.topology import block_size
-from wheelmount.mount.transfer import STAGING_THREADS
 
-CAT = 'find "$0" -type f -exec cat {} + > /dev/null'
+CAT = 'find "$0" -type f -exec cat {} + >/dev/null'
 SQUASHFS = ["-noI", "-noD", "-noF", "-noX", "-noappend", "-no-progress", "-quiet"]
 
 
@@ -50,9 +49,7 @@ def main() -> None:
 def measure(folder: Path, image: Path, rounds: int) -> dict[str, float]:
     """Seconds of each way, the median of all rounds."""
     ways: dict[str, Callable[[], object]] = {
-        "cat": lambda: system.call(
-            ["sh", "-c", 'find "$0" -type f -exec cat {} +>/dev/null', folder]
-        ),
+        "cat": lambda: system.call(["sh", "-c", CAT, folder]),
         "wheelmount": lambda: pack(folder, packed=False),
         "wheelmount, zstd": lambda: pack(folder, packed=True),
         "mksquashfs": lambda: system.call(["mksquashfs", folder, image, *SQUASHFS]),
@@ -78,13 +75,13 @@ def pack(folder: Path, *, packed: bool) -> None:
     tree = scan(root)
     layout = Layout(tree, settings.block_size or block_size(tree.size, 1))
     layout.encode()
-    ring = Ring(Source(root, layout), slots=settings.ring, lease=60)
+    ring = Ring(Source(root, layout), slots=settings.ring, lease=60, readers=lambda _: 1)
 
     def through(block: int) -> None:
-        ring.stage(block, packed)
-        ring.release(block, packed)
+        with ring.lend(block, packed):
+            pass
 
-    with ThreadPoolExecutor(STAGING_THREADS) as threads:
+    with ThreadPoolExecutor(settings.in_flight) as threads:
         for _ in threads.map(through, range(layout.blocks)):
             pass
 

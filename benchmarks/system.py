@@ -17,6 +17,9 @@ from typing import Any
 
 import psutil
 
+MEMORY = Path("/dev/shm")  # noqa: S108 - private directories are made in it
+"""Where what is kept is kept in memory."""
+
 MARK = "BENCHMARK_OF"
 """Environment variable that every process of a backend has: the benchmark's directory."""
 

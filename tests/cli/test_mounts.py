@@ -130,6 +130,13 @@ def test_run_sees_the_mount_and_not_the_directory_below_it(cli: Cli, source: Pat
     assert "Read-only file system" in done.stderr
 
 
+def test_a_script_begins_where_its_directory_stays(cli: Cli, source: Path, workplace: Path) -> None:
+    look = ["stat", "-f", "-c", "%T"]
+    kind = subprocess.run([*look, workplace / "store"], capture_output=True, text=True, check=True)
+    done = cli("run", "--adapter", "bind", source, "-", stdin=None, input=" ".join([*look, "."]))
+    assert done.stdout == f"== host0 ==\n{kind.stdout}", "the kernel shows the store by itself"
+
+
 def test_a_host_that_dies_is_an_error_and_the_others_results_are_shown(
     cli: Cli, source: Path
 ) -> None:

@@ -158,8 +158,8 @@ def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"BLOCK_SIZE": "4096", "IN_FLIGHT": "1", "RING": "1"}.items():
-        monkeypatch.setenv(f"WHEELMOUNT_{name}", value)  # so that it takes seconds
-    (source / "large").write_bytes(os.urandom(6 << 20))
+        monkeypatch.setenv(f"WHEELMOUNT_{name}", value)  # so that it takes several seconds
+    (source / "large").write_bytes(os.urandom(32 << 20))
     cli("up", "--hosts", "local:1")
     _run_and_kill(source, workplace)
     (left,) = mounts_shown(cli)

@@ -113,6 +113,22 @@ def test_where_streams_are_out_of_reach_bytes_come_through_monarch(
             _same(large, path)
 
 
+@pytest.mark.parametrize("small", [False, True])
+def test_the_client_keeps_only_what_more_than_one_host_may_ask_it_for(
+    large: Path, workplace: Path, settings: Settings, small: bool
+) -> None:
+    if small:
+        (large / "one").write_bytes(b"few")
+        (large / "two").unlink()
+    with (
+        LocalHosts(2, settings, namespaces=False) as hosts,
+        remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        mount.wait(60)
+        assert mount._delivery is not None
+        assert bool(mount._delivery._ring._used) is small
+
+
 @pytest.fixture
 def held(
     large: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch

@@ -53,7 +53,7 @@ def models(
     served.feed(keep=True)
     _arrive_all(served)
     if request.param == "bind":
-        served.store.finish(dress=True)
+        served.store.finish()
         serving.show(served.directory, 1)
     yield served.mount
     served.end()

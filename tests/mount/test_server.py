@@ -51,7 +51,8 @@ class Served:
         self.directory.mkdir()
         own = settings.store == MEMORY
         store = settings.private_store(mounted=own) / f"{name}-host0"
-        self.store = Store.create(store, self.layout.encode(), mounted=own)
+        dress = adapter == "bind"
+        self.store = Store.create(store, self.layout.encode(), mounted=own, dress=dress)
         made = point.prepare(str(self.mount), cover=False)
         Task(
             "host0",
@@ -360,7 +361,7 @@ def bound(
 def _bind(served: Served) -> None:
     for block in served.store.missing():
         served.arrive(block)
-    served.store.finish(dress=True)
+    served.store.finish()
     serving.show(served.directory, 1)
     assert serving.status(served.directory)["adapter"] == "bind"
 
@@ -424,7 +425,7 @@ def test_a_changed_file_is_never_shown_by_the_kernel_alone(bound: Served) -> Non
     bound.store.mark_changed(_number(bound, b"page"))
     for block in bound.store.missing():
         bound.arrive(block)
-    bound.store.finish(dress=True)
+    bound.store.finish()
     serving.show(bound.directory, 1)
     assert serving.status(bound.directory)["adapter"] == "devfuse"
     with pytest.raises(OSError) as error:

@@ -20,14 +20,22 @@ from wheelmount.mount.summary import PAGE
 class Staging(Ring):
     """The ring of a source."""
 
-    def __init__(self, source: Source, slots: int, lease: float) -> None:
-        super().__init__(source, slots=slots, lease=lease)
+    def __init__(self, source: Source, slots: int, lease: float, readers: int) -> None:
+        super().__init__(source, slots=slots, lease=lease, readers=lambda _: readers)
         self.source, self.layout = source, source.layout
 
 
-def _source(root: Path, *, slots: int = 4, lease: float = 5.0, pages: int = 4) -> Staging:
+def _source(
+    root: Path,
+    *,
+    slots: int = 4,
+    lease: float = 5.0,
+    pages: int = 4,
+    readers: int = 0,
+    kind: type[Source] = Source,
+) -> Staging:
     layout = Layout(scan(os.fsencode(root)), pages * PAGE)
-    return Staging(Source(os.fsencode(root), layout), slots, lease)
+    return Staging(kind(os.fsencode(root), layout), slots, lease, readers)
 
 
 def _bytes(source: Staging, block: int) -> bytes:
@@ -126,6 +134,88 @@ def test_what_could_not_be_sent_is_let_go_and_not_counted(source: Path) -> None:
         raise OSError("gone")
     assert ring.sent == 0
     assert ring.stage(1).slot == 0
+
+
+def _slots_used(ring: Ring) -> list[int]:
+    slots = []
+    for block in (0, 1, 0, 1):
+        with ring.lend(block, packed=False) as (staged, _):
+            slots.append(staged.slot)
+    return slots
+
+
+@pytest.mark.parametrize(("readers", "used"), [(0, 2), (1, 1), (2, 2), (3, 2)])
+def test_memory_of_what_all_have_is_used_again_at_once(
+    source: Path, readers: int, used: int
+) -> None:
+    layout = Layout(scan(os.fsencode(source)), 4 * PAGE)
+    asked: list[int] = []
+
+    def count(block: int) -> int:
+        asked.append(block)
+        return readers
+
+    ring = Ring(Source(os.fsencode(source), layout), slots=4, lease=5, readers=count)
+    assert len(set(_slots_used(ring))) == used
+    assert asked == [0, 1, 0, 1]
+    assert len(ring._used) == (0 if readers in (1, 2) else 2)
+
+
+def test_who_did_not_get_it_does_not_count(source: Path) -> None:
+    ring = _source(source, readers=1)
+    with pytest.raises(OSError, match="gone"), ring.lend(0, packed=False):
+        raise OSError("gone")
+    ring.stage(0)
+    ring.release(0, sent=0)
+    assert (0, False) in ring._used
+    ring.stage(0)
+    ring.release(0, sent=1)
+    assert not ring._used
+
+
+class Slow(Source):
+    """One that takes as long as it is told to."""
+
+    def __init__(self, root: bytes, layout: Layout) -> None:
+        super().__init__(root, layout)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        return super().fill(block, view)
+
+
+def test_who_lets_go_late_does_not_let_go_of_what_is_being_read(source: Path) -> None:
+    ring = _source(source, slots=1, lease=0.1, readers=1, kind=Slow)
+    slow = ring.source
+    assert isinstance(slow, Slow)
+    ring.stage(0)
+    threading.Event().wait(0.2)
+    ring.stage(1)  # in the slot of who said nothing for the length of a lease
+    ring.release(1, sent=1)
+    slow.begun.clear()
+    slow.go_on.clear()
+    again = threading.Thread(target=ring.stage, args=(0,))
+    again.start()
+    assert slow.begun.wait(10)
+    ring.release(0, sent=1)
+    assert not ring._free, "it is being read"
+    slow.go_on.set()
+    again.join()
+    assert (0, False) in ring._used
+
+
+def test_what_somebody_still_holds_is_not_used_again(source: Path) -> None:
+    ring = _source(source, lease=30, readers=1)
+    with ring.lend(0, packed=False) as (held, view):
+        before = bytes(view)
+        with ring.lend(0, packed=False):
+            pass
+        assert ring.stage(1).slot != held.slot
+        assert bytes(view) == before
+    assert (0, False) not in ring._used
 
 
 def test_a_block_that_is_in_memory_becomes_part_of_the_ring(source: Path) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import make_source
+from tests.mount.test_ordinary_user import as_nobody
 from wheelmount.errors import StoreError, TransferError
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.mapped import Mapped
-from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
 from wheelmount.mount.store import Store
@@ -27,12 +28,16 @@ BLOCK = 64 << 10
 
 def arrive(store: Store, source: Path, layout: Layout) -> None:
     """Have all bytes of a generation arrive."""
-    ring = Ring(Source(os.fsencode(source), layout), slots=2, lease=5)
+    reading = Source(os.fsencode(source), layout)
     for block in store.missing():
-        staged = ring.stage(block)
-        store.write(block, ring.slots[staged.slot][: staged.length])
-        ring.release(block)
-    store.finish(dress=True)
+        _fill(store, reading, block)
+    store.finish()
+
+
+def _fill(store: Store, reading: Source, block: int) -> None:
+    view = memoryview(bytearray(store.layout.length(block)))
+    reading.fill(block, view)
+    store.write(block, view)
 
 
 def _same(source: Path, store: Store) -> None:
@@ -52,7 +57,8 @@ def _same(source: Path, store: Store) -> None:
 def first(source: Path, workplace: Path) -> tuple[Store, Layout]:
     """A store of ``source`` with all its bytes."""
     layout = Layout(scan(os.fsencode(source)), BLOCK)
-    store = Store.create(workplace / "store" / "test", layout.encode(), mounted=False)
+    place = workplace / "store" / "test"
+    store = Store.create(place, layout.encode(), mounted=False, dress=True)
     arrive(store, source, layout)
     return store, layout
 
@@ -61,7 +67,7 @@ def _next(store: Store, layout: Layout, source: Path) -> tuple[Store, Layout]:
     tree = scan(os.fsencode(source), layout.tree)
     succession = Succession(layout.tree, tree)
     after = succession.settle(succession.doubts, BLOCK)
-    made = store.next(after.encode(layout))
+    made = store.next(after.encode(layout), dress=True)
     arrive(made, source, after)
     return made, after
 
@@ -73,6 +79,45 @@ def _clear(store: Store) -> None:
 def test_is_a_directory_like_the_source(first: tuple[Store, Layout], source: Path) -> None:
     _same(source, first[0])
     _clear(first[0])
+
+
+def test_a_file_that_arrives_at_once_has_its_attributes_then(source: Path, workplace: Path) -> None:
+    (source / "program").chmod(0o4555)
+    layout = Layout(scan(os.fsencode(source)), BLOCK)
+    place = workplace / "store" / "test"
+    store = Store.create(place, layout.encode(), mounted=False, dress=True)
+    reading = Source(os.fsencode(source), layout)
+    for block in store.missing():
+        _fill(store, reading, block)
+    _fill(store, reading, 0)  # again, as after a failure
+    for name, dressed in [("program", True), ("with blank", True), ("page", True), ("odd", False)]:
+        expected, found = (source / name).stat(), (store.root / name).stat()
+        assert (found.st_mode == expected.st_mode) is dressed, name
+        assert (found.st_mtime_ns == expected.st_mtime_ns) is dressed, name
+    assert os.getxattr(store.root / "with blank", "user.test") == b"\0value\xff"
+    assert not (store.root / "package" / "sub" / "module.py").exists(), "a second name"
+    store.finish()
+    _same(source, store)
+    _clear(store)
+
+
+def test_an_ordinary_user_can_go_on_with_files_that_are_not_for_writing() -> None:
+    def work(place: Path) -> None:
+        source = make_source(place / "source")
+        (source / "program").chmod(0o444)
+        layout = Layout(scan(os.fsencode(source)), BLOCK)
+        store = Store.create(place / "store", layout.encode(), mounted=False, dress=True)
+        reading = Source(os.fsencode(source), layout)
+        for block in store.missing():
+            _fill(store, reading, block)
+        again = Store.open(store.directory)
+        again.resume(dress=True)
+        for block in range(layout.blocks):
+            _fill(again, reading, block)
+        again.finish()
+        _same(source, again)
+
+    as_nobody(work)
 
 
 def test_generations_follow_the_source(first: tuple[Store, Layout], source: Path) -> None:

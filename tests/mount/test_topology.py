@@ -61,6 +61,21 @@ def test_all_ways_lead_up_to_the_client(count: int) -> None:
                 assert topology.route(above[-1])[tree] == ()
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 21, 100])
+@pytest.mark.parametrize("size", [SMALL // 100, 1 << 30])
+@pytest.mark.parametrize("fanout", [0, 2])
+def test_a_host_knows_how_many_ask_it_first(count: int, size: int, fanout: int) -> None:
+    names = [f"host{number}" for number in range(count)]
+    later = ["later0", "later1"]
+    topology = Topology(names, size, fanout, later)
+    asked: list[Counter[str]] = [Counter() for _ in topology.below(names[0])]
+    for name in [*names, *later]:
+        for tree, above in zip(asked, topology.route(name), strict=True):
+            tree.update(above[:1])
+    for name in [*names, *later]:
+        assert topology.below(name) == tuple(tree[name] for tree in asked)
+
+
 def test_few_bytes_come_from_the_client_itself() -> None:
     topology = Topology(_names(4), SMALL // 4)
     assert all(topology.route(host) == ((),) for host in _names(4))

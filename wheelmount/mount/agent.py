@@ -112,7 +112,9 @@ class Agent(Actor):  # type: ignore[misc]
             description = await fetch_description(source, settings.fetch_timeout)
             self._directory.mkdir(mode=0o700)
             task.write(self._directory)
-            self._store = await asyncio.to_thread(Store.create, store, description, mounted=own)
+            self._store = await asyncio.to_thread(
+                Store.create, store, description, mounted=own, dress=self._binds
+            )
             self._receiver = await self._receive(self._store, source, route)
             await asyncio.to_thread(serving.start, self._directory, settings.start_timeout)
             await self._link.open(self._receiver.want)
@@ -192,7 +194,7 @@ class Agent(Actor):  # type: ignore[misc]
         await receiver.run()
         receiver.traffic.write(self._directory)
         try:
-            await asyncio.to_thread(store.finish, dress=self._binds)
+            await asyncio.to_thread(store.finish)
             if self._binds and not store.changed() and not await self._show(store):
                 self._moving = asyncio.create_task(self._show_later(store))
         except FileNotFoundError:  # it was taken down meanwhile
@@ -248,7 +250,7 @@ class Agent(Actor):  # type: ignore[misc]
         for receiver in self._receivers.values():  # if this process began with that client
             receiver.close()
         await self._link.close()
-        await asyncio.to_thread(store.resume)
+        await asyncio.to_thread(store.resume, dress=self._binds)
         self._receiver = await self._receive(store, source, route)
         await self._link.open(self._receiver.want)
 
@@ -287,14 +289,16 @@ class Agent(Actor):  # type: ignore[misc]
         description = await fetch_description(source, self._settings.fetch_timeout)
         self._growing.enter_context(self._shown.growing())
         try:
-            self._next = made = await asyncio.to_thread(self._shown.next, description)
+            self._next = made = await asyncio.to_thread(
+                self._shown.next, description, dress=self._binds
+            )
             receiver = await self._receive(made, source, route)
             await receiver.run()
             if changed := made.changed():
                 raise TransferError(
                     f"{os.fsdecode(changed[0])} changed while it was copied", hint="refresh again"
                 )
-            await asyncio.to_thread(made.finish, dress=self._binds)
+            await asyncio.to_thread(made.finish)
         except BaseException:
             await self._abandon()
             raise

@@ -17,7 +17,7 @@ from wheelmount.mount.layout import Layout
 from wheelmount.mount.outlet import outlet
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.source import Source
-from wheelmount.mount.topology import Route, routes
+from wheelmount.mount.topology import SMALL, Route, routes
 from wheelmount.progress import Progress, Task
 
 log = logging.getLogger("wheelmount")
@@ -51,7 +51,13 @@ class Delivery:
         self.layout = layout
         self.ended = False
         self._source = Source(root, layout)
-        self._ring = Ring(self._source, slots=settings.ring, lease=settings.fetch_timeout)
+        self._asked_by_more = layout.size <= SMALL  # than the first host of each tree
+        self._ring = Ring(
+            self._source,
+            slots=settings.ring,
+            lease=settings.fetch_timeout,
+            readers=lambda _: 0 if self._asked_by_more else 1,
+        )
         self._settings = settings
         self._progress = progress
         self._task: Task | None = None
@@ -104,10 +110,22 @@ class Delivery:
         with self._progress.task("send", unit="B") as task:
             task.total(self.layout.size * len(calls))
             self._task = task
-            outcome = engine.gather(calls, bound, lambda name, error: _lose(name, error, agents))
+            outcome = engine.gather(
+                calls, bound, lambda name, error: self._lose(name, error, agents)
+            )
             if not any(isinstance(end, WheelmountError) for end in outcome.values()):
                 task.note(f"{self.layout.size / 1e6:.1f} MB to {len(calls)} hosts")
         return outcome
+
+    def _lose(self, name: str, error: WheelmountError, agents: Mapping[str, Any]) -> None:
+        """Tell the hosts that one of them is gone, if it is."""
+        if isinstance(error, HostError):
+            log.warning("%s is lost: %s", name, error.message)
+            self._asked_by_more = True  # those below it
+            for other, agent in agents.items():
+                if other != name:
+                    with contextlib.suppress(Exception):
+                        agent.lose.broadcast(name)
 
     def begin(self, names: Iterable[str], agents: Mapping[str, Any]) -> None:
         """Have hosts fetch everything while this process goes on; see ``wait``.
@@ -170,13 +188,3 @@ class Delivery:
                 self._outlet.close()
         for thread in self._threads:
             thread.join(self._settings.start_timeout)
-
-
-def _lose(name: str, error: WheelmountError, agents: Mapping[str, Any]) -> None:
-    """Tell the hosts that one of them is gone, if it is."""
-    if isinstance(error, HostError):
-        log.warning("%s is lost: %s", name, error.message)
-        for other, agent in agents.items():
-            if other != name:
-                with contextlib.suppress(Exception):
-                    agent.lose.broadcast(name)

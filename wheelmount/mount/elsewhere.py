@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from wheelmount.config import Settings
@@ -68,7 +67,7 @@ class Elsewhere:
             try:
                 if store.absent(number, begin, end) is not None:
                     return False
-                store.read_into(replace(extent, inode=number), view)
+                store.read_into(extent._replace(inode=number), view)
             except (OSError, KeyError):
                 return False
         return True

@@ -1,8 +1,8 @@
 """The files of one generation on a host: a directory that looks like the source's.
 
-Made with its names, filled as bytes arrive, and at last given the attributes of the source. A later
-generation begins as a copy of the one before with the same files under second names, and only what
-differs is taken away and made.
+Made with its names, filled as bytes arrive, and given the attributes of the source: a file that
+arrives all at once then, everything else at last. A later generation begins as a copy of the one
+before with the same files under second names, and only what differs is taken away and made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import errno
 import os
 import shutil
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from wheelmount.errors import TransferError
 from wheelmount.mount import kernel
 from wheelmount.mount.layout import Extent, Layout
 from wheelmount.mount.tree import ROOT, Inode, Tree, TreeView
+
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Files:
@@ -32,11 +33,12 @@ class Files:
 
     def __init__(self, root: Path, tree: TreeView) -> None:
         self.root = root
+        self._folder = os.path.join(os.fsencode(root), b"")
         self._tree = tree
 
     def path(self, number: int) -> bytes:
         """Where a file's bytes are."""
-        return os.path.join(os.fsencode(self.root), self._tree.inodes[number].path)
+        return self._folder + self._tree.inodes[number].path
 
     def read(self, number: int, offset: int, size: int) -> bytes:
         """Bytes of a file that are there."""
@@ -70,7 +72,7 @@ class Files:
             paths = [path for path, its in self._tree.walk() if its == number]
         for path in paths:
             with contextlib.suppress(OSError):
-                os.unlink(os.path.join(os.fsencode(self.root), path))
+                os.unlink(self._folder + path)
 
 
 class NewFiles(Files):
@@ -79,12 +81,16 @@ class NewFiles(Files):
     Args:
         root: the directory.
         layout: the tree, and where in its files a block's bytes belong.
+        dress: whether to give everything its attributes, to be shown as it is.
     """
 
-    def __init__(self, root: Path, layout: Layout) -> None:
+    def __init__(self, root: Path, layout: Layout, *, dress: bool) -> None:
         super().__init__(root, layout.tree)
         self._layout = layout
-        self._names: dict[int, list[bytes]] = defaultdict(list)  # of files whose bytes are new
+        self._dress = dress
+        self._new: set[int] = set()  # files that this generation brings
+        self._links: list[tuple[int, bytes]] = []  # further names of those
+        self._dressed: set[int] = set()  # those that have their attributes
         self._touched: list[tuple[int, bytes]] = []  # directories and symlinks to be dressed
 
     def make(self) -> None:
@@ -102,11 +108,11 @@ class NewFiles(Files):
 
     def resume(self) -> None:
         """Find again what was made, and not finished."""
-        self._names.clear()
+        self._links.clear()
         self._touched = [(ROOT, b".")]
         for path, number in self._tree.walk():
             if self._tree.inodes[number].is_file:
-                self._names[number].append(path)
+                self._name(number, path)
             else:
                 self._touched.append((number, path))
 
@@ -133,7 +139,7 @@ class NewFiles(Files):
                     continue
                 for name, number in earlier.items():
                     if names.get(name) != number:
-                        _delete(os.path.join(os.fsencode(self.root), path, name))
+                        _delete(os.path.join(self._folder, path, name))
                 for name, number, inode in new.entries(directory):
                     if earlier.get(name) != number:
                         child = os.path.join(path, name)
@@ -142,6 +148,15 @@ class NewFiles(Files):
                             for below, its in new.walk(number, child):
                                 self._make(here, below, its, before)
         self._check(old)
+
+    def _name(self, number: int, path: bytes) -> bool:
+        """Note a name of a file whose bytes are new; gives whether it is the first."""
+        first = path == self._tree.inodes[number].path
+        if first:
+            self._new.add(number)
+        else:
+            self._links.append((number, path))
+        return first
 
     def _make(self, here: int, path: bytes, number: int, before: Files | None) -> None:
         """Make one name below the directory ``here``."""
@@ -153,12 +168,10 @@ class NewFiles(Files):
             os.symlink(inode.path, path, dir_fd=here)
             self._touched.append((number, path))
         elif before is None or number in self._layout.fresh:
-            self._names[number].append(path)
-            if not inode.data and path == inode.path:
+            if self._name(number, path) and not inode.data:
                 self._write(number, None, 0)
         elif number in self._layout.copies:
-            self._names[number].append(path)
-            if path == inode.path:
+            if self._name(number, path):
                 shutil.copyfile(before.path(self._layout.copies[number]), self.path(number))
         elif number in before._tree.inodes:
             os.link(before.path(number), path, dst_dir_fd=here)
@@ -170,7 +183,7 @@ class NewFiles(Files):
         for number, inode in self._tree.inodes.items():
             if inode is old.inodes.get(number) or not inode.is_file:
                 continue
-            if self._tree.find(inode.path) != number:
+            if number not in self._new and self._tree.find(inode.path) != number:
                 raise TransferError(f"the client describes {inode.path!r} as another file")
 
     def write(self, extent: Extent, data: memoryview) -> None:
@@ -179,53 +192,47 @@ class NewFiles(Files):
         self._write(extent.inode, piece, extent.file_offset)
 
     def _write(self, number: int, piece: memoryview | None, offset: int) -> None:
-        size = self._tree.inodes[number].size
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self.path(number), flags, 0o600)
+        inode = self._tree.inodes[number]
+        path = self.path(number)
         try:
-            if piece is None or len(piece) < size:
+            fd = os.open(path, _WRITE, 0o600)
+        except PermissionError:  # it was dressed, in a block that did not arrive as a whole
+            os.unlink(path)
+            fd = os.open(path, _WRITE, 0o600)
+        try:
+            whole = piece is not None and len(piece) == inode.size
+            if not whole:
                 # At once its full size: what tmpfs decides by whether to give huge pages.
-                os.ftruncate(fd, size)
+                os.ftruncate(fd, inode.size)
             while piece:
                 count = os.pwrite(fd, piece, offset)
                 piece, offset = piece[count:], offset + count
+            if whole and self._dress:
+                _dress(inode, fd)
+                self._dressed.add(number)
         finally:
             os.close(fd)
 
-    def finish(self, *, dress: bool) -> None:
-        """Give files their other names, once all bytes are there.
+    def finish(self) -> None:
+        """Give files their further names, and all the attributes they are to have.
 
-        Args:
-            dress: whether to give everything its attributes too, to be shown as it is.
+        All bytes are there.
         """
         with _directory(self.root) as here:
-            for number, names in self._names.items():
-                first = self._tree.inodes[number].path
-                for name in names:
-                    if name != first:
-                        with contextlib.suppress(FileExistsError):  # who went before came so far
-                            os.link(first, name, src_dir_fd=here, dst_dir_fd=here)
-        if dress:
-            for number in self._names:
-                if self._tree.inodes[number].pieces is not None:
-                    _punch(self.path(number), self._tree.inodes[number])
-                self._dress(number, self.path(number))
-            for number, path in self._touched:  # last: what is made in one changes its time
-                self._dress(number, os.path.join(os.fsencode(self.root), path))
-
-    def _dress(self, number: int, path: bytes) -> None:
-        inode = self._tree.inodes[number]
-        # Where the store's file system has no extended attributes, they are not shown.
-        with contextlib.suppress(OSError):
-            wanted = {os.fsdecode(name) for name, _ in inode.xattrs}
-            for earlier in os.listxattr(path, follow_symlinks=False):
-                if earlier.startswith("user.") and earlier not in wanted:
-                    os.removexattr(path, earlier, follow_symlinks=False)
-            for name, value in inode.xattrs:
-                os.setxattr(path, name, value, follow_symlinks=False)
-        if not inode.is_symlink:
-            os.chmod(path, inode.mode & 0o7777)
-        os.utime(path, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=False)
+            for number, name in self._links:
+                with contextlib.suppress(FileExistsError):  # who went before came so far
+                    first = self._tree.inodes[number].path
+                    os.link(first, name, src_dir_fd=here, dst_dir_fd=here)
+        if not self._dress:
+            return
+        for number in self._new - self._dressed:
+            if self._tree.inodes[number].pieces is not None:
+                _punch(self.path(number), self._tree.inodes[number])
+            _dress(self._tree.inodes[number], self.path(number))
+        for number, path in self._touched:  # last: what is made in one changes its time
+            inode, place = self._tree.inodes[number], self._folder + path
+            _undress(inode, place)
+            _dress(inode, place)
 
 
 class _Places:
@@ -264,6 +271,28 @@ def _delete(path: bytes) -> None:
     else:
         with contextlib.suppress(FileNotFoundError):  # a second name that was never made
             os.unlink(path)
+
+
+def _dress(inode: Inode, place: int | bytes) -> None:
+    """Give what is open, or has a path, its attributes."""
+    follow = isinstance(place, int)  # there is nothing to be followed
+    if inode.xattrs:
+        # Where the store's file system has no extended attributes, they are not shown.
+        with contextlib.suppress(OSError):
+            for name, value in inode.xattrs:
+                os.setxattr(place, name, value, follow_symlinks=follow)
+    if not inode.is_symlink:
+        os.chmod(place, inode.mode & 0o7777)
+    os.utime(place, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=follow)
+
+
+def _undress(inode: Inode, path: bytes) -> None:
+    """Take away what a directory has of the generation before."""
+    wanted = {os.fsdecode(name) for name, _ in inode.xattrs}
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(path, follow_symlinks=False):
+            if name.startswith("user.") and name not in wanted:
+                os.removexattr(path, name, follow_symlinks=False)
 
 
 def _punch(path: bytes, inode: Inode) -> None:

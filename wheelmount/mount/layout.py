@@ -11,10 +11,8 @@ import secrets
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from functools import cached_property
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -38,11 +36,7 @@ def check_version(version: object) -> None:
         )
 
 
-_STAMP = attrgetter(*(field.name for field in fields(Stamp)))
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """A piece of one file inside one block; all numbers but ``inode`` are bytes."""
 
     inode: int
@@ -130,13 +124,14 @@ class Cut:
         pieces = self._pieces
         begin = block * self.block_size
         end = begin + self.length(block)
-        for place in range(bisect_right(pieces.starts, begin) - 1, len(pieces.numbers)):
-            start, stop = pieces.starts[place : place + 2]
-            if start >= end:
-                return
-            first, stop = max(start, begin), min(stop, end)
+        place = bisect_right(pieces.starts, begin) - 1
+        start = pieces.starts[place]
+        while start < end:
+            stop = pieces.starts[place + 1]
+            first = max(start, begin)
             offset = pieces.offsets[place] + first - start
-            yield Extent(pieces.numbers[place], offset, first - begin, stop - first)
+            yield Extent(pieces.numbers[place], offset, first - begin, min(stop, end) - first)
+            place, start = place + 1, stop
 
 
 class _Pieces:
@@ -175,7 +170,7 @@ class Layout(Cut):
         tree = self.tree
         old = before.tree if before is not None else Tree()
         inodes = [
-            (number, *inode, *_STAMP(tree.stamps[number]))
+            (number, *inode, *tree.stamps[number])
             for number, inode in tree.inodes.items()
             if inode is not old.inodes.get(number)
             or tree.stamps[number] is not old.stamps.get(number)

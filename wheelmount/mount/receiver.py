@@ -103,7 +103,7 @@ class Receiver:
         self._buffers: list[memoryview] = []
         self._tickets: dict[str, Ticket | None] = {}
         self._inlet = Inlet(timeout)
-        self.relay = Relay(store, self.ensure, self._confirm, self.traffic, timeout)
+        self.relay = Relay(store, self.ensure, self._confirm, self.traffic, timeout, route.below)
         self._unreported = 0
         self._reported = time.monotonic()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +30,7 @@ class Relay:
         confirm: says of a block that arrived before this relay was made what it is.
         traffic: told about what was given.
         timeout: seconds that a block may take.
+        below: how many hosts ask this one first, by turns of blocks; see ``Route``.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Relay:
         confirm: Callable[[int], Awaitable[Said]],
         traffic: Traffic,
         timeout: float,
+        below: Sequence[int],
     ) -> None:
         self.layout = store.layout
         self._store = store
@@ -46,7 +48,8 @@ class Relay:
         self._confirm = confirm
         self._traffic = traffic
         self._timeout = timeout
-        self._ring = Ring(self, slots=KEPT, lease=timeout)
+        self._below = below
+        self._ring = Ring(self, slots=KEPT, lease=timeout, readers=self._readers)
         self._given: dict[int, Said] = {}
         self._offer: Offer | None = None
         self._outlet: Outlet | None = None
@@ -58,10 +61,16 @@ class Relay:
         self._given[block] = said
 
     def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
-        """Keep a block as it came, if somebody may ask for it; see ``Ring.put``."""
+        """Keep a block as it came, if somebody is to ask for it; see ``Ring.put``."""
         if self._outlet is None or self._offer is not None:  # whose memory is registered
             return memory
+        if not self._readers(block):
+            return memory
         return self._ring.put(staged, block, packed, memory)
+
+    def _readers(self, block: int) -> int:
+        """See ``Ring``; none are expected where others ask who were not, as of all that is here."""
+        return self._below[block % len(self._below)]
 
     async def outlet(self, device: bool) -> Ticket | None:
         """See ``choose``."""

@@ -1,8 +1,10 @@
 """A ring of staged blocks: bounded memory from which others fetch.
 
-A fixed number of slots, each the size of a block. A block is staged once for all that want it at
-about the same time; a slot is used again when nobody holds it. Reading and hashing happen on the
-caller's thread, outside the lock.
+A fixed number of slots, each the size of a block. A block is staged once for all that want it
+while somebody holds it, and for later ones as long as its memory is not needed. A slot is used
+again when nobody holds it: first the one whose block was the last to go to all who were to have it,
+whose memory may still be in a processor's cache; then one that was never used; then the one that
+was wanted longest ago. Reading and hashing happen on the caller's thread, outside the lock.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import mmap
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -44,6 +46,7 @@ class Staged:
 class _Slot:
     number: int
     holders: int = 0
+    given: int = 0  # how often its block was fetched
     lease: float = 0.0  # when holders that said nothing since count as gone
     staged: Staged | None = None
     error: BaseException | None = None
@@ -70,10 +73,20 @@ class Ring:
         filler: reads them.
         slots: size of the ring in blocks.
         lease: seconds after which a holder that never released its block is given up.
+        readers: how many are to fetch a block, each once, compressed and not counted apart; 0 if
+            that is not known. Who comes after them has it read again.
     """
 
-    def __init__(self, filler: Filler, *, slots: int, lease: float) -> None:
+    def __init__(
+        self,
+        filler: Filler,
+        *,
+        slots: int,
+        lease: float,
+        readers: Callable[[int], int] = lambda _: 0,
+    ) -> None:
         self._filler = filler
+        self._readers = readers
         self.layout = layout = filler.layout
         slots = max(1, min(slots, layout.blocks))
         self._lease = lease
@@ -111,14 +124,13 @@ class Ring:
             except BaseException as error:
                 slot.error = error
                 with self._turn:
-                    self._used.pop(key, None)
-                    self._free.append(_Slot(slot.number))
+                    self._empty(key, slot)
                     self._turn.notify_all()
                 raise
             finally:
                 slot.ready.set()
         elif not slot.ready.wait(self._lease):
-            self._drop(slot)
+            self._drop(key, slot)
             raise WaitError(f"block {block} was not read in {self._lease:g} s")
         if slot.staged is None:
             raise slot.error or WaitError(f"block {block} was not read")
@@ -130,25 +142,36 @@ class Ring:
         with self._turn:
             slot = self._used.get((block, packed))
         if slot is not None:
-            self._drop(slot)
+            self._drop((block, packed), slot, given=sent > 0)
 
-    def _drop(self, slot: _Slot) -> None:
+    def _drop(self, key: Key, slot: _Slot, *, given: bool = False) -> None:
         with self._turn:
             slot.holders = max(0, slot.holders - 1)
+            slot.given += given
+            over = 0 < self._readers(key[0]) <= slot.given
+            # One that is being read is not over: who lets go late held it in another slot.
+            over = over and slot.ready.is_set() and not slot.holders
+            if over and self._used.get(key) is slot:
+                self._empty(key, slot)
             self._turn.notify_all()
+
+    def _empty(self, key: Key, slot: _Slot) -> None:
+        del self._used[key]
+        self._free.append(_Slot(slot.number))
 
     @contextmanager
     def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
         """A block and its bytes, staged while they are sent; see ``stage``."""
         slot, staged = self._stage((block, packed))
         self._count(staged.size)  # now: who has it is not to know sooner
+        given = False
         try:
             yield staged, self.slots[staged.slot][: staged.size]
-        except BaseException:
-            self._count(-staged.size)
-            raise
+            given = True
         finally:
-            self._drop(slot)
+            if not given:
+                self._count(-staged.size)
+            self._drop((block, packed), slot, given=given)
 
     def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
         """Have a block in the ring that is in memory already.

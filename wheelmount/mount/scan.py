@@ -53,7 +53,7 @@ class _Scan:
     """One snapshot being taken; arguments as of ``scan``."""
 
     def __init__(self, source: bytes, before: Tree, lost: Container[int]) -> None:
-        self._source = source
+        self._folder = os.path.join(source, b"")
         self._before = before
         self._lost = lost
         self._tree = Tree()
@@ -78,7 +78,7 @@ class _Scan:
         earlier = before.names.get(number, {})
         names: dict[bytes, int] = {}
         below = []
-        with os.scandir(os.path.join(self._source, path)) as entries:
+        with os.scandir(self._folder + path) as entries:
             found = sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
         for name, its in found:
             known = earlier.get(name)
@@ -117,8 +117,8 @@ class _Scan:
             self._tree.inodes[number] = known
             self._tree.stamps[number] = self._before.stamps[number]
             return
-        where = os.path.join(self._source, path)
-        inode = Inode(status.st_mode, 0, status.st_mtime_ns, nlink, b"", _xattrs(where))
+        xattrs = _xattrs(self._folder + path)
+        inode = Inode(status.st_mode, 0, status.st_mtime_ns, nlink, b"", xattrs)
         self._tree.inodes[number] = known if known is not None and known == inode else inode
         self._tree.stamps[number] = stamp
 
@@ -134,7 +134,7 @@ class _Scan:
             if inode.is_file and inode.path != path:  # what was its first name is gone
                 inode = inode._replace(path=path)
         else:
-            made = _inode(self._source, path, status)
+            made = _inode(path, self._folder + path, status)
             if made is None:
                 self._tree.skipped.append(path)
                 return None
@@ -160,15 +160,15 @@ class _Scan:
         self._tree.limit = self._next
 
 
-def _inode(source: bytes, path: bytes, status: os.stat_result) -> Inode | None:
-    where = os.path.join(source, path)
-    if stat.S_ISREG(status.st_mode):
+def _inode(path: bytes, where: bytes, status: os.stat_result) -> Inode | None:
+    kind = status.st_mode & _TYPE
+    if kind == stat.S_IFREG:
         pieces = None
         if status.st_blocks * 512 < status.st_size:  # may have holes: stat(2)
             pieces = _pieces(where, status.st_size)
         mtime = status.st_mtime_ns
         return Inode(status.st_mode, status.st_size, mtime, 1, path, _xattrs(where), pieces)
-    if stat.S_ISLNK(status.st_mode):
+    if kind == stat.S_IFLNK:
         target = os.readlink(where)
         return Inode(status.st_mode, len(target), status.st_mtime_ns, 1, target)
     return None
@@ -185,6 +185,8 @@ def _xattrs(path: bytes) -> tuple[tuple[bytes, bytes], ...]:
         if error.errno == errno.ENOTSUP:
             return ()
         raise
+    if not names:  # most files
+        return ()
     mine = sorted(name for name in names if name.startswith("user."))
     return tuple((os.fsencode(n), os.getxattr(path, n, follow_symlinks=False)) for n in mine)
 

@@ -111,7 +111,9 @@ def start(directory: Path, timeout: float) -> None:
         os.close(read)
     if word != "ok":
         process.wait(timeout)
-        lines = (directory / "log").read_text(errors="replace").strip().splitlines()
+        lines = []
+        with contextlib.suppress(FileNotFoundError):  # it took all down again
+            lines = (directory / "log").read_text(errors="replace").strip().splitlines()
         reason = word or (lines[-1] if lines else "it said nothing")
         raise UnavailableError(
             f"cannot mount: {reason}",

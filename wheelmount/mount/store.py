@@ -11,7 +11,6 @@ started again finds everything as it was.
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import json
 import mmap
@@ -23,18 +22,15 @@ from functools import cached_property
 from pathlib import Path
 
 import filelock
-import psutil
 
 from wheelmount.errors import StoreError
-from wheelmount.mount import kernel
+from wheelmount.mount import capacity, kernel
 from wheelmount.mount.files import Files, NewFiles
 from wheelmount.mount.layout import Cut, Extent, Layout
 from wheelmount.mount.mapped import Mapped
-from wheelmount.mount.summary import PAGE, Summary
-from wheelmount.mount.tree import TreeView
-
-SLACK = 64 << 20
-"""Bytes a tmpfs may hold beyond the files themselves: tables, and what rounding missed."""
+from wheelmount.mount.summary import Summary
+from wheelmount.mount.tree import TreeView, many_objects
+from wheelmount.mount.turn import Turn
 
 
 class Store:
@@ -45,6 +41,8 @@ class Store:
         generation: its number.
         layout: the tree, and what of it arrives in which block; default read where it is needed.
         previous: the generation before, from whose layout this one's is made if that is known.
+        dress: of one whose bytes are to arrive: whether files get the attributes of the source, to
+            be shown as they are.
     """
 
     def __init__(
@@ -53,6 +51,8 @@ class Store:
         generation: int,
         layout: Layout | None = None,
         previous: Store | None = None,
+        *,
+        dress: bool = False,
     ) -> None:
         self.directory = directory
         self.generation = generation
@@ -64,6 +64,8 @@ class Store:
         self._layout = layout
         self._mapped: Mapped | None = None
         self._previous = previous
+        self._dress = dress
+        self._turn = Turn()
         self._have = _map(directory / f"{generation}.have")
         self._changed = _map(directory / f"{generation}.changed")
         self._complete = False
@@ -103,7 +105,9 @@ class Store:
         kernel.give_back_memory()
 
     @classmethod
-    def create(cls, directory: Path, description: bytes, *, mounted: bool) -> Store:
+    def create(
+        cls, directory: Path, description: bytes, *, mounted: bool, dress: bool = False
+    ) -> Store:
         """Make the first generation, without its bytes.
 
         Args:
@@ -111,17 +115,18 @@ class Store:
             description: of what it is for; see ``Layout.encode``.
             mounted: whether to keep the bytes in a file system of their own, in memory; else they
                 are kept in ``directory`` as it is.
+            dress: see ``Store``.
 
         Raises:
             StoreError: the bytes cannot fit there.
             TransferError: the tree is none.
         """
         layout = Layout.decode(description)
-        _check_room(directory.parent, layout.size, memory=mounted)
+        capacity.check(directory.parent, layout.size, memory=mounted)
         directory.mkdir(mode=0o700)
         if mounted:
-            kernel.mount_tmpfs(directory, _footprint(layout))
-        return cls._begin(directory, 1, layout, description)
+            kernel.mount_tmpfs(directory, capacity.footprint(layout))
+        return cls._begin(directory, 1, layout, description, dress=dress)
 
     @classmethod
     def open(cls, directory: Path, generation: int | None = None) -> Store:
@@ -137,29 +142,32 @@ class Store:
         previous = self if known and generation == self.generation + 1 else None
         return Store(self.directory, generation, previous=previous)
 
-    def next(self, description: bytes) -> Store:
+    def next(self, description: bytes, *, dress: bool = False) -> Store:
         """Make the next generation: with all files that are not fresh in it, but without a byte.
 
         Args:
             description: what is other than in this one; see ``Layout.encode``.
+            dress: see ``Store``.
 
         Raises:
             StoreError: the bytes cannot fit.
             TransferError: it cannot be what follows.
         """
         layout = Layout.decode(description, self.layout)
-        _check_room(self.directory, layout.size, memory=self.owned)
+        capacity.check(self.directory, layout.size, memory=self.owned)
         if self.owned:
-            kernel.resize_tmpfs(self.directory, self._used() + _footprint(layout))
+            kernel.resize_tmpfs(self.directory, self._used() + capacity.footprint(layout))
         _delete(self.directory, self.generation + 1)  # of a refresh that was cut short
         earlier = self.description.read_bytes()
         if len(earlier) + len(description) > 2 * self.summary.whole:
             earlier, description = b"", layout.encode()
+        number = self.generation + 1
         return self._begin(
-            self.directory, self.generation + 1, layout, description, earlier, previous=self
+            self.directory, number, layout, description, earlier, previous=self, dress=dress
         )
 
     @classmethod
+    @many_objects()
     def _begin(
         cls,
         directory: Path,
@@ -168,6 +176,8 @@ class Store:
         description: bytes,
         earlier: bytes = b"",
         previous: Store | None = None,
+        *,
+        dress: bool,
     ) -> Store:
         sizes = {"have": layout.blocks, "changed": layout.tree.limit}
         whole = previous.summary.whole if previous is not None and earlier else len(description)
@@ -179,7 +189,7 @@ class Store:
                 with (directory / f"{generation}.{name}").open("xb") as file:
                     # With its memory: a mapping that finds none later ends the process.
                     os.posix_fallocate(file.fileno(), 0, max(size, 1))
-            store = cls(directory, generation, layout)
+            store = cls(directory, generation, layout, dress=dress)
             if previous is None:
                 store._new_files.make()
             else:
@@ -187,7 +197,7 @@ class Store:
         except BaseException as error:
             _delete(directory, generation)
             if isinstance(error, OSError):
-                raise _store_error(directory, error) from None
+                raise capacity.failure(directory, error) from None
             raise
         return store
 
@@ -202,7 +212,7 @@ class Store:
 
     @cached_property
     def _new_files(self) -> NewFiles:
-        return NewFiles(self.root, self.layout)
+        return NewFiles(self.root, self.layout, dress=self._dress)
 
     def path(self, number: int) -> bytes:
         """Where a file's bytes are."""
@@ -215,10 +225,12 @@ class Store:
             StoreError: there is no room left.
         """
         try:
-            for extent in self.layout.extents(block):
-                self._new_files.write(extent, data)
+            extents = list(self.layout.extents(block))
+            with self._turn.at(len(extents)):
+                for extent in extents:
+                    self._new_files.write(extent, data)
         except OSError as error:
-            raise _store_error(self.directory, error) from None
+            raise capacity.failure(self.directory, error) from None
         self._have[block] = 1
 
     def read_block(self, block: int, view: memoryview, layout: Layout | None = None) -> None:
@@ -233,25 +245,32 @@ class Store:
             StoreError: a file of it is gone or damaged.
         """
         try:
-            for extent in (layout or self.layout).extents(block):
-                self._files.read_into(extent, view)
+            extents = list((layout or self.layout).extents(block))
+            with self._turn.at(len(extents)):
+                for extent in extents:
+                    self._files.read_into(extent, view)
         except OSError as error:
             raise StoreError(f"block {block} cannot be read again: {error.strerror}") from None
 
-    def resume(self) -> None:
-        """Go on with a first generation that another process made, and did not finish."""
+    def resume(self, *, dress: bool = False) -> None:
+        """Go on with a first generation that another process made, and did not finish.
+
+        Args:
+            dress: see ``Store``.
+        """
+        self._dress = dress
         self._new_files.resume()
 
-    def finish(self, *, dress: bool) -> None:
-        """Make the files complete once all bytes are there; see ``Files.finish``.
+    def finish(self) -> None:
+        """Make the files complete once all bytes are there; see ``NewFiles.finish``.
 
         Raises:
             StoreError: there is no room left.
         """
         try:
-            self._new_files.finish(dress=dress)
+            self._new_files.finish()
         except OSError as error:
-            raise _store_error(self.directory, error) from None
+            raise capacity.failure(self.directory, error) from None
 
     @contextlib.contextmanager
     def growing(self) -> Iterator[None]:
@@ -366,35 +385,3 @@ def remove(directory: Path) -> None:
 def _map(path: Path) -> mmap.mmap:
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), 0)
-
-
-def _footprint(layout: Layout) -> int:
-    """Bytes of memory that the files may take which a layout adds to a store."""
-    added = (layout.tree.inodes[n] for n in layout.fresh | layout.copies.keys())
-    return sum(-(-inode.size // PAGE) * PAGE for inode in added) + SLACK
-
-
-def _free(directory: Path, *, memory: bool) -> int:
-    if memory:
-        return int(psutil.virtual_memory().available)
-    return shutil.disk_usage(directory).free
-
-
-def _check_room(directory: Path, needed: int, *, memory: bool) -> None:
-    free = _free(directory, memory=memory)
-    if needed > free:
-        raise _full("memory" if memory else str(directory), needed, free)
-
-
-def _store_error(directory: Path, error: OSError) -> StoreError:
-    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-        return _full(str(directory.parent), 0, _free(directory, memory=False))
-    return StoreError(f"cannot write to {directory}: {error.strerror}")
-
-
-def _full(where: str, needed: int, free: int) -> StoreError:
-    what = f"{needed >> 20} MiB" if needed else "the files"
-    return StoreError(
-        f"{what} do not fit into {where}, which has {free >> 20} MiB free",
-        hint="free memory there, or set WHEELMOUNT_STORE to a directory with more room",
-    )

@@ -59,11 +59,13 @@ class Route:
     Attributes:
         trees: see ``Topology.route``.
         peers: the agents of the hosts named there.
+        below: for each tree, how many ask this host first.
         report: seconds between reports to the client.
     """
 
     trees: tuple[tuple[str, ...], ...] = ((),)
     peers: Mapping[str, Any] = field(default_factory=dict)
+    below: tuple[int, ...] = (0,)
     report: float = REPORT
 
 
@@ -83,9 +85,8 @@ def routes(
     found = {}
     for name in agents:
         trees = topology.route(name)
-        found[name] = Route(
-            trees, {host: agents[host] for above in trees for host in above}, report
-        )
+        peers = {host: agents[host] for above in trees for host in above}
+        found[name] = Route(trees, peers, topology.below(name), report)
     return found
 
 
@@ -125,6 +126,15 @@ class Topology:
             For each tree the hosts to ask, the nearest first; above the last is the client.
         """
         return tuple(tuple(self._above(tree, host)) for tree in range(len(self._orders)))
+
+    def below(self, host: str) -> tuple[int, ...]:
+        """How many hosts ask one first, in each tree."""
+        if self._direct:
+            return (0,)
+        return tuple(
+            max(0, min(self._fanout, len(order) - 1 - places[host] * self._fanout))
+            for order, places in zip(self._orders, self._places, strict=True)
+        )
 
     def _above(self, tree: int, host: str) -> list[str]:
         above: list[str] = []

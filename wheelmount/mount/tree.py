@@ -70,8 +70,7 @@ class Inode(NamedTuple):
         return sum(length for _, length in self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What tells at the source whether a file is still the same; see ``stat(2)``."""
 
     device: int

@@ -1,0 +1,89 @@
+"""What a host gives to others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from tests.mount.test_store import arrive
+from wheelmount.errors import TransferError, WheelmountError
+from wheelmount.hosts import engine
+from wheelmount.mount import store as stores
+from wheelmount.mount.layout import Layout
+from wheelmount.mount.relay import Relay
+from wheelmount.mount.ring import Staged
+from wheelmount.mount.scan import scan
+from wheelmount.mount.store import Store
+from wheelmount.mount.traffic import Traffic
+from wheelmount.mount.transfer import Said
+
+BLOCK = 64 << 10
+
+
+@pytest.fixture
+def store(source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """All of ``source``, in several blocks."""
+    monkeypatch.setattr(engine, "address", lambda: None)  # sockets of this machine will do
+    layout = Layout(scan(os.fsencode(source)), BLOCK)
+    made = Store.create(workplace / "store" / "test", layout.encode(), mounted=False)
+    arrive(made, source, layout)
+    yield made
+    stores.remove(made.directory)
+
+
+def _relay(store: Store, below: tuple[int, ...]) -> Relay:
+    async def ensure(_block: int) -> WheelmountError | None:
+        return None
+
+    async def confirm(block: int) -> Said:
+        view = memoryview(bytearray(store.layout.length(block)))
+        store.read_block(block, view)
+        return blake3(view).digest(), ()
+
+    return Relay(store, ensure, confirm, Traffic(), 10, below)
+
+
+def test_only_what_others_are_to_ask_for_is_kept_in_memory(store: Store) -> None:
+    async def main() -> None:
+        relay = _relay(store, (0, 1))
+        memory = memoryview(bytearray(BLOCK))
+        staged = Staged(0, BLOCK, BLOCK, b"digest", ())
+        assert relay.put(staged, 1, False, memory) is memory, "nobody asked for anything yet"
+        await relay.outlet(device=False)
+        assert relay.put(staged, 0, False, memory) is memory
+        relay.note(1, (b"digest", ()))
+        assert relay.put(staged, 1, False, memory) is not memory
+        with relay.lend(1, packed=False) as (lent, view):
+            assert (lent.digest, view.obj) == (b"digest", memory.obj)
+        relay.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_not_in_memory_is_read_again(store: Store) -> None:
+    async def main() -> None:
+        relay = _relay(store, (1,))
+        with pytest.raises(TransferError, match="how to ask"), relay.lend(0, packed=False):
+            pass
+        await relay.outlet(device=False)
+
+        def twice() -> list[bytes]:
+            found = []
+            for _ in range(2):  # to more than it was expected to
+                with relay.lend(1, packed=False) as (staged, view):
+                    assert blake3(view).digest() == staged.digest
+                    found.append(bytes(view))
+            return found
+
+        first, second = await asyncio.to_thread(twice)
+        assert first == second
+        relay.close()
+        with pytest.raises(TransferError, match="gives nothing"), relay.lend(1, packed=False):
+            pass
+
+    asyncio.run(main())
