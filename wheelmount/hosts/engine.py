@@ -43,6 +43,9 @@ STOP_TIMEOUT = 3.0
 QUIT_DELAY = 0.2
 """Seconds in which an answer leaves a process that ends."""
 
+MESH_TIMEOUT = 5.0
+"""Seconds that processes and actors have to stop, all together."""
+
 FLUSH = 0.05
 """Seconds that Monarch then has to bring away what it has still to say, twice."""
 
@@ -153,6 +156,14 @@ def address() -> Address | None:
 def identity() -> Mapping[str, str]:
     """The certificate that this process shows, as of ``Authority.issue``; it may have none."""
     return _identity or os.environ
+
+
+def attach(address: str) -> Any:
+    """A mesh of one host that runs already; whether it answers, its ``initialized`` tells."""
+    start()
+    from monarch.actor import attach_to_workers
+
+    return attach_to_workers(ca="trust_all_connections", workers=[address])
 
 
 def stop() -> None:
@@ -273,10 +284,9 @@ def quit_soon() -> None:
     asyncio.get_running_loop().call_later(QUIT_DELAY, os._exit, 0)
 
 
-def stop_mesh(mesh: Any) -> None:
+def stop_meshes(*meshes: Any) -> None:
     """Stop processes or actors of Monarch; bounded, and fine if they are gone already."""
-    with contextlib.suppress(Exception):
-        mesh.stop().get(timeout=5)
+    gather({number: mesh.stop() for number, mesh in enumerate(meshes)}, MESH_TIMEOUT)
 
 
 def translate(error: Exception, timeout: float | None = None) -> WheelmountError:

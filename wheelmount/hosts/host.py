@@ -7,10 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wheelmount.hosts import engine
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wheelmount.config import Settings
+
+
+SETTLE = 3.0
+"""Seconds that hosts may take to say what they have still to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,14 @@ class Host:
 class Hosts(ABC):
     """Hosts of one kind: started together, stopped together. A context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = list(names)
         self._hosts: list[Host] = []
+
+    @property
+    @abstractmethod
+    def addresses(self) -> list[str]:
+        """Where Monarch reaches each."""
 
     @abstractmethod
     def start(self) -> None:
@@ -77,6 +89,23 @@ class Hosts(ABC):
         Raises:
             HostError: one does not answer.
         """
+
+    def settle(self) -> None:
+        """Hear what hosts that go on have still to say to this process, before it ends Monarch.
+
+        Whoever stops actors has Monarch tell others of it that may be gone as well, and their
+        hosts then report that nobody is there. A host that cannot deliver such a report ends
+        itself (Monarch 0.7.0: "client received undeliverable message: crashing"). What was said
+        on a connection before an answer has arrived with that answer. Bounded, and silent about
+        hosts that do not answer.
+        """
+        if self._hosts:
+            engine.gather({each.name: each.mesh.initialized for each in self._reached()}, SETTLE)
+
+    def _reached(self) -> list[Host]:
+        """Hosts that run, by their addresses; each is yet to answer."""
+        pairs = zip(self._names, self.addresses, strict=True)
+        return [Host(name, engine.attach(address)) for name, address in pairs]
 
     @abstractmethod
     def __len__(self) -> int: ...

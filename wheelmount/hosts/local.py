@@ -21,7 +21,7 @@ from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import engine, worker
-from wheelmount.hosts.host import Host, Hosts
+from wheelmount.hosts.host import Hosts
 
 log = logging.getLogger("wheelmount")
 
@@ -49,8 +49,7 @@ class LocalHosts(Hosts):
         guarded: bool = True,
         within: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__()
-        self._names = list(within) if within else [f"host{n}" for n in range(count)]
+        super().__init__(list(within) if within else [f"host{n}" for n in range(count)])
         self._within = within or {}
         self._settings = settings or config.load()
         self.namespaces = namespaces and namespaces_allowed()
@@ -83,7 +82,7 @@ class LocalHosts(Hosts):
 
     @property
     def addresses(self) -> list[str]:
-        """Where each can be attached to."""
+        """Where Monarch reaches each."""
         return [f"ipc://{self.directory}/{name}" for name in self._names]
 
     @property
@@ -144,7 +143,7 @@ class LocalHosts(Hosts):
     def attach(self) -> None:
         """Reach hosts that run."""
         self.check()
-        self._hosts = attach(self.addresses, self._names)
+        self._hosts = self._reached()
 
     def leave(self) -> dict[str, Any]:
         """Let go of them without stopping them; they must not be guarded."""
@@ -173,17 +172,6 @@ class LocalHosts(Hosts):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def attach(addresses: list[str], names: list[str]) -> list[Host]:
-    """Hosts that run already, by their addresses."""
-    engine.start()
-    from monarch.actor import attach_to_workers
-
-    return [
-        Host(name, attach_to_workers(ca="trust_all_connections", workers=[address]))
-        for name, address in zip(names, addresses, strict=True)
-    ]
 
 
 def _refusal(path: Path) -> str | None:

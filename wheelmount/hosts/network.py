@@ -15,7 +15,6 @@ from wheelmount.hosts import engine
 from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.host import Hosts
-from wheelmount.hosts.local import attach
 
 log = logging.getLogger("wheelmount")
 
@@ -60,14 +59,18 @@ class NetworkHosts(Hosts):
         settings: Settings | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(names or called(addresses))
         self._addresses = list(addresses)
-        self._names = list(names or called(addresses))
         self._settings = settings or config.load()
 
     def authority(self) -> Authority:
         """Who signs for these hosts, and for this process towards them: the user's own."""
         return Authority.of_user(self._settings)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where Monarch reaches each."""
+        return list(map(str, self._addresses))
 
     def start(self) -> None:
         """Reach them; they run already."""
@@ -96,7 +99,7 @@ class NetworkHosts(Hosts):
         engine.start(first.reached_from(), self.authority())
         for name, address in zip(self._names, self._addresses, strict=True):
             log.debug("host: %s is at %s", name, address)
-        hosts = attach([str(address) for address in self._addresses], self._names)
+        hosts = self._reached()
         answers = {host.name: host.mesh.initialized for host in hosts}
         try:
             engine.raise_first(engine.gather(answers, timeout))
@@ -110,11 +113,12 @@ class NetworkHosts(Hosts):
 
     def stop(self) -> None:
         """Let go of them."""
+        self.settle()
         self._hosts = []
 
     def leave(self) -> dict[str, Any]:
         """Let go of them."""
-        return {"addresses": list(map(str, self._addresses)), "names": self._names}
+        return {"addresses": self.addresses, "names": self._names}
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> NetworkHosts:

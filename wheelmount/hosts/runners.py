@@ -78,9 +78,10 @@ class Runners:
         engine.gather(ends, self._timeout)
         if self._procs:
             closes = {name: self.actors[name].close.call_one() for name in self._procs}
-            for name, end in engine.gather(closes, self._timeout).items():
-                if not isinstance(end, WheelmountError):  # a host that is lost has nothing to stop
-                    engine.stop_mesh(self._procs[name])
+            closed = engine.gather(closes, self._timeout)
+            # A host that is lost has nothing to stop.
+            here = [name for name, end in closed.items() if not isinstance(end, WheelmountError)]
+            engine.stop_meshes(*(self._procs[name] for name in here))
 
     def keep(self) -> None:
         """Leave the runners on their hosts when this is left."""

@@ -42,17 +42,18 @@ def mount(
         ):
             return standing.mntpoints
     namespaces = spec.shared and "{host}" not in (mntpoint or "")
-    with spec.make(settings, namespaces=namespaces, progress=progress) as hosts:
-        made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)
-        made.open(keep=True)
-        try:
-            made.keep()
-            made.release()  # hosts that go on would keep what this client started for a minute
-        except BaseException:
-            made.close(force=True)
-            raise
-        finally:
-            engine.stop()
+    try:
+        with spec.make(settings, namespaces=namespaces, progress=progress) as hosts:
+            made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)
+            made.open(keep=True)
+            try:
+                made.keep()
+                made.release()  # hosts that go on would keep what this client started for a minute
+            except BaseException:
+                made.close(force=True)
+                raise
+    finally:
+        engine.stop()
     return made.mntpoints
 
 

@@ -165,8 +165,11 @@ def join(session: Session, progress: Progress) -> Iterator[Standing]:
             hosts.attach()
             progress.log(f"connected to session {session.name}: {len(record.names)} hosts")
             actors = session.handles()[RUNNERS]
-            with Runners(list(hosts), session.settings.start_timeout, actors) as runners:
-                yield Standing(session, hosts, runners, progress)
+            try:
+                with Runners(list(hosts), session.settings.start_timeout, actors) as runners:
+                    yield Standing(session, hosts, runners, progress)
+            finally:
+                hosts.settle()
     except HostError as error:
         if error.hint is None:
             error.message = f"session {session.name}: {error.message}"

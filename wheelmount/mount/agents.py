@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wheelmount.config import Settings
-from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.host import Host
 
@@ -62,16 +60,23 @@ class Agents(Mapping[str, Any]):
         calls = {name: call(self._agents[name]) for name in wanted}
         return engine.gather(calls, timeout or self._settings.start_timeout)
 
-    def dismiss(self, name: str, *, lost: bool = False) -> None:
-        """End one; that of a host that is lost is ended already."""
-        agent, procs = self._agents.pop(name), self._procs.pop(name, None)
-        if lost:
-            return
-        if procs is not None:
-            engine.stop_mesh(procs)
-        else:  # another process started it
-            with contextlib.suppress(WheelmountError):
-                engine.one(agent.quit.call_one(), self._settings.start_timeout)
+    def dismiss(self, names: Iterable[str]) -> None:
+        """End those of some hosts."""
+        quits, meshes = {}, []
+        for name in names:
+            agent, procs = self._agents.pop(name), self._procs.pop(name, None)
+            if procs is not None:
+                meshes.append(procs)
+            else:  # another process started it
+                quits[name] = agent.quit.call_one()
+        engine.stop_meshes(*meshes)
+        engine.gather(quits, self._settings.start_timeout)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Let go of those of hosts that are lost, and have ended with them."""
+        for name in names:
+            del self._agents[name]
+            self._procs.pop(name, None)
 
     def __getitem__(self, name: str) -> Any:
         return self._agents[name]

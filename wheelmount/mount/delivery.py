@@ -183,7 +183,7 @@ class Delivery:
         """Offer it no more."""
         if not self.ended:
             self.ended = True
-            engine.stop_mesh(self.actor)
+            engine.stop_meshes(self.actor)
             if self._outlet is not None:
                 self._outlet.close()
         for thread in self._threads:

@@ -170,9 +170,9 @@ class RemoteMount:
         for name, answer in answers.items():
             if not isinstance(answer, WheelmountError):
                 raise InputError(f"{name} has the mount already", hint="add other hosts")
-        for name in answers:
-            self._agents.dismiss(name, lost=True)
-            if self._delivery is not None:
+        self._agents.forget(answers)
+        if self._delivery is not None:
+            for name in answers:
                 self._delivery.forget(name)
 
     def _offer_again(self, layout: Layout) -> Delivery:
@@ -374,19 +374,16 @@ class RemoteMount:
 
     def _close(self, names: list[str], *, force: bool) -> list[MountError]:
         """Take it down on some hosts; returns why it stays on some of them."""
-        busy = []
         closed = self._agents.call(lambda agent: agent.close.call_one(force), names)
-        for name, result in closed.items():
-            if isinstance(result, MountError):
-                busy.append(result)
-            else:
-                self._agents.dismiss(name, lost=isinstance(result, WheelmountError))
-        return busy
+        errors = {n: result for n, result in closed.items() if isinstance(result, WheelmountError)}
+        busy = {n: error for n, error in errors.items() if isinstance(error, MountError)}
+        self._agents.forget(errors.keys() - busy.keys())
+        self._agents.dismiss(closed.keys() - errors.keys())
+        return list(busy.values())
 
     def release(self) -> None:
         """End the agents, and leave the mounts to themselves."""
-        for name in self._agents:
-            self._agents.dismiss(name)
+        self._agents.dismiss(self._agents)
 
     def __enter__(self) -> RemoteMount:
         self.open()
