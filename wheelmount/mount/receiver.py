@@ -30,16 +30,13 @@ from wheelmount.mount.relay import Relay
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.store import Store
 from wheelmount.mount.stream import Ticket
-from wheelmount.mount.topology import Route
+from wheelmount.mount.topology import SHARE, Route
 from wheelmount.mount.traffic import CLIENT, Traffic
 from wheelmount.mount.transfer import Said
 
 ATTEMPTS, PAUSE = 3, 0.2
 """Times the client is asked for a block that arrives with the wrong hash or not at all, and seconds
 that more are waited each time."""
-
-LEAST_SHARE = 2
-"""Blocks on their way in each tree, so that no link waits for what another brings."""
 
 
 class Receiver:
@@ -128,7 +125,7 @@ class Receiver:
         Raises:
             TransferError: something did not arrive; all the rest did.
         """
-        share = max(LEAST_SHARE, self._in_flight // len(self._queues))
+        share = max(SHARE, self._in_flight // len(self._queues))
         await asyncio.gather(*(self._work(queue) for queue in self._queues * share))
         self._buffers.clear()
         self._inlet.close()

@@ -23,6 +23,10 @@ SMALL = 1 << 20
 LEAST_BLOCK, MOST_BLOCK = 256 << 10, 4 << 20
 """Bytes. Larger blocks than this gain nothing more, and take memory in all rings."""
 
+SHARE = 2
+"""Blocks on their way to a host in each tree at least, so that no link waits for what another
+brings."""
+
 BLOCK_COST = 32_000
 """Bytes that a link of 1 Gbit/s could carry in the time that one more block costs: 1.5 ms (see
 ``benchmarks.rdma``), and six are on their way at once."""
@@ -34,9 +38,9 @@ REPORT = 0.25
 def block_size(size: int, hosts: int, fanout: int = 0) -> int:
     """Bytes of a block, a power of two.
 
-    The last block is passed on once for each step of the way, which takes ``steps * block``; all
-    blocks together cost ``size / block * BLOCK_COST``. The sum is least at the root of their
-    quotient. On faster links blocks matter less in both ways.
+    The last block is passed on once for each step of the way, behind others, which takes
+    ``steps * SHARE * block``; all blocks together cost ``size / block * BLOCK_COST``. The sum is
+    least at the root of their quotient. On faster links blocks matter less in both ways.
 
     Args:
         size: bytes that each host is to get.
@@ -48,7 +52,7 @@ def block_size(size: int, hosts: int, fanout: int = 0) -> int:
     while reached < hosts:
         reached = (reached + 1) * children
         steps += 1
-    best = math.sqrt(size * BLOCK_COST / steps)
+    best = math.sqrt(size * BLOCK_COST / (steps * SHARE))
     return min(max(1 << round(math.log2(max(best, 1))), LEAST_BLOCK), MOST_BLOCK)
 
 
