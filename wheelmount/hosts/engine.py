@@ -37,14 +37,14 @@ for _name, _value in SWITCHES.items():
     # Monarch is imported, and modules with actors must import it.
     os.environ.setdefault(_name, _value)
 
+MESH_TIMEOUT = 5.0
+"""Seconds that processes and actors have to stop, all together."""
+
 STOP_TIMEOUT = 3.0
 """Seconds that Monarch has to end in this process."""
 
 QUIT_DELAY = 0.2
 """Seconds in which an answer leaves a process that ends."""
-
-MESH_TIMEOUT = 5.0
-"""Seconds that processes and actors have to stop, all together."""
 
 FLUSH = 0.05
 """Seconds that Monarch then has to bring away what it has still to say, twice."""

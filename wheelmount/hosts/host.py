@@ -100,7 +100,7 @@ class Hosts(ABC):
         hosts that do not answer.
         """
         if self._hosts:
-            engine.gather({each.name: each.mesh.initialized for each in self._reached()}, SETTLE)
+            answers(self._reached(), SETTLE)
 
     def _reached(self) -> list[Host]:
         """Hosts that run, by their addresses; each is yet to answer."""
@@ -119,6 +119,11 @@ class Hosts(ABC):
 
     def __exit__(self, *_exc: object) -> None:
         self.stop()
+
+
+def answers(hosts: Sequence[Host], timeout: float) -> dict[str, Any]:
+    """Have an answer of each host, by its name; see ``engine.gather``."""
+    return engine.gather({host.name: host.mesh.initialized for host in hosts}, timeout)
 
 
 def as_hosts(host_mesh: Any) -> list[Host]:

@@ -14,7 +14,7 @@ from wheelmount.errors import InputError, WaitError
 from wheelmount.hosts import engine
 from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
-from wheelmount.hosts.host import Hosts
+from wheelmount.hosts.host import Hosts, answers
 
 log = logging.getLogger("wheelmount")
 
@@ -100,9 +100,8 @@ class NetworkHosts(Hosts):
         for name, address in zip(self._names, self._addresses, strict=True):
             log.debug("host: %s is at %s", name, address)
         hosts = self._reached()
-        answers = {host.name: host.mesh.initialized for host in hosts}
         try:
-            engine.raise_first(engine.gather(answers, timeout))
+            engine.raise_first(answers(hosts, timeout))
         except WaitError as error:
             if first.scheme == SECURE:
                 error.hint = (

@@ -30,7 +30,7 @@ from wheelmount.progress import Progress
 RUNNERS = "runners"
 """Key of the runners among a session's handles; the others are identities of mounts."""
 
-SETTLE = 1.0
+ARRIVAL = 1.0
 """Seconds that a command whose working directory is in a mount waits for all bytes, at most. Then
 the kernel shows them alone before the command is there: if both came at the same moment, the kernel
 could not tell it any more where it is."""
@@ -90,7 +90,7 @@ class Site(ABC):
             commands = {name: command(name, path) for name, path in mount.mntpoints.items()}
             if any(each.cwd is not None for each in commands.values()):
                 with contextlib.suppress(WheelmountError):  # who reads what never comes hears why
-                    mount.wait(SETTLE)
+                    mount.wait(ARRIVAL)
             return self.run(commands, step, output, stdin)
 
     @abstractmethod
