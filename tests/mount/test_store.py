@@ -6,7 +6,10 @@ import gc
 import os
 import shutil
 import subprocess
+import threading
 import tracemalloc
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +18,8 @@ import pytest
 from tests.conftest import make_source
 from tests.mount.test_ordinary_user import as_nobody
 from wheelmount.errors import StoreError, TransferError
-from wheelmount.mount.layout import Layout
+from wheelmount.mount.files import NewFiles
+from wheelmount.mount.layout import Extent, Layout
 from wheelmount.mount.mapped import Mapped
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
@@ -118,6 +122,53 @@ def test_an_ordinary_user_can_go_on_with_files_that_are_not_for_writing() -> Non
         _same(source, again)
 
     as_nobody(work)
+
+
+def test_what_belongs_to_an_abandoned_generation_is_written_nowhere(
+    first: tuple[Store, Layout], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, layout = first
+    (source / "page").write_bytes(b"1" * 4096)
+    succession = Succession(layout.tree, scan(os.fsencode(source), layout.tree))
+    after = succession.settle(succession.doubts, BLOCK)
+    made = store.next(after.encode(layout), dress=True)
+    begun, held = threading.Event(), threading.Event()
+    write = NewFiles.write
+
+    def slow(files: NewFiles, extent: Extent, data: memoryview) -> None:
+        begun.set()
+        assert held.wait(30)
+        write(files, extent, data)
+
+    block = memoryview(bytearray(b"1" * after.length(0)))
+    with ThreadPoolExecutor() as threads, monkeypatch.context() as patch:
+        patch.setattr(NewFiles, "write", slow)
+        writing = threads.submit(made.write, 0, block)
+        assert begun.wait(30)
+        forgetting = threads.submit(made.forget)
+        with pytest.raises(futures.TimeoutError):
+            forgetting.result(0.2)
+        held.set()
+        writing.result(30)
+        forgetting.result(30)
+    assert not made.root.exists()
+    with pytest.raises(StoreError, match="was given up"):
+        made.write(0, block)
+    again = store.next(after.encode(layout), dress=True)
+    assert again.generation > made.generation
+    again.forget()
+    assert store.next(after.encode(layout), dress=True).generation > again.generation
+    _same_after(store.reopen(again.generation + 1), after, source)
+    _clear(store)
+
+
+def _same_after(store: Store, layout: Layout, source: Path) -> None:
+    """A generation that another process made is filled, and read by what went before it."""
+    assert store.layout.identity == layout.identity
+    filled = Store.open(store.directory, store.generation)
+    assert filled.layout.identity == layout.identity
+    arrive(filled, source, layout)
+    assert (store.root / "page").read_bytes() == (source / "page").read_bytes()
 
 
 def test_generations_follow_the_source(first: tuple[Store, Layout], source: Path) -> None:

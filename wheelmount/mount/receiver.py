@@ -203,7 +203,8 @@ class Receiver:
             if not self._ended:
                 self._tell(block, self._failed[block].message)
         else:
-            self._tell(block, None)
+            if not self._ended:
+                self._tell(block, None)
         finally:
             del self._flying[block]
 

@@ -1,7 +1,9 @@
 """The store: a host's copy of the files, as a directory that looks like the source's.
 
 A store has generations, numbered from 1; each is a directory of its own, and a file that is the
-same in two of them is one file with two names. Beside generation ``N`` lie ``N.tree``, its
+same in two of them is one file with two names. A number is never given twice, so that what comes
+too late for a generation that is gone finds no other in its place. Beside generation ``N`` lie
+``N.tree``, its
 description, and ``N.summary``, a few numbers of that; ``N.have``, one byte a block, and
 ``N.changed``, one byte an inode number. The latter two are mapped by the process that receives and
 by the one that serves, so what has arrived is seen by both at once, and a serving process that is
@@ -16,6 +18,7 @@ import json
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
@@ -31,6 +34,12 @@ from wheelmount.mount.mapped import Mapped
 from wheelmount.mount.summary import Summary
 from wheelmount.mount.tree import TreeView, many_objects
 from wheelmount.mount.turn import Turn
+
+LAST = "last"
+"""Name of a file in a store: the highest number that a generation was given."""
+
+LEAVE = 10.0
+"""Seconds that writers of a generation have to come to an end before it is deleted."""
 
 
 class Store:
@@ -69,6 +78,9 @@ class Store:
         self._have = _map(directory / f"{generation}.have")
         self._changed = _map(directory / f"{generation}.changed")
         self._complete = False
+        self._access = threading.Condition()
+        self._writers = 0
+        self._forgotten = False
 
     @property
     def layout(self) -> Layout:
@@ -131,16 +143,15 @@ class Store:
     @classmethod
     def open(cls, directory: Path, generation: int | None = None) -> Store:
         """Find a generation again; default the one that is shown."""
-        if generation is None:
-            current = directory / "current"
-            generation = int(current.read_text()) if current.exists() else 1
-        return cls(directory, generation)
+        return cls(directory, current(directory) if generation is None else generation)
 
     def reopen(self, generation: int) -> Store:
-        """Find another generation; quicker than ``open`` for the next after one that is known."""
+        """Find another generation; quicker than ``open`` for one made from one that is known."""
+        found = Store(self.directory, generation)
         known = self._layout is not None or self._mapped is not None
-        previous = self if known and generation == self.generation + 1 else None
-        return Store(self.directory, generation, previous=previous)
+        if known and found.summary.predecessor == self.generation:
+            found._previous = self
+        return found
 
     def next(self, description: bytes, *, dress: bool = False) -> Store:
         """Make the next generation: with all files that are not fresh in it, but without a byte.
@@ -157,14 +168,25 @@ class Store:
         capacity.check(self.directory, layout.size, memory=self.owned)
         if self.owned:
             kernel.resize_tmpfs(self.directory, self._used() + capacity.footprint(layout))
-        _delete(self.directory, self.generation + 1)  # of a refresh that was cut short
+        number = self._new_number()
         earlier = self.description.read_bytes()
         if len(earlier) + len(description) > 2 * self.summary.whole:
             earlier, description = b"", layout.encode()
-        number = self.generation + 1
         return self._begin(
             self.directory, number, layout, description, earlier, previous=self, dress=dress
         )
+
+    def _new_number(self) -> int:
+        """A number that no generation ever had; what refreshes left that were cut short goes."""
+        shown = max(self.generation, current(self.directory))
+        found = [int(path.name.partition(".")[0]) for path in self.directory.glob("[1-9]*")]
+        last = self.directory / LAST
+        given = int(last.read_text()) if last.exists() else 0
+        number = max(shown, given, *found) + 1
+        last.write_text(str(number))
+        for left in {each for each in found if each > shown}:
+            _delete(self.directory, left)
+        return number
 
     @classmethod
     @many_objects()
@@ -181,7 +203,8 @@ class Store:
     ) -> Store:
         sizes = {"have": layout.blocks, "changed": layout.tree.limit}
         whole = previous.summary.whole if previous is not None and earlier else len(description)
-        summary = Summary.of(layout, len(earlier), whole)
+        predecessor = previous.generation if previous is not None else 0
+        summary = Summary.of(layout, predecessor, len(earlier), whole)
         try:
             (directory / f"{generation}.tree").write_bytes(earlier + description)
             (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
@@ -222,16 +245,31 @@ class Store:
         """Put a block's bytes into its files, and say that they are there.
 
         Raises:
-            StoreError: there is no room left.
+            StoreError: there is no room left, or this generation was forgotten.
         """
+        with self._writing():
+            try:
+                extents = list(self.layout.extents(block))
+                with self._turn.at(len(extents)):
+                    for extent in extents:
+                        self._new_files.write(extent, data)
+            except OSError as error:
+                raise capacity.failure(self.directory, error) from None
+            self._have[block] = 1
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """While bytes are written: ``forget`` waits for that, and allows no more of it."""
+        with self._access:
+            if self._forgotten:
+                raise StoreError(f"generation {self.generation} of this mount was given up")
+            self._writers += 1
         try:
-            extents = list(self.layout.extents(block))
-            with self._turn.at(len(extents)):
-                for extent in extents:
-                    self._new_files.write(extent, data)
-        except OSError as error:
-            raise capacity.failure(self.directory, error) from None
-        self._have[block] = 1
+            yield
+        finally:
+            with self._access:
+                self._writers -= 1
+                self._access.notify_all()
 
     def read_block(self, block: int, view: memoryview, layout: Layout | None = None) -> None:
         """Read a block that has arrived.
@@ -359,7 +397,14 @@ class Store:
         self._files.free(number)
 
     def forget(self) -> None:
-        """Delete this generation; files that others have too stay theirs."""
+        """Delete this generation; files that others have too stay theirs.
+
+        First what is being written is waited for, and nothing is written any more. Where a disk
+        keeps a writer for longer than ``LEAVE``, it writes to files without a name.
+        """
+        with self._access:
+            self._forgotten = True
+            self._access.wait_for(lambda: not self._writers, LEAVE)
         _delete(self.directory, self.generation)
 
 
@@ -367,6 +412,12 @@ def _delete(directory: Path, generation: int) -> None:
     shutil.rmtree(directory / str(generation), ignore_errors=True)
     for name in ("tree", "summary", "have", "changed"):
         (directory / f"{generation}.{name}").unlink(missing_ok=True)
+
+
+def current(directory: Path) -> int:
+    """Number of the generation that is shown."""
+    note = directory / "current"
+    return int(note.read_text()) if note.exists() else 1
 
 
 def earlier(directory: Path, generation: int) -> list[int]:

@@ -21,6 +21,7 @@ class Summary:
         room: bytes of them in whole pages, holes included.
         xattrs: whether anything has extended attributes.
         blocks: number of the blocks that travelled for it.
+        predecessor: number of the generation that it was made from; 0 for none.
         follows: bytes at the beginning of its description that are those of the one before.
         whole: bytes of the last description of a whole tree in it.
     """
@@ -31,11 +32,12 @@ class Summary:
     room: int
     xattrs: bool
     blocks: int
+    predecessor: int
     follows: int
     whole: int
 
     @classmethod
-    def of(cls, layout: Layout, follows: int, whole: int) -> Summary:
+    def of(cls, layout: Layout, predecessor: int, follows: int, whole: int) -> Summary:
         """Sum up a layout; the other arguments are attributes."""
         inodes = layout.tree.inodes.values()
         files = [inode for inode in inodes if inode.is_file]
@@ -46,6 +48,7 @@ class Summary:
             sum(-(-inode.size // PAGE) * PAGE for inode in files),
             any(inode.xattrs for inode in inodes),
             layout.blocks,
+            predecessor,
             follows,
             whole,
         )
