@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -281,6 +283,84 @@ def test_bytes_that_differ_at_the_same_time_stamp_are_noticed(tmp_path: Path) ->
     file.write_bytes(b"X" * PAGE * 4)
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert ring.stage(0).changed
+
+
+def _overwrite(file: Path, offset: int, data: bytes) -> None:
+    """Edit a file where it is, and put its mtime back."""
+    status = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(data)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("place", [0, 5 * PAGE])
+def test_an_edit_between_two_blocks_whose_time_was_put_back_is_never_torn(
+    tmp_path: Path, place: int
+) -> None:
+    (tmp_path / "a").write_bytes(b"a" * PAGE * 6)
+    ring = _source(tmp_path)
+    assert _bytes(ring, 0) == b"a" * PAGE * 4
+    _overwrite(tmp_path / "a", place, b"X" * 100)
+    torn = bool(ring.stage(1).changed)
+    if place == 0:
+        assert torn, "its first block is what it was before"
+    else:  # the file as it is now, of which the first block is part
+        assert torn or bytes(ring.slots[ring.stage(1).slot][PAGE : PAGE + 100]) == b"X" * 100
+
+
+def test_an_edit_before_the_first_block_whose_time_was_put_back_arrives_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a").write_bytes(b"a" * PAGE * 6)
+    ring = _source(tmp_path)
+    _overwrite(tmp_path / "a", PAGE, b"X" * PAGE * 4)
+    assert _bytes(ring, 0) + _bytes(ring, 1) == (tmp_path / "a").read_bytes()
+    assert not ring.source.changed
+
+
+def test_an_edit_in_a_hole_whose_time_was_put_back_is_noticed(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb") as file:
+        file.write(b"data")
+        file.truncate(1 << 20)
+    ring = _source(tmp_path)
+    _overwrite(tmp_path / "a", 512 << 10, b"more")
+    assert ring.stage(0).changed
+
+
+def test_a_file_that_never_holds_still_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    ring = _source(tmp_path)
+    read, modes = Source._read_any, itertools.cycle([0o600, 0o640])
+
+    def restless(*arguments: Any) -> os.stat_result | None:
+        (tmp_path / "a").chmod(next(modes))
+        return read(*arguments)
+
+    monkeypatch.setattr(Source, "_read_any", restless)
+    assert ring.stage(0).changed
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_new_modes_and_names_while_blocks_are_read_change_no_content(
+    tmp_path: Path, before: int
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(os.urandom(PAGE * 3))
+    with (tmp_path / "c").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"data")
+    ring = _source(tmp_path, slots=1)
+    for block in range(before):
+        _bytes(ring, block)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).chmod(0o600)
+        (tmp_path / f"{name}{name}").hardlink_to(tmp_path / name)
+    for block in range(ring.layout.blocks):
+        assert not ring.stage(block).changed
+        ring.release(block)
 
 
 def test_a_changed_mode_is_no_changed_content(tmp_path: Path) -> None:

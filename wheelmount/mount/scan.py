@@ -163,10 +163,7 @@ class _Scan:
 def _inode(path: bytes, where: bytes, status: os.stat_result) -> Inode | None:
     kind = status.st_mode & _TYPE
     if kind == stat.S_IFREG:
-        pieces = None
-        if status.st_blocks * 512 < status.st_size:  # may have holes: stat(2)
-            pieces = _pieces(where, status.st_size)
-        mtime = status.st_mtime_ns
+        pieces, mtime = data_pieces(where, status), status.st_mtime_ns
         return Inode(status.st_mode, status.st_size, mtime, 1, path, _xattrs(where), pieces)
     if kind == stat.S_IFLNK:
         target = os.readlink(where)
@@ -191,8 +188,11 @@ def _xattrs(path: bytes) -> tuple[tuple[bytes, bytes], ...]:
     return tuple((os.fsencode(n), os.getxattr(path, n, follow_symlinks=False)) for n in mine)
 
 
-def _pieces(path: bytes, size: int) -> tuple[Piece, ...] | None:
-    """What is not a hole; None if the file system says that nothing is."""
+def data_pieces(path: bytes, status: os.stat_result) -> tuple[Piece, ...] | None:
+    """What of a regular file is not a hole; None if the file system says that nothing is."""
+    size = status.st_size
+    if status.st_blocks * 512 >= size:  # it has no holes: stat(2)
+        return None
     pieces = []
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
