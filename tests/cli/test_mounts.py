@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -76,6 +77,35 @@ def test_refresh_shows_what_changed_since(
         assert (root / "new").is_dir()
     assert cli("refresh", "nowhere").returncode == 73
     assert cli("umount", source).returncode == 0
+
+
+@pytest.fixture
+def torn(source: Path) -> Iterator[str]:
+    """Name of a file in ``source`` that has fewer bytes than its size says."""
+    (source / "torn").touch()
+    shorter = "/sys/kernel/mm/transparent_hugepage/enabled"
+    subprocess.run(["mount", "--bind", shorter, source / "torn"], check=True)
+    yield "torn"
+    subprocess.run(["umount", source / "torn"], check=True)
+
+
+def test_files_that_could_not_be_read_are_named(
+    cli: Cli, source: Path, workplace: Path, torn: str
+) -> None:
+    done = cli("mount", source, workplace / "w")
+    assert done.returncode == 74
+    assert done.stdout == f"host0 {workplace}/w\n", "the others can be read"
+    assert f"1 file of {source} cannot be read on the hosts: {torn};" in done.stderr
+    assert done.stderr.count(torn) == 1
+    assert cli("umount", workplace / "w").returncode == 0
+    script = "cat page odd blocks .hidden >/dev/null && echo fine"
+    done = cli("run", source, "-", "--hosts", "local:2", stdin=None, input=script)
+    assert done.stdout == "== host0 ==\nfine\n== host1 ==\nfine\n"
+    assert done.returncode == 74
+    assert f"cannot be read on the hosts: {torn};" in done.stderr
+    done = cli("run", source, "-", stdin=None, input="sleep 1; exit 3")
+    assert done.returncode == 3, "the script's own code"
+    assert torn in done.stderr
 
 
 def test_a_busy_mount_is_named_and_can_be_forced(cli: Cli, source: Path, workplace: Path) -> None:

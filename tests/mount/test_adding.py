@@ -150,8 +150,8 @@ def test_what_a_client_left_is_delivered_by_another_with_its_agents(
         again.wait(60)
         _assert_everywhere(again, large, 3)
     finally:
-        mount.close(force=True)
         again.close(force=True)
+        mount.close(force=True)
 
 
 RETURNING = """
@@ -184,6 +184,61 @@ with local(2) as hosts, local(1) as more:
         subprocess.run(["diff", "-r", source, f"{place}/{host}"], check=True)
     mount.close()
 """
+
+
+LOST = """
+import subprocess, sys
+from pathlib import Path
+import psutil, pytest
+from wheelmount import config, remotemount
+from wheelmount.errors import HostError
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount.delivery import Delivery
+source, place = Path(sys.argv[1]), sys.argv[2]
+fetch = Delivery.fetch
+def kill(number):
+    host = psutil.Process(hosts.pids[number])
+    family = [host, *host.children(recursive=True)]
+    family = [each for each in family if "wheelmount.mount.server" not in each.cmdline()]
+    for process in family:
+        process.kill()
+    psutil.wait_procs(family, 30)
+def fetch_then_kill(*arguments):
+    outcome = fetch(*arguments)
+    Delivery.fetch = fetch
+    kill(1)
+    return outcome
+def follow(lost):
+    (source / f"new {lost}").write_text("new")
+    if lost:
+        with pytest.raises(HostError, match=f"{lost}: lost, .* the other hosts show"):
+            mount.refresh()
+    else:
+        assert mount.refresh()
+    for path in mount.mntpoints.values():
+        subprocess.run(["diff", "-r", source, path], check=True)
+with LocalHosts(4, namespaces=False) as hosts:
+    mount = remotemount(hosts, source, f"{place}/{{host}}")
+    mount.open()
+    mount.wait(60)
+    Delivery.fetch = fetch_then_kill
+    follow("host1")
+    assert mount.mntpoints.keys() == {"host0", "host2", "host3"}
+    follow("")
+    kill(3)
+    follow("host3")
+    follow("")
+    assert not mount.refresh()
+    mount.close()
+"""
+
+
+def test_hosts_that_are_lost_are_passed_over_by_later_refreshes(
+    large: Path, workplace: Path
+) -> None:
+    code = [sys.executable, "-c", LOST, str(large), str(workplace)]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_host_that_was_lost_and_came_back(large: Path, workplace: Path) -> None:

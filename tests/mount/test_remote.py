@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.mount.conformance import assert_read_only, assert_same
 from wheelmount import remotemount
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, MountError, SourceError, StoreError
+from wheelmount.errors import InputError, MountError, SourceError, StoreError, WaitError
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount import point
 from wheelmount.mount.delivery import Delivery
@@ -120,6 +121,57 @@ def test_a_file_edited_during_the_copy_is_never_torn(
             assert first == (source / "a-first").read_bytes()
     finally:
         mount.close(force=True)
+
+
+def test_files_that_hosts_cannot_read_are_named(
+    hosts: LocalHosts,
+    source: Path,
+    workplace: Path,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scanned, deliver = threading.Event(), Delivery.deliver
+
+    def deliver_then(*arguments: Any) -> None:
+        scanned.wait(30)
+        deliver(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Delivery, "deliver", deliver_then)
+        mount = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
+        with mount:
+            (source / "odd").write_bytes(b"edited")
+            (source / "page").unlink()
+            scanned.set()
+            mount.wait(60)
+            assert mount.unreadable == ["odd", "page"]
+            assert "2 files of" in caplog.text
+            assert "odd, page" in caplog.text
+            assert mount.refresh()
+            assert mount.unreadable == []
+            assert (workplace / "host1" / "odd").read_bytes() == b"edited"
+
+
+def test_a_host_that_does_not_end_is_named_and_can_be_ended_later(
+    hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
+) -> None:
+    settings = replace(settings, start_timeout=4)
+    mount = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
+    mount.open()
+    mount.wait(60)
+    status = mount.status()["host1"]
+    serving = [psutil.Process(status[key]) for key in ("pid", "server")]
+    for process in serving:
+        process.suspend()
+    try:
+        with pytest.raises(WaitError, match="host1: no answer"):
+            mount.close()
+    finally:
+        for process in serving:
+            process.resume()
+    assert point.mounted(f"{workplace}/host0") is None
+    mount.close()
+    assert point.mounted(f"{workplace}/host1") is None
 
 
 CLIENT = """

@@ -45,9 +45,11 @@ def mount(source: Path, mntpoint: str | None, spec: HostSpec, adapter: str, quie
     from wheelmount.jobs import mounts  # with Monarch, which other commands here do without
 
     settings = replace(config.load(), adapter=adapter)
-    made = mounts.mount(spec, source, mntpoint, settings, ConsoleProgress(quiet=quiet))
+    made, shortfall = mounts.mount(spec, source, mntpoint, settings, ConsoleProgress(quiet=quiet))
     for name, path in made.items():
         print(f"{name} {path}")
+    if shortfall is not None:
+        raise shortfall
 
 
 @click.command()

@@ -104,6 +104,8 @@ class Show:
             if isinstance(result, WheelmountError):
                 result.message = f"{name}: {result.message}"
                 progress.error(result)
+        if results.shortfall is not None:
+            progress.error(results.shortfall)
         return worst(results)
 
 

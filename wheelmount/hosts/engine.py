@@ -254,6 +254,11 @@ def complete(work: Coroutine[Any, Any, None]) -> None:
         thread.join()
 
 
+def errors(results: Mapping[Key, Any]) -> dict[Key, WheelmountError]:
+    """Those of the results of ``gather`` that are errors."""
+    return {key: end for key, end in results.items() if isinstance(end, WheelmountError)}
+
+
 def raise_first(results: dict[Key, Any]) -> dict[Key, Any]:
     """Give the results of ``gather`` back, or raise the first error among them, naming its key."""
     for key, result in results.items():

@@ -42,8 +42,14 @@ class Result:
     seconds: float
 
 
-Results = Mapping[str, Result | WheelmountError]
-"""By host, what came of its command, or why it could not be run or its host was lost."""
+class Results(dict[str, Result | WheelmountError]):
+    """By host, what came of its command, or why it could not be run or its host was lost.
+
+    Attributes:
+        shortfall: what could not be done beside the commands, such as files that did not arrive.
+    """
+
+    shortfall: WheelmountError | None = None
 
 
 class Runners:
@@ -102,7 +108,7 @@ class Runners:
                 Python cannot end while a thread waits in a buffer.
         """
         fed = stdin if len(commands) == 1 else None
-        results: dict[str, Result | WheelmountError] = {}
+        results = Results()
 
         async def one(name: str, command: Command) -> None:
             try:
@@ -114,7 +120,7 @@ class Runners:
             await asyncio.gather(*(one(name, command) for name, command in commands.items()))
 
         engine.complete(everything())
-        return {name: results[name] for name in commands}
+        return Results({name: results[name] for name in commands})
 
     async def _run(
         self, name: str, command: Command, output: Output | None, stdin: RawIOBase | None
@@ -164,5 +170,10 @@ class Runners:
 
 
 def worst(results: Results) -> int:
-    """The exit code for all hosts together: 0 if all had 0, else the highest."""
-    return max(r.exit_code if isinstance(r, WheelmountError) else r.code for r in results.values())
+    """The exit code for all hosts together: 0 if all had 0, else the highest.
+
+    Where all had 0, that of the shortfall.
+    """
+    ends = results.values()
+    code = max(r.exit_code if isinstance(r, WheelmountError) else r.code for r in ends)
+    return code or (0 if results.shortfall is None else results.shortfall.exit_code)

@@ -77,7 +77,7 @@ def on_standing(
             mounted.keep()
             results = site.run(commands, "run", output, stdin)
         except BaseException:
-            mounted.close(force=True)
+            mounted.clear()
             raise
         if running(site):
             mounted.release()

@@ -9,6 +9,7 @@ from pathlib import Path
 import watchfiles
 
 from wheelmount.config import Settings
+from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import Command
@@ -26,11 +27,11 @@ ATTENTION = 200
 
 def mount(
     spec: HostSpec, source: Path, mntpoint: str | None, settings: Settings, progress: Progress
-) -> dict[str, str]:
+) -> tuple[dict[str, str], WheelmountError | None]:
     """Mount a directory and leave it standing; returns when all bytes are there.
 
     Returns:
-        Where it is, by host.
+        Where it is, by host, and an error that names the files which cannot be read there.
 
     Raises:
         WheelmountError: it could not be; nothing stays mounted.
@@ -40,7 +41,8 @@ def mount(
             sites.at(spec, settings, progress, namespaces=True) as site,
             site.mount(source, mntpoint) as standing,
         ):
-            return standing.mntpoints
+            mount = standing
+        return mount.mntpoints, mount.shortfall()
     namespaces = spec.shared and "{host}" not in (mntpoint or "")
     try:
         with spec.make(settings, namespaces=namespaces, progress=progress) as hosts:
@@ -50,11 +52,11 @@ def mount(
                 made.keep()
                 made.release()  # hosts that go on would keep what this client started for a minute
             except BaseException:
-                made.close(force=True)
+                made.clear()
                 raise
     finally:
         engine.stop()
-    return made.mntpoints
+    return made.mntpoints, made.shortfall()
 
 
 def refresh(

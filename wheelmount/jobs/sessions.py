@@ -97,7 +97,7 @@ def _end(session: Session, record: Record) -> None:
         with contextlib.suppress(HostError):
             hosts.attach()
             for mount in _mounts(session, record, hosts):
-                mount.close(force=True)
+                mount.clear()
             runners, bound = session.handles()[RUNNERS], session.settings.start_timeout
             engine.gather({name: actor.close.call_one() for name, actor in runners.items()}, bound)
             engine.gather({name: actor.quit.call_one() for name, actor in runners.items()}, bound)

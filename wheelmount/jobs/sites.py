@@ -51,6 +51,7 @@ class Site(ABC):
     def __init__(self, hosts: Hosts, runners: Runners, progress: Progress) -> None:
         self.hosts, self.runners = hosts, runners
         self._progress = progress
+        self._mounts: list[RemoteMount] = []
 
     def run(
         self,
@@ -71,6 +72,8 @@ class Site(ABC):
             results = self.runners.run(commands, output, stdin)
             task.advance(len(results))
         explain(self.hosts, results.values())
+        failures = (mount.failure() for mount in self._mounts)
+        results.shortfall = next(filter(None, failures), None)
         return results
 
     def run_on_mounts(
@@ -90,8 +93,10 @@ class Site(ABC):
             commands = {name: command(name, path) for name, path in mount.mntpoints.items()}
             if any(each.cwd is not None for each in commands.values()):
                 with contextlib.suppress(WheelmountError):  # who reads what never comes hears why
-                    mount.wait(ARRIVAL)
-            return self.run(commands, step, output, stdin)
+                    mount.wait(ARRIVAL, warn=False)
+            results = self.run(commands, step, output, stdin)
+        results.shortfall = results.shortfall or mount.shortfall()  # all of a session's arrive
+        return results
 
     @abstractmethod
     def mount(self, source: Path, mntpoint: str | None) -> AbstractContextManager[RemoteMount]:
@@ -148,7 +153,9 @@ class _Passing(Site):
 
     def mount(self, source: Path, mntpoint: str | None) -> RemoteMount:
         settings, progress = self._settings, self._progress
-        return remotemount(self.hosts, source, mntpoint, settings=settings, progress=progress)
+        made = remotemount(self.hosts, source, mntpoint, settings=settings, progress=progress)
+        self._mounts.append(made)
+        return made
 
 
 @contextlib.contextmanager
@@ -212,6 +219,7 @@ class Standing(Site):
                 self.refreshed += made.refresh()
             if made.delivering:
                 self._note(key, made, client=os.getpid())
+        self._mounts.append(made)
         if not made.delivering:
             yield made
             return
@@ -221,7 +229,7 @@ class Standing(Site):
             yield made
             made.keep()
         except BaseException:
-            made.close(force=True)
+            made.clear()
             with session.lock():
                 self._drop(key, made.identity)
             raise
@@ -277,8 +285,7 @@ class Standing(Site):
             mount.adopt(self._session.handles().get(note.identity))
         except MountError as error:
             self._progress.log(f"mounting {note.source} anew: {error.message}")
-            with contextlib.suppress(WheelmountError):
-                mount.close(force=True)
+            mount.clear()
             self._drop(key, note.identity)
             return None
         return mount

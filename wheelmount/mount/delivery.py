@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 from wheelmount.config import Settings
@@ -146,21 +146,36 @@ class Delivery:
         found = self.fetch(calls, agents)
         self._outcome |= {name: end for name, end in found.items() if name in names}
 
-    def advance(self, agents: Agents) -> None:
+    def advance(
+        self, agents: Agents, gone: Callable[[Iterable[str]], Set[str]]
+    ) -> dict[str, WheelmountError]:
         """Have all hosts fetch a later generation, and then all show it; ends.
 
+        Args:
+            agents: of the hosts.
+            gone: tells which of some hosts are lost; the others go on without them.
+
+        Returns:
+            By host, why it does not show it, while others do.
+
         Raises:
-            WheelmountError: what a host could not do. If it is to fetch it, all show what they did.
+            WheelmountError: a host that is not lost could not fetch it; all show what they did.
         """
         ways = self.routes(agents)
         try:
             calls = {name: a.prepare.call_one(self.actor, ways[name]) for name, a in agents.items()}
             try:
-                engine.raise_first(self.fetch(calls, agents))
+                failed = engine.errors(self.fetch(calls, agents))
+                lost = gone(failed)
+                if len(lost) < len(failed) or len(lost) == len(calls):
+                    engine.raise_first(failed)
             except BaseException:
                 agents.call(lambda agent: agent.abandon.call_one())
                 raise
-            engine.raise_first(agents.call(lambda agent: agent.advance.call_one()))
+            ready = calls.keys() - lost
+            return failed | engine.errors(
+                agents.call(lambda agent: agent.advance.call_one(), ready)
+            )
         finally:
             self.end()
 
@@ -172,12 +187,20 @@ class Delivery:
 
     def wait(self, timeout: float | None = None) -> None:
         """See ``RemoteMount.wait``."""
+        engine.raise_first(self.failures(timeout))
+
+    def failures(self, timeout: float | None = None) -> dict[str, WheelmountError]:
+        """Wait until hosts have everything; gives by host why one has not.
+
+        Raises:
+            WaitError: the time is over.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 raise WaitError(f"not everything arrived within {timeout:g} s")
-        engine.raise_first(self._outcome)
+        return engine.errors(self._outcome)
 
     def end(self) -> None:
         """Offer it no more."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
+from collections.abc import Iterable, Set
 from typing import Any
 
 from wheelmount import config
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, MountError, WheelmountError
+from wheelmount.errors import (
+    HostError,
+    InputError,
+    MountError,
+    TransferError,
+    WaitError,
+    WheelmountError,
+)
 from wheelmount.hosts import engine
 from wheelmount.hosts.host import Host, as_hosts
 from wheelmount.mount import adoption, point, topology
@@ -23,6 +32,9 @@ from wheelmount.mount.tree import Tree
 from wheelmount.progress import SILENT, Progress
 
 log = logging.getLogger("wheelmount")
+
+NAMED = 10
+"""Files that an error names; the rest are counted."""
 
 Handles = dict[str, Any]
 """Agents by host."""
@@ -88,6 +100,8 @@ class RemoteMount:
         self._points: dict[str, str] = {}
         self._layout: Layout | None = None
         self._lost: set[int] = set()
+        self._behind: Set[str] = set()  # hosts that have a generation which they do not show yet
+        self._parted: dict[str, WheelmountError] = {}  # why hosts were lost, until that is said
         self._keep = False
         self._delivery: Delivery | None = None
 
@@ -122,7 +136,7 @@ class RemoteMount:
             self._delivery = made = self._offer(layout)
             self._mount([host.name for host in self.hosts], made)
         except BaseException:
-            self.close(force=True)
+            self.clear()
             raise
         self._layout = layout
         self._begin(made, list(self._agents))
@@ -155,7 +169,7 @@ class RemoteMount:
             self._agents.spawn(hosts)
             self._mount(names, self._delivery)
         except BaseException:
-            self._close(names, force=True)
+            _warn(self._close(names, force=True))
             for name in names:
                 self._points.pop(name, None)
             raise
@@ -166,14 +180,30 @@ class RemoteMount:
         """Let go of hosts that are lost where others come that have their names."""
         if len(set(names)) < len(names):
             raise InputError("two of the hosts have the same name", hint="name them apart")
-        answers = self._agents.call(lambda agent: agent.view.call_one(), names)
-        for name, answer in answers.items():
-            if not isinstance(answer, WheelmountError):
+        present = [name for name in names if name in self._agents]
+        gone = self._gone(present)
+        for name in present:
+            if name not in gone:
                 raise InputError(f"{name} has the mount already", hint="add other hosts")
-        self._agents.forget(answers)
-        if self._delivery is not None:
-            for name in answers:
+        self._part(gone)
+
+    def _gone(self, names: Iterable[str]) -> set[str]:
+        """Those of some hosts whose agents do not answer any more."""
+        names = list(names)
+        if not names:
+            return set()
+        return set(engine.errors(self._agents.call(lambda agent: agent.view.call_one(), names)))
+
+    def _part(self, names: Iterable[str]) -> None:
+        """Let go of hosts that are lost: the mount is that of the others."""
+        names = set(names)
+        self._agents.forget(names)
+        self._behind -= names
+        for name in names:
+            self._points.pop(name, None)
+            if self._delivery is not None:
                 self._delivery.forget(name)
+        self.hosts = [host for host in self.hosts if host.name not in names]
 
     def _offer_again(self, layout: Layout) -> Delivery:
         """Offer all of a tree that hosts have, to others."""
@@ -282,11 +312,12 @@ class RemoteMount:
         """Bytes of files that left this process for hosts since the last refresh, or the start."""
         return self._delivery.sent if self._delivery is not None else 0
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None, *, warn: bool = True) -> None:
         """Wait until all bytes are on all hosts.
 
         Args:
             timeout: seconds; default as long as blocks keep arriving.
+            warn: log a warning that names the files of ``unreadable``.
 
         Raises:
             WaitError: the time is over; delivery goes on.
@@ -295,6 +326,46 @@ class RemoteMount:
         if self._delivery is None:
             raise MountError("the mount is not open", hint="call open() first")
         self._delivery.wait(timeout)
+        if warn and (error := self.shortfall()):
+            log.warning("%s", error.message)
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Files whose bytes hosts do not have, in order; reading them there is an error.
+
+        They could not be read at the source, or were edited or truncated after the mount was made.
+        All are known when ``wait`` returns; ``refresh`` brings those that can be read then.
+        """
+        if self._layout is None:
+            return []
+        numbers = self._lost | (self._delivery.changed if self._delivery is not None else set())
+        inodes = self._layout.tree.inodes
+        return sorted(os.fsdecode(inodes[number].path) for number in numbers if number in inodes)
+
+    def shortfall(self) -> TransferError | None:
+        """An error that names the files of ``unreadable``; None if there are none."""
+        names = self.unreadable
+        if not names:
+            return None
+        count = "1 file" if len(names) == 1 else f"{len(names)} files"
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        return TransferError(
+            f"{count} of {self.source} cannot be read on the hosts: {', '.join(names[:NAMED])}"
+            f"{more}; edited while being copied, or not readable here",
+            hint="refresh the mount when they can be read and stay as they are",
+        )
+
+    def failure(self) -> WheelmountError | None:
+        """Why hosts do not have all bytes, as far as that is known while it is mounted."""
+        failed: dict[str, WheelmountError] = {}
+        if self._delivery is not None:
+            with contextlib.suppress(WaitError):  # they still arrive
+                failed = self._delivery.failures(0)
+        try:
+            engine.raise_first(failed)
+        except WheelmountError as error:
+            return error
+        return self.shortfall()
 
     def refresh(self) -> bool:
         """Have the mount show the directory as it is now.
@@ -308,25 +379,62 @@ class RemoteMount:
         Raises:
             SourceError: the directory cannot be read.
             TransferError: a file changed while it was copied; hosts show what they did before.
-            HostError, WaitError, StoreError: a host could not follow; the others have, if it
-                was lost at the very end.
+            HostError: hosts are lost, and no longer part of the mount; the others have followed.
+            WaitError, StoreError, MountError: a host could not follow; where it could not at the
+                very end, the others have, and the next refresh has it follow first.
         """
         if self._layout is None:
             raise MountError("the mount is not open", hint="call open() first")
+        self._settle()
+        changed = self._follow(self._layout)
+        lost, self._parted = self._parted, {}
+        if lost:
+            raise HostError(
+                f"{', '.join(lost)}: lost, and no longer part of the mount; the other hosts show "
+                f"the directory as it is now ({next(iter(lost.values())).message})",
+                hint="add() brings a host back",
+            )
+        return changed
+
+    def _settle(self) -> None:
+        """Have all hosts at the same generation, but those that are lost."""
+        failed: dict[str, WheelmountError] = {}
         if self._delivery is not None:
-            self.wait()
+            failed = self._delivery.failures()
             self._lost |= self._delivery.changed  # what was torn on the way to the hosts
-        before = self._layout
+        if self._behind:
+            answers = self._agents.call(lambda agent: agent.advance.call_one(), self._behind)
+            self._behind = engine.errors(answers).keys()
+            failed |= engine.errors(answers)
+        self._pass_over(failed)
+
+    def _pass_over(self, failed: dict[str, WheelmountError]) -> None:
+        """Go on without those of the hosts that failed which are lost.
+
+        Raises:
+            WheelmountError: why another failed, or if no host is left.
+        """
+        gone = self._gone(failed)
+        engine.raise_first({name: error for name, error in failed.items() if name not in gone})
+        if len(gone) == len(self._agents):
+            engine.raise_first(failed)
+        self._part(gone)
+        self._parted |= {name: failed[name] for name in gone}
+
+    def _follow(self, before: Layout) -> bool:
+        """Bring the directory as it is now to all hosts; gives whether it differs."""
         tree = self._scan(before.tree)
         succession = Succession(before.tree, tree, self._lost)
         if not succession:
             return False
         layout = succession.settle(self._same(succession), self._block_size(tree))
         made = self._offer(layout, before)
-        made.advance(self._agents)
+        failed = made.advance(self._agents, self._gone)
         if self._delivery is not None:
             self._delivery.end()
         self._delivery, self._layout, self._lost = made, layout, set()
+        self._behind = failed.keys() - self._gone(failed)
+        self._pass_over(failed)
         return True
 
     def _same(self, succession: Succession) -> list[Doubt]:
@@ -349,7 +457,7 @@ class RemoteMount:
 
     def keep(self) -> None:
         """Wait for all bytes, and let the mounts stay when this process ends."""
-        self.wait()
+        self.wait(warn=False)
         engine.raise_first(self._agents.call(lambda agent: agent.keep.call_one()))
         self._keep = True
 
@@ -365,21 +473,40 @@ class RemoteMount:
 
         Raises:
             MountError: it is in use on a host, and by whom.
+            HostError, WaitError: a host does not answer, and it may stay there. Wherever it could
+                be taken down, it was; with the other hosts ``close`` may be called again.
         """
-        busy = self._close(list(self._agents), force=force)
-        if busy and not force:
-            raise busy[0]
+        failed = self._close(list(self._agents), force=force)
+        if not failed or force:
+            self._end_delivery()
+        engine.raise_first(failed)
+
+    def clear(self) -> None:
+        """Take it down whoever uses it, when something has failed; says where it stays after all.
+
+        Raises nothing.
+        """
+        _warn(self._close(list(self._agents), force=True))
+        self._end_delivery()
+
+    def _end_delivery(self) -> None:
         if self._delivery is not None:
             self._delivery.end()
 
-    def _close(self, names: list[str], *, force: bool) -> list[MountError]:
-        """Take it down on some hosts; returns why it stays on some of them."""
+    def _close(self, names: list[str], *, force: bool) -> dict[str, WheelmountError]:
+        """Take it down on some hosts; gives by host why it stays, or may stay, on some of them."""
         closed = self._agents.call(lambda agent: agent.close.call_one(force), names)
-        errors = {n: result for n, result in closed.items() if isinstance(result, WheelmountError)}
-        busy = {n: error for n, error in errors.items() if isinstance(error, MountError)}
-        self._agents.forget(errors.keys() - busy.keys())
-        self._agents.dismiss(closed.keys() - errors.keys())
-        return list(busy.values())
+        failed = engine.errors(closed)
+        self._agents.dismiss(closed.keys() - failed.keys())
+        gone = self._gone(n for n, error in failed.items() if not isinstance(error, MountError))
+        self._agents.forget(gone)
+        for name in gone:
+            if self._keep:
+                failed[name].hint = f"it may stay mounted there: run `wheelmount umount` on {name}"
+            else:
+                log.warning("%s is lost; what is mounted there ends with it", name)
+                del failed[name]
+        return failed
 
     def release(self) -> None:
         """End the agents, and leave the mounts to themselves."""
@@ -395,3 +522,9 @@ class RemoteMount:
         except WheelmountError as error:
             log.warning("%s; detaching it", error.message)
             self.close(force=True)
+
+
+def _warn(failed: dict[str, WheelmountError]) -> None:
+    """Say where a mount stays that is to go."""
+    for name, error in failed.items():
+        log.warning("the mount stays on %s: %s", name, error.message)
