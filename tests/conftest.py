@@ -62,6 +62,7 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("WHEELMOUNT_CACHE_DIR", str(place / "cache"))
     monkeypatch.setenv("WHEELMOUNT_STATE_DIR", str(place / "state"))
     monkeypatch.setenv("WHEELMOUNT_STORE", str(place / "store"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
     for name in [n for n in os.environ if n.startswith("WHEELMOUNT_HOST")]:
         monkeypatch.delenv(name)
     yield place

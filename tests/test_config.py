@@ -2,46 +2,255 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import NOBODY
 from wheelmount import config, errors
 from wheelmount.config import Settings, private_directory
-from wheelmount.errors import ConfigError, WheelmountError
+from wheelmount.errors import ConfigError, SourceError, WheelmountError
 
 
 def _classes(kind: type[WheelmountError]) -> list[type[WheelmountError]]:
     return [kind, *(c for sub in kind.__subclasses__() for c in _classes(sub))]
 
 
-def test_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own file of settings, which is not there yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("WHEELMOUNT_STATE_DIR", str(tmp_path / "state"))
+    config.own_file().parent.mkdir(parents=True)
+    return config.own_file()
+
+
+def test_environment_beats_the_project_beats_the_user_beats_the_default(
+    tmp_path: Path, own: Path
+) -> None:
+    own.write_text('hosts = "local:3"\nfanout = 7\nring = 40\nin_flight = 8\n')
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.wheelmount]\nhosts = "local:3"\nin_flight = 9\nread_timeout = 5\n'
+        "[tool.wheelmount]\nin_flight = 9\nread_timeout = 5\nring = 41\n"
     )
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
-    settings = config.load({"WHEELMOUNT_IN_FLIGHT": "2"}, below)
+    settings, origins = config.load_with_origins({"WHEELMOUNT_IN_FLIGHT": "2"}, below)
     assert (settings.hosts, settings.in_flight, settings.read_timeout) == ("local:3", 2, 5.0)
-    assert settings.ring == Settings().ring
+    assert (settings.ring, settings.fanout) == (41, 7)
+    assert settings.fetch_timeout == Settings().fetch_timeout
+    assert origins["hosts"] == origins["fanout"] == str(own)
+    assert origins["ring"] == str(tmp_path / "pyproject.toml")
+    assert (origins["in_flight"], origins["store"]) == ("WHEELMOUNT_IN_FLIGHT", config.DEFAULT)
 
 
-def test_a_file_without_our_table_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.wheelmount]\nhosts = "local:4"\n')
-    below = tmp_path / "project"
-    below.mkdir()
-    (below / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert config.load({}, below).hosts == "local:4"
+@pytest.mark.parametrize("root", ["pyproject.toml", ".git"])
+def test_the_search_ends_at_the_root_of_a_project(tmp_path: Path, root: str) -> None:
+    (tmp_path / "wheelmount.toml").write_text("ring = 3\n")
+    below = tmp_path / "project" / "deep"
+    below.mkdir(parents=True)
+    assert config.load({}, below).ring == 3
+    (below.parent / root).touch()
+    assert config.load({}, below).ring == Settings().ring
+
+
+def test_the_search_ends_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, below = tmp_path / "home", tmp_path / "home" / "a"
+    below.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    (tmp_path / "wheelmount.toml").write_text("ring = 3\n")
+    assert config.load({}, below).ring == Settings().ring
+    (home / "wheelmount.toml").write_text("ring = 4\n")
+    assert config.load({}, below).ring == 4
 
 
 def test_a_file_of_its_own_beats_the_project_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.wheelmount]\nhosts = "local:4"\nring = 3\n')
-    (tmp_path / "wheelmount.toml").write_text('hosts = "local:5"\n')
-    settings, origins = config.load_with_origins({"WHEELMOUNT_FANOUT": "2"}, tmp_path)
-    assert (settings.hosts, settings.ring, settings.fanout) == ("local:5", Settings().ring, 2)
-    assert origins["hosts"] == str(tmp_path / "wheelmount.toml")
-    assert (origins["fanout"], origins["ring"]) == ("WHEELMOUNT_FANOUT", config.DEFAULT)
+    (tmp_path / "pyproject.toml").write_text("[tool.wheelmount]\nin_flight = 4\nring = 3\n")
+    (tmp_path / "wheelmount.toml").write_text("in_flight = 5\n")
+    settings = config.load({}, tmp_path)
+    assert (settings.in_flight, settings.ring) == (5, Settings().ring)
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+def test_a_project_does_not_say_where_code_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "project"
+    place.mkdir()
+    file = place / "wheelmount.toml"
+    kept = [name for name in Settings.__dataclass_fields__ if name not in config.OF_PROJECTS]
+    assert {"hosts", "python", "runtime_dir", "store", "cache_dir", "state_dir"} <= set(kept)
+    file.write_text("".join(f'{name} = "/evil"\n' for name in kept) + "ring = 5\n")
+    environ = {"WHEELMOUNT_STATE_DIR": str(tmp_path / "state")}
+    settings, origins = config.load_with_origins(environ, place)
+    assert (settings.ring, settings.hosts, settings.python) == (5, "", "")
+    assert settings.store == Settings().store
+    assert set(origins.values()) == {config.DEFAULT, str(file), "WHEELMOUNT_STATE_DIR"}
+    (line,) = _said(caplog).splitlines()
+    assert "hosts, python" in line
+    assert f"wheelmount config trust {place}" in line
+
+
+def test_a_trusted_file_counts_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "wheelmount.toml"
+    file.write_text('hosts = "local:5"\n')
+    tmp_path.chmod(0o777)  # others may write here: what was trusted is what counts
+    assert config.load(directory=tmp_path).hosts == ""
+    assert config.trust(tmp_path) == (file, {"hosts": "local:5"})
+    assert config.load(directory=tmp_path).hosts == "local:5"
+    (mark,) = (tmp_path / "state" / "trusted").iterdir()
+    assert (mark.stat().st_mode & 0o777, mark.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    mark.parent.chmod(0o755)  # it may not have been this user who made the mark
+    assert config.load(directory=tmp_path).hosts == ""
+    mark.parent.chmod(0o700)
+    file.write_text('hosts = "local:6"\n')
+    assert config.load(directory=tmp_path).hosts == ""
+    config.trust(tmp_path)
+    assert len(list(mark.parent.iterdir())) == 1
+    assert config.load(directory=tmp_path).hosts == "local:6"
+    config.trust(tmp_path, trusted=False)
+    assert config.load(directory=tmp_path).hosts == ""
+    file.unlink()
+    with pytest.raises(SourceError, match="no settings"):
+        config.trust(tmp_path)
+
+
+def _belongs_to_another(file: Path) -> None:
+    os.chown(file, NOBODY, NOBODY)
+
+
+def _others_may_write(file: Path) -> None:
+    file.chmod(0o646)
+
+
+def _a_group_may_write(file: Path) -> None:
+    os.chown(file, 0, NOBODY)
+    file.chmod(0o664)
+
+
+def _others_may_replace_it(file: Path) -> None:
+    file.parent.chmod(0o1777)
+
+
+def _others_may_replace_its_directory(file: Path) -> None:
+    file.parent.parent.chmod(0o777)
+
+
+def _another_owns_the_directory(file: Path) -> None:
+    os.chown(file.parent, NOBODY, NOBODY)
+
+
+def _a_link_to_another_s_file(file: Path) -> None:
+    elsewhere = file.parent / "elsewhere"
+    file.rename(elsewhere)
+    os.chown(elsewhere, NOBODY, NOBODY)
+    file.symlink_to(elsewhere)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _belongs_to_another,
+        _others_may_write,
+        _a_group_may_write,
+        _others_may_replace_it,
+        _others_may_replace_its_directory,
+        _another_owns_the_directory,
+        _a_link_to_another_s_file,
+    ],
+)
+@pytest.mark.parametrize("whose", ["project", "user"])
+def test_a_file_that_others_can_have_written_is_passed_over(
+    tmp_path: Path,
+    own: Path,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], None],
+    whose: str,
+) -> None:
+    place = tmp_path / "above" / "project"
+    place.mkdir(parents=True)
+    file = own if whose == "user" else place / "wheelmount.toml"
+    file.write_text("ring = 3\n")
+    assert config.load({}, place).ring == 3
+    assert not caplog.records
+    spoil(file)
+    assert config.load({}, place).ring == Settings().ring
+    (line,) = _said(caplog).splitlines()
+    assert f"{file.resolve()} is passed over: " in line
+
+
+def test_what_is_passed_over_does_not_hide_what_counts(tmp_path: Path) -> None:
+    (tmp_path / "wheelmount.toml").write_text("ring = 3\n")
+    place = tmp_path / "sticky"
+    place.mkdir()
+    place.chmod(0o1777)
+    for name, text in (("wheelmount.toml", "not TOML"), ("pyproject.toml", "tool = 3")):
+        (place / name).write_text(text)
+    (place / "pyproject.toml").unlink()
+    assert config.load({}, place).ring == 3
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "loop"])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "wheelmount.toml"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "directory":
+        file.mkdir()
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    assert config.load({}, tmp_path) == config.load({}, Path("/"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes other users")
+def test_a_stranger_s_settings_in_a_directory_above_do_not_count() -> None:
+    with tempfile.TemporaryDirectory(prefix="wm-", dir="/tmp") as name:
+        shared = Path(name)
+        shared.chmod(0o1777)
+        subprocess.run(
+            ["sh", "-c", 'echo \'hosts = "tcp://127.0.0.1:9"\' >"$0/wheelmount.toml"', name],
+            check=True,
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+        )
+        for user in (0, NOBODY - 1):
+            mine = shared / f"user{user}"
+            mine.mkdir()
+            os.chown(mine, user, user)
+            shown = subprocess.run(
+                [sys.executable, "-c", SHOW, str(user), str(mine)],
+                env={"HOME": str(mine / "home"), "WHEELMOUNT_STATE_DIR": str(mine)},
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
+            )
+            assert "tcp" not in shown.stdout
+            assert json.loads(shown.stdout)["hosts"] == ""
+            # As another user they are below where the search ends.
+            assert ("belongs to" in shown.stderr) == (user == 0)
+
+
+SHOW = """
+import dataclasses, encodings.idna, json, os, sys
+from wheelmount import config
+os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+os.chdir(sys.argv[2])
+print(json.dumps(dataclasses.asdict(config.load())))
+"""
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,56 @@
 """Settings: a flag beats ``WHEELMOUNT_*`` in the environment, which beats a file.
 
-The file is the nearest from the working directory upwards: ``wheelmount.toml``, or a
-``pyproject.toml`` that has a ``[tool.wheelmount]`` table. Flags are applied by the command line
-with ``dataclasses.replace``.
+There are two files. The user's own may set everything. That of a project, the nearest from the
+working directory upwards (``wheelmount.toml``, or a ``pyproject.toml`` that has a
+``[tool.wheelmount]`` table), beats it, but may only set how bytes travel and how long to wait,
+unless the user trusts it: see ``trust``. Flags are applied by the command line with
+``dataclasses.replace``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from wheelmount.errors import ConfigError
+from wheelmount.errors import ConfigError, SourceError
+from wheelmount.trust import Found, Trusted, places, read
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+log = logging.getLogger("wheelmount")
+
 MIB = 1 << 20
 
 FILE = "wheelmount.toml"
 """Name of a file with nothing but settings."""
+
+OF_PROJECTS = frozenset(
+    {
+        "adapter",
+        "block_size",
+        "compress",
+        "fanout",
+        "fetch_timeout",
+        "in_flight",
+        "queue_timeout",
+        "read_timeout",
+        "ring",
+        "start_timeout",
+    }
+)
+"""What a project's file may set by itself: nothing that says where code runs, or which."""
 
 MEMORY = "memory"
 """Value of ``store``: not on a disk."""
@@ -171,36 +193,142 @@ def load_with_origins(
     """Read the settings in force, and by name where each comes from: see ``load``."""
     values: dict[str, Any] = {}
     origins = {field.name: DEFAULT for field in dataclasses.fields(Settings)}
-    where, table = _table(directory or Path.cwd())
-    for name, value in table.items():
-        values[name] = _convert(name, value, where)
-        origins[name] = where
-    for name in list(origins):
-        variable = f"WHEELMOUNT_{name.upper()}"
-        if variable in environ:
-            values[name] = _convert(name, environ[variable], variable)
-            origins[name] = variable
+
+    def take(table: Mapping[str, Any], where: str) -> None:
+        for name, value in table.items():
+            values[name] = _convert(name, value, where)
+            origins[name] = where
+
+    environment = {
+        name: environ[variable]
+        for name in origins
+        if (variable := f"WHEELMOUNT_{name.upper()}") in environ
+    }
+    own = _own()
+    take(own, str(own_file()))
+    take(*_of_project(directory, _trusted(environ, own)))
+    for name, value in environment.items():
+        take({name: value}, f"WHEELMOUNT_{name.upper()}")
     return Settings(**values), origins
 
 
-def _table(directory: Path) -> tuple[str, dict[str, Any]]:
-    """Where settings stand, in words, and what they are."""
-    for folder in (directory, *directory.parents):
-        own, project = folder / FILE, folder / "pyproject.toml"
-        if own.is_file():
-            return str(own), _read(own)
-        if project.is_file():
-            table = _read(project).get("tool", {}).get("wheelmount")
-            if table is not None:
-                return f"[tool.wheelmount] in {project}", table
-    return "", {}
+def own_file() -> Path:
+    """The user's own file of settings; need not be there."""
+    return platformdirs.user_config_path("wheelmount") / FILE
 
 
-def _read(file: Path) -> dict[str, Any]:
+def trust(directory: Path, *, trusted: bool = True) -> tuple[Path, dict[str, Any]]:
+    """Let the file of settings for a directory set everything, as long as it stays as it is.
+
+    Args:
+        directory: as the working directory of ``load``.
+        trusted: else let it no longer.
+
+    Returns:
+        The file, and what it sets.
+
+    Raises:
+        SourceError: there is none.
+        ConfigError: it cannot be read, or the user's state directory not be used.
+    """
+    for file, table in _candidates(directory):
+        known = _trusted(os.environ, _own())
+        private_directory(known.directory)
+        if trusted:
+            for name, value in table.items():
+                _convert(name, value, str(file.path))
+            known.add(file)
+        else:
+            known.remove(file.path)
+        return file.path, table
+    raise SourceError(
+        f"there are no settings for {directory}",
+        hint=f"write {FILE}, or a table [tool.wheelmount] in pyproject.toml",
+    )
+
+
+def _own() -> dict[str, Any]:
+    """What the user's own file sets."""
+    file = own_file()
     try:
-        table: dict[str, Any] = tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {error}", hint="mend the file") from None
+        found = read(file)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}", hint="make it readable") from None
+    if found is not None and found.doubt:
+        _tell(f"{found.path} is passed over: {found.doubt}")
+        return {}
+    return {} if found is None else _parse(found)
+
+
+def _trusted(environ: Mapping[str, str], own: Mapping[str, Any]) -> Trusted:
+    given = environ.get("WHEELMOUNT_STATE_DIR") or own.get("state_dir") or Settings().state_dir
+    return Trusted(Path(str(given)) / "trusted")
+
+
+def _of_project(directory: Path | None, trusted: Trusted) -> tuple[dict[str, Any], str]:
+    """What the nearest file that counts sets, and where that stands, in words."""
+    for file, table in _candidates(directory):
+        if file in trusted:
+            return table, str(file.path)
+        hint = f"if you trust it, run `wheelmount config trust {file.path.parent}`"
+        if file.doubt:
+            _tell(f"{file.path} is passed over: {file.doubt}; {hint}")
+            continue
+        kept = [name for name in table if name in _types() and name not in OF_PROJECTS]
+        if kept:
+            _tell(f"{file.path} may not set {', '.join(kept)}, which is passed over; {hint}")
+        return {name: value for name, value in table.items() if name not in kept}, str(file.path)
+    return {}, ""
+
+
+def _candidates(directory: Path | None) -> Iterator[tuple[Found, dict[str, Any]]]:
+    """Files with settings for a directory, the nearest first, and what they set."""
+    try:
+        start = (directory or Path.cwd()).resolve()
+        folders = list(places(start))
+    except OSError:  # it is not there any more
+        return
+    for folder in folders:
+        for name in (FILE, "pyproject.toml"):
+            try:
+                file = read(folder / name)
+            except OSError as error:
+                _tell(f"{folder / name} is passed over: {error.strerror}")
+                continue
+            if file is None:
+                continue
+            try:
+                table = _table(file, name)
+            except ConfigError:
+                if not file.doubt:
+                    raise
+                continue  # nothing of it would count
+            if table is not None:
+                yield file, table
+
+
+def _table(file: Found, name: str) -> dict[str, Any] | None:
+    table: object = _parse(file)
+    if name != FILE:
+        for key in ("tool", "wheelmount"):
+            if not isinstance(table, dict) or key not in table:
+                return None
+            table = table[key]
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file.path}: tool.wheelmount is no table", hint="correct the file")
+    return table
+
+
+@functools.cache
+def _tell(text: str) -> None:  # once, as settings are read again and again
+    log.warning("settings: %s", text)
+
+
+def _parse(file: Found) -> dict[str, Any]:
+    try:
+        table: dict[str, Any] = tomllib.loads(file.content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file.path}: {error}", hint="correct the file") from None
     return table
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
+from wheelmount.hosts import outpost
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import CHUNK, Command
 from wheelmount.hosts.runners import Result, Runners, worst
@@ -46,6 +47,23 @@ def test_commands_run_on_each_and_tell_what_came_of_it(settings: Settings) -> No
         assert (first.code, first.stdout, first.stderr) == (0, b"host0 an arg\n", b"bad\n")
         assert (second.code, second.stdout) == (1, b"host1 an arg\n")
         assert worst(results) == 1
+
+
+def test_nothing_is_imported_from_where_anybody_may_write(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "this.py").write_text("print('a stranger')\n")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where hosts work, /tmp mostly
+    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
+        result = runners.run({"host0": Command(("python", "-m", "this"))})["host0"]
+        assert isinstance(result, Result)
+        assert b"Zen of Python" in result.stdout
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wheelmount.py").write_text("print('a stranger')\n")
+    far = outpost.command(settings, "token", "name", 0, "no mode")
+    done = subprocess.run(far, capture_output=True, text=True, check=False)
+    assert "usage: outpost.py" in done.stderr
+    assert "stranger" not in done.stdout
 
 
 def test_large_output_comes_whole(settings: Settings) -> None:
@@ -95,6 +113,7 @@ def test_leaving_ends_what_still_runs(settings: Settings, workplace: Path) -> No
     code = f"""
 import os, signal, threading, time
 from pathlib import Path
+from wheelmount.hosts import outpost
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Runners

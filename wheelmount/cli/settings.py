@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import click
 
@@ -11,10 +12,13 @@ from wheelmount import config
 from wheelmount.cli import options
 
 
-@click.command("config")
+@click.group("config", invoke_without_command=True)
 @options.as_json
-def show(as_json: bool) -> None:
+@click.pass_context
+def show(context: click.Context, as_json: bool) -> None:
     """Show the settings in force here, and where each comes from."""
+    if context.invoked_subcommand is not None:
+        return
     settings, origins = config.load_with_origins()
     records = [
         {"name": name, "value": value, "from": origins[name]}
@@ -25,3 +29,18 @@ def show(as_json: bool) -> None:
         return
     for record in records:
         print("{name} = {value!r}  ({from})".format(**record))
+
+
+@show.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=".")
+@click.option("--remove", is_flag=True, help="Trust it no longer.")
+def trust(directory: Path, remove: bool) -> None:
+    """Let the settings file for DIRECTORY set everything, until its content changes.
+
+    By itself a project's file may not say where code runs, or which: not hosts, python, store or
+    any directory. A file that others may write to does not count at all.
+    """
+    file, table = config.trust(directory, trusted=not remove)
+    print(f"{file} is {'not trusted' if remove else 'trusted'}")
+    for name, value in table.items():
+        print(f"{name} = {value!r}")

@@ -147,6 +147,7 @@ class KubernetesHosts(NetworkHosts):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # where Monarch's job tells its own story
             bufsize=0,
+            cwd="/",  # and not where anybody may have put modules
             start_new_session=True,  # a ^C is for the client, which ends it in order
         )
         with contextlib.suppress(BrokenPipeError):

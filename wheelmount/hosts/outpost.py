@@ -161,6 +161,13 @@ def own_address(port: int) -> Address:
     return address
 
 
+_RUN = (
+    "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
+    'runpy.run_module("wheelmount.hosts.outpost", run_name="__main__", alter_sys=True)'
+)
+"""As ``-m``, but nothing is imported from the working directory, which may be anybody's."""
+
+
 def command(settings: Settings, token: str, name: str, port: int, mode: str) -> list[str]:
     """The command that runs this module on another machine.
 
@@ -172,7 +179,7 @@ def command(settings: Settings, token: str, name: str, port: int, mode: str) -> 
         mode: one of the four.
     """
     python = settings.python or sys.executable
-    argv = [python, "-m", "wheelmount.hosts.outpost", token, name, str(port), mode]
+    argv = [python, "-c", _RUN, token, name, str(port), mode]
     if settings.runtime_dir != Settings().runtime_dir:
         return ["env", f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}", *argv]
     return argv

@@ -45,7 +45,7 @@ class Command:
             that runs wheelmount.
         script: text of a bash script, run with ``argv`` as its arguments instead.
         environment: variables to set.
-        cwd: where; default the host's temporary directory.
+        cwd: where; default the host's temporary directory, for ``python`` the root.
     """
 
     argv: tuple[str, ...] = ()
@@ -83,13 +83,14 @@ class _Run:
         self._offsets = {"stdout": 0, "stderr": 0}
         self._started = self.asked = time.monotonic()
         self._seconds: float | None = None
-        argv = list(command.argv)
+        argv, cwd = list(command.argv), command.cwd
         if command.script is not None:
             script = directory / "script"
             script.write_text(command.script)
             argv = ["bash", str(script), *argv]
         elif argv[0] == "python":
             argv[0] = sys.executable
+            cwd = cwd or "/"  # Python imports what lies in the working directory
         with (directory / "stdout").open("wb") as out, (directory / "stderr").open("wb") as err:
             try:
                 self._process = subprocess.Popen(
@@ -97,7 +98,7 @@ class _Run:
                     stdin=subprocess.PIPE if fed else subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
-                    cwd=command.cwd or tempfile.gettempdir(),
+                    cwd=cwd or tempfile.gettempdir(),
                     env={**environment, **command.environment},
                     start_new_session=True,
                 )
