@@ -15,7 +15,7 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, Index, make_wheel
+from .support import ARM, Index, make_wheel, sha256
 
 HERE = Target.here()
 
@@ -125,6 +125,23 @@ def refused(house: Wheelhouse, *texts: str, target: Target = HERE) -> Wheelmount
     assert "\n" not in caught.value.message
     assert house.wheels() == []
     return caught.value
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_source_that_is_pinned_is_compared(
+    right: bool, project: Path, house: Wheelhouse, tmp_path: Path
+) -> None:
+    source = sdist(project, tmp_path)
+    digest = sha256(source) if right else "0" * 64
+    (tmp_path / "pins.txt").write_text(f"own-name --hash=sha256:{digest}\n")
+    wanted = Wanted.of([f"own-name @ {source.as_uri()}"], constraints=[tmp_path / "pins.txt"])
+    if right:
+        house.add(wanted, targets=[HERE])
+        house.check().raise_if_any()
+        return
+    with pytest.raises(WheelError, match=digest):
+        house.add(wanted, targets=[HERE])
+    assert house.wheels() == []
 
 
 def test_a_project(project: Path, house: Wheelhouse) -> None:

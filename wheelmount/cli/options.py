@@ -124,6 +124,11 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="REQUIREMENT",
         help="Build this package here from its source distribution; may be repeated.",
     )
+    @click.option(
+        "--require-hashes",
+        is_flag=True,
+        help="Refuse what is not pinned by --hash in a file of requirements.",
+    )
     @wraps(command)
     def wrapped(
         *arguments: Any,
@@ -133,10 +138,12 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         extras: tuple[str, ...],
         groups: tuple[str, ...],
         builds: tuple[str, ...],
+        require_hashes: bool,
         **values: Any,
     ) -> Any:
         given = requirements, files, constraints, extras, groups, builds
-        values["wanted"] = Wanted.of(*given) if any(given) else None
+        asked = Wanted.of(*given, require_hashes=require_hashes) if any(given) else None
+        values["wanted"] = asked
         return command(*arguments, **values)
 
     return wrapped

@@ -47,9 +47,9 @@ UNREADABLE = (
 _INTERPRETER = re.compile(r"[^/]+\.data/scripts/python[\d.]*(?:\.exe)?", re.IGNORECASE)
 
 
-def hash_file(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
+def hash_file(file: Path, algorithm: str = "sha256") -> str:
+    """The SHA-256, or another hash, of a file, in hexadecimal."""
+    digest = hashlib.new(algorithm)
     with file.open("rb") as stream:
         while chunk := stream.read(CHUNK):
             digest.update(chunk)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -18,16 +19,22 @@ from urllib.parse import parse_qs, urlsplit
 from urllib.request import url2pathname
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 
 from wheelmount.errors import ResolveError, SourceError, UnavailableError, WheelError
 from wheelmount.progress import SILENT, Progress
-from wheelmount.wheels.archive import find_faults
+from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
 from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.download import locked
 from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.lockfile import chosen_source, parse_lock
+from wheelmount.wheels.pins import ALGORITHMS, Pins
 from wheelmount.wheels.resolve import error_of
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
@@ -55,7 +62,11 @@ class Built:
 
 
 def build_missing(
-    wanted: Wanted, target: Target, directory: Path, progress: Progress = SILENT
+    wanted: Wanted,
+    target: Target,
+    directory: Path,
+    progress: Progress = SILENT,
+    pins: Pins | None = None,
 ) -> Built:
     """Build all that is wanted in source, into a wheelhouse.
 
@@ -64,6 +75,7 @@ def build_missing(
         target: what the wheels have to install on.
         directory: of the wheelhouse.
         progress: told of the one step, ``build``.
+        pins: hashes that sources are pinned to.
 
     Raises:
         ResolveError: a source that does not build, or builds a wheel for this machine alone where
@@ -90,7 +102,7 @@ def build_missing(
         for number, one in enumerate(todo):
             folder = Path(place, str(number))
             folder.mkdir()
-            source, origin = _bring(one, target, folder)
+            source, origin = _bring(one, target, folder, pins or Pins())
             fresh = build(source, target, folder / "wheels")
             requirement = _named(one, fresh)
             wheel = keep(fresh, directory, progress)
@@ -110,28 +122,51 @@ def is_source(requirement: Requirement) -> bool:
     return requirement.url is not None and not urlsplit(requirement.url).path.endswith(".whl")
 
 
-def _bring(one: Path | Requirement, target: Target, folder: Path) -> tuple[Path, str]:
+def _bring(one: Path | Requirement, target: Target, folder: Path, pins: Pins) -> tuple[Path, str]:
     """The directory or source distribution to build, and where it is from."""
     if isinstance(one, Path):
-        return one, one.as_uri()
+        return _compared(one, "", pins), one.as_uri()
     if one.url is None:
-        return _download(one, target, folder, ["--no-binary", one.name])
+        return _download(one, target, folder, ["--no-binary", one.name], pins)
     parts = urlsplit(one.url)
     if parts.scheme == "file":
-        return Path(url2pathname(parts.path)), one.url
+        return _compared(Path(url2pathname(parts.path)), one.name, pins), one.url
     if parts.scheme.startswith("git+"):
+        _refuse_open(str(one), pins)
         return clone(one.url, folder / "repository")
-    return _download(one, target, folder, [])
+    return _download(one, target, folder, [], pins)
+
+
+def _compared(path: Path, name: str, pins: Pins) -> Path:
+    """A project or source distribution of this machine, if it is not pinned to another hash."""
+    if path.is_dir():
+        _refuse_open(str(path), pins)
+    elif path.is_file():
+        with suppress(InvalidSdistFilename):
+            name = name or parse_sdist_filename(path.name)[0]
+        hashes = {algorithm: hash_file(path, algorithm) for algorithm in ALGORITHMS}
+        pins.refuse_other(canonicalize_name(name), hashes, path.name)
+        if canonicalize_name(name) not in pins.hashes:
+            _refuse_open(str(path), pins)
+    return path
+
+
+def _refuse_open(what: str, pins: Pins) -> None:
+    if pins.required:
+        raise WheelError(
+            f"hashes are required, and {without_credentials(what)} is not pinned by one",
+            hint="build its wheel apart, and pin that",
+        )
 
 
 def _download(
-    one: Requirement, target: Target, folder: Path, options: Sequence[str]
+    one: Requirement, target: Target, folder: Path, options: Sequence[str], pins: Pins
 ) -> tuple[Path, str]:
     lines = ["--no-deps", "--format", "pylock.toml", *options]
     answer = compile_requirements(Wanted((one,)), target, lines, wheels_only=False)
     if isinstance(answer, Failure):
         raise error_of(answer, target)
-    (package,) = parse_lock(answer).packages
+    (package,) = pins.apply(parse_lock(answer), target).packages
     source = chosen_source(package)
     with SILENT.task("download") as task:
         fetch([source], folder, task, 1)

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from wheelmount.errors import InputError, WaitError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.archive import hash_file
-from wheelmount.wheels.fetch import disk_errors, fetch, refuse_unsound
+from wheelmount.wheels.fetch import disk_errors, fetch, refuse_unpinned, refuse_unsound
 from wheelmount.wheels.lockfile import Wheel, chosen_wheels
 from wheelmount.wheels.manifest import Entry, Manifest
 from wheelmount.wheels.target import Target
@@ -171,9 +171,13 @@ def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:
     if not file.is_file():
         return False
     if manifest.has(wheel.filename, directory):
-        return manifest.wheels[wheel.filename].sha256 == wheel.sha256
+        if manifest.wheels[wheel.filename].sha256 == wheel.sha256:
+            refuse_unpinned(file, wheel)
+            return True
+        return False
     if hash_file(file) != wheel.sha256:
         return False
+    refuse_unpinned(file, wheel)
     refuse_unsound(file, wheel, manifest.trusted)
     manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256)
     return True

@@ -170,6 +170,7 @@ class _Fetch:
                 hint="resolve again; if that does not help, do not trust this index or proxy",
             )
         try:
+            refuse_unpinned(part, wheel)
             refuse_unsound(part, wheel, self._trusted)
         except WheelError:
             part.unlink()
@@ -250,6 +251,22 @@ def _client(jobs: int) -> httpx.Client:
             f"no connection can be made with this environment: {error}",
             hint="check HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR",
         ) from None
+
+
+def refuse_unpinned(file: Path, wheel: Wheel) -> None:
+    """Compare a file with what the requirements pin it to.
+
+    Raises:
+        WheelError: it is another one.
+    """
+    if not wheel.pinned or f"sha256:{wheel.sha256}" in wheel.pinned:
+        return
+    algorithms = {one.partition(":")[0] for one in wheel.pinned} - {"sha256"}
+    if not any(f"{name}:{hash_file(file, name)}" in wheel.pinned for name in sorted(algorithms)):
+        raise WheelError(
+            f"{wheel.filename} is not what the requirements pin: {', '.join(wheel.pinned)}",
+            hint="do not trust this index, or pin the version again",
+        )
 
 
 def refuse_unsound(file: Path, wheel: Wheel, trusted: Collection[str]) -> None:

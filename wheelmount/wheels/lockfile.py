@@ -26,6 +26,9 @@ else:
 
 LOCK_NAME = "pylock.toml"
 
+TOOL = "wheelmount"
+"""Name of the table ``tool`` of a package, with what wheelmount adds to a lock."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
@@ -37,6 +40,8 @@ class Wheel:
         version: as the lock has it.
         source: ``https://``, ``http://`` or ``file://`` URL, or a path relative to the lock.
         sha256: lower-case hexadecimal.
+        pinned: ``ALGORITHM:HEX`` that the requirements pin it to, one of which has to be right;
+            empty where they do not.
     """
 
     filename: str
@@ -44,6 +49,7 @@ class Wheel:
     version: str
     source: str
     sha256: str
+    pinned: tuple[str, ...] = ()
 
     @property
     def pin(self) -> str:
@@ -112,7 +118,8 @@ def _wheel(package: Package, source: object, target: Target) -> Wheel:
         raise WheelError(
             f"the lock has no sha256 of {filename}", hint="resolve again, or use another index"
         )
-    return Wheel(filename, package.name, version, source.url or source.path or "", sha256)
+    location = source.url or source.path or ""
+    return Wheel(filename, package.name, version, location, sha256, _pinned(package))
 
 
 def chosen_source(package: Package) -> Wheel:
@@ -129,7 +136,14 @@ def chosen_source(package: Package) -> Wheel:
         raise WheelError(
             f"no source distribution of {package.name} with a sha256", hint="use another index"
         )
-    return Wheel(filename, package.name, str(package.version or ""), location, sha256)
+    version = str(package.version or "")
+    return Wheel(filename, package.name, version, location, sha256, _pinned(package))
+
+
+def _pinned(package: Package) -> tuple[str, ...]:
+    table = (package.tool or {}).get(TOOL)
+    pinned = table.get("pinned", ()) if isinstance(table, dict) else ()
+    return tuple(map(str, pinned))
 
 
 def _check_name(filename: str, package: Package) -> str:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import parse_wheel_filename
+
 from wheelmount.errors import WheelError
 from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.target import Target
@@ -47,6 +49,7 @@ class Request:
         digest: of all that the answer depends on, but for the index; empty where that can't be
             told: files that name others, packages that are built here.
         wheels: names of the wheels it came to.
+        pinned: ``NAME ALGORITHM:HEX`` of each hash that the requirements pin a package to.
     """
 
     requirements: tuple[str, ...]
@@ -60,6 +63,7 @@ class Request:
     builds: tuple[str, ...] = ()
     digest: str = ""
     wheels: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, wanted: Wanted, target: Target) -> Request:
@@ -84,7 +88,7 @@ class Request:
 
     def same_question(self, other: Request) -> bool:
         """Whether the other asked for the same, whatever the answer was."""
-        blank: dict[str, Any] = {"pins": (), "wheels": (), "digest": ""}
+        blank: dict[str, Any] = {"pins": (), "wheels": (), "digest": "", "pinned": ()}
         return dataclasses.replace(self, **blank) == dataclasses.replace(other, **blank)
 
 
@@ -176,9 +180,23 @@ class Manifest:
                 same
                 and request.wheels
                 and all(self.has(name, directory) for name in request.wheels)
+                and self._is_pinned_to_these(request)
             ):
                 return request
         return None
+
+    def _is_pinned_to_these(self, request: Request) -> bool:
+        """Whether its wheels have hashes that it pins; another request may have replaced some."""
+        pinned: dict[str, set[str]] = {}
+        for text in request.pinned:
+            package, _, one = text.partition(" ")
+            pinned.setdefault(package, set()).add(one)
+        foreign = [name for name in request.wheels if name not in self.built]
+        allowed = {name: pinned.get(parse_wheel_filename(name)[0]) for name in foreign}
+        return all(
+            some is None or f"sha256:{self.wheels[name].sha256}" in some
+            for name, some in allowed.items()
+        )
 
     def has(self, name: str, directory: Path) -> bool:
         """Whether a wheel is there as it was when it was looked into, by its size and time."""

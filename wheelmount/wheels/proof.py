@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -20,6 +20,7 @@ from wheelmount.wheels.findings import Gap, Unsound
 from wheelmount.wheels.install import clean_environment
 from wheelmount.wheels.lockfile import LOCK_NAME
 from wheelmount.wheels.missing import find_missing, fitting
+from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.requirements import without_url
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
@@ -30,12 +31,13 @@ class Question:
     """What one offline resolution has to prove.
 
     Requirements that stand in a file only are known by ``pins``, which also tie the proof to the
-    versions that were locked.
+    versions that were locked. ``hashes`` are those that files of a package must have one of.
     """
 
     wanted: Wanted
     pins: tuple[Requirement, ...]
     target: Target
+    hashes: Pins = field(default_factory=Pins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +89,81 @@ def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
     return chosen, None
 
 
-def find_unsound(
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What came of reading a wheel.
+
+    Attributes:
+        sha256: of its bytes.
+        fault: what is wrong with it; empty where nothing is.
+    """
+
+    sha256: str
+    fault: str
+
+
+def examine(
     wheels: Iterable[Path], known: Mapping[str, Known], *, contents: bool
-) -> list[Unsound]:
-    """Read wheels, all processors at it; those that are damaged or other ones than known.
+) -> dict[str, Examined]:
+    """Read wheels, all processors at it, and find those that are damaged or other ones than known.
 
     Args:
         wheels: the files.
         known: what is remembered, by file name.
         contents: whether they are unpacked, too.
+
+    Returns:
+        What came of each, by file name.
     """
 
-    def examine(wheel: Path) -> Unsound | None:
-        fault = _fault(wheel, known.get(wheel.name, Known()), contents=contents)
-        return Unsound(wheel.name, fault) if fault else None
+    def read(wheel: Path) -> tuple[str, Examined]:
+        return wheel.name, _examine(wheel, known.get(wheel.name, Known()), contents=contents)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [found for found in pool.map(examine, wheels) if found]
+        return dict(pool.map(read, wheels))
 
 
-def _fault(wheel: Path, known: Known, *, contents: bool) -> str:
-    same = not known.hashes or known.hashes == {hash_file(wheel)}
+def find_unpinned(
+    question: Question, chosen: Iterable[Path], examined: Mapping[str, Examined]
+) -> list[Unsound]:
+    """Wheels of packages that are pinned to hashes, where no file has one of those.
+
+    Args:
+        question: what was asked.
+        chosen: the wheels it came to, less those that were built here.
+        examined: what came of reading them.
+    """
+    found = []
+    by_package: dict[str, list[Path]] = {}
+    for wheel in chosen:
+        by_package.setdefault(canonicalize_name(wheel.name.partition("-")[0]), []).append(wheel)
+    for name, wheels in by_package.items():
+        allowed = question.hashes.hashes.get(name)
+        if allowed is None and question.hashes.required:
+            found += [Unsound(wheel.name, "it is not pinned by a hash") for wheel in wheels]
+        elif allowed is not None and not any(
+            _has_one(wheel, examined[wheel.name].sha256, allowed) for wheel in wheels
+        ):
+            fault = f"the requirements pin {', '.join(sorted(allowed))}"
+            found += [Unsound(wheel.name, fault) for wheel in wheels]
+    return found
+
+
+def _has_one(wheel: Path, sha256: str, allowed: frozenset[str]) -> bool:
+    others = {one.partition(":")[0] for one in allowed} - {"sha256"}
+    return f"sha256:{sha256}" in allowed or any(
+        f"{name}:{hash_file(wheel, name)}" in allowed for name in sorted(others)
+    )
+
+
+def _examine(wheel: Path, known: Known, *, contents: bool) -> Examined:
+    digest = hash_file(wheel)
+    same = not known.hashes or known.hashes == {digest}
     if same and known.sound and not contents:
-        return ""
+        return Examined(digest, "")
     if faults := find_faults(wheel, record=not known.trusted, contents=contents or not same):
-        return faults[0]
-    return "" if same else "another build than the one that was locked"
+        return Examined(digest, faults[0])
+    return Examined(digest, "" if same else "another build than the one that was locked")
 
 
 def _gap(question: Question, failure: Failure, wheels: list[Path]) -> Gap:

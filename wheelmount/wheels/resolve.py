@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
+import tomli_w
 from packaging.pylock import Pylock
 
 from wheelmount.errors import (
@@ -20,11 +22,20 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.compiler import Failure, Kind, compile_requirements, export_lock
 from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.lockfile import parse_lock
+from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
 
 
-def resolve(wanted: Wanted, *, target: Target, output: Path, progress: Progress = SILENT) -> Pylock:
+def resolve(
+    wanted: Wanted,
+    *,
+    target: Target,
+    output: Path,
+    progress: Progress = SILENT,
+    pins: Pins | None = None,
+    built: Collection[str] = (),
+) -> Pylock:
     """Resolve requirements for a target, and write the lock file; a lock is taken as it is.
 
     The lock that is returned has the credentials of URLs that were given with some; the file has
@@ -40,12 +51,15 @@ def resolve(wanted: Wanted, *, target: Target, output: Path, progress: Progress 
         output: where the lock is written, whole or not at all; relative paths in it count from
             its directory.
         progress: told of the one step, ``resolve``.
+        pins: hashes that files are pinned to; default those of ``wanted``.
+        built: names of packages that were built here, whose sources were compared with pins.
 
     Raises:
         InputError: a file that can't be parsed, or a lock whose files lie beside it.
         SourceError: a file that files of requirements name or the directory of ``output`` is
             missing.
         ResolveError: no solution: an unknown package, no wheel for the target, a conflict.
+        WheelError: a file that is pinned to another hash.
         UnavailableError: the index can't be reached or refuses, or uv is not installed.
         WaitError: uv took too long.
     """
@@ -67,7 +81,10 @@ def resolve(wanted: Wanted, *, target: Target, output: Path, progress: Progress 
             # What was built here lies beside the lock, wherever the directory goes.
             text = fresh.read_text(encoding="utf-8")
             text = text.replace(f'path = "{output.parent.absolute()}/', 'path = "')
-            lock = parse_lock(text, str(output))
+            found = parse_lock(text, str(output))
+            lock = (pins or Pins.of(wanted, target)).apply(found, target, built)
+            if lock is not found:
+                text = tomli_w.dumps(dict(lock.to_dict()))
             fresh.unlink()  # uv's is for our eyes only, see compile_requirements
             fresh.write_text(without_credentials(text), encoding="utf-8")
             task.note(f"{len(lock.packages)} packages for {target}")

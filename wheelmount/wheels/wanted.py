@@ -44,6 +44,7 @@ class Wanted:
         projects: absolute paths of projects and source distributions to build.
         builds: packages whose source distributions in the index, or in a lock, are to be built.
         overrides: requirements that take the place of all others of their names.
+        require_hashes: whether all that they come to has to be pinned by hashes.
     """
 
     requirements: tuple[Requirement, ...] = ()
@@ -54,6 +55,7 @@ class Wanted:
     projects: tuple[Path, ...] = ()
     builds: tuple[Requirement, ...] = ()
     overrides: tuple[Requirement, ...] = ()
+    require_hashes: bool = False
 
     @classmethod
     def of(
@@ -64,6 +66,8 @@ class Wanted:
         extras: Sequence[str] = (),
         groups: Sequence[str] = (),
         builds: Iterable[str] = (),
+        *,
+        require_hashes: bool = False,
     ) -> Wanted:
         """Check what somebody typed.
 
@@ -86,6 +90,7 @@ class Wanted:
             _names(groups),
             tuple(path for path in paths if path.suffix != ".whl"),
             tuple(parse_requirements(builds)),
+            require_hashes=require_hashes,
         )
         if not (wanted.requirements or wanted.files or wanted.projects or wanted.builds):
             raise InputError("nothing is required", hint="name a package, or a file with -r")
@@ -94,6 +99,7 @@ class Wanted:
             extras=wanted.extras,
             groups=wanted.groups,
             builds=wanted.builds,
+            require_hashes=require_hashes,
         ):
             raise InputError(
                 f"{wanted.lock.name} cannot be joined with other requirements",
@@ -110,6 +116,13 @@ class Wanted:
         """The lock among the files."""
         locks = [f for f in self.files if f.name == UV_LOCK_NAME or is_valid_pylock_path(f)]
         return locks[0] if locks else None
+
+    @property
+    def plain_files(self) -> list[Path]:
+        """Files of requirements and constraints: those without projects and locks."""
+        return [
+            f for f in (*self.files, *self.constraints) if f not in self._own and f != self.lock
+        ]
 
     @property
     def by_name(self) -> bool:
@@ -136,7 +149,9 @@ class Wanted:
         may have been built anew.
         """
         digest = hashlib.sha256(
-            repr((self.requirements, self.extras, self.groups, self.builds)).encode()
+            repr(
+                (self.requirements, self.extras, self.groups, self.builds, self.require_hashes)
+            ).encode()
         )
         for file in (*self.files, *self.constraints):
             text = file.read_bytes()

@@ -24,10 +24,11 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.build import build_missing
 from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.download import DownloadReport, fill, locked
-from wheelmount.wheels.findings import Findings
+from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
-from wheelmount.wheels.proof import Known, Question, find_unsound, prove
+from wheelmount.wheels.pins import Pins
+from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
 from wheelmount.wheels.requirements import parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.simple import write_index
@@ -120,8 +121,16 @@ class Wheelhouse:
         # "pending" lies beside the final name because relative paths in a lock count from there.
         pending = self.directory / f"pylock.{uuid.uuid4().hex}.toml"
         try:
-            built = build_missing(wanted, target, self.directory, progress)
-            lock = resolve(built.wanted, target=target, output=pending, progress=progress)
+            hashes = Pins.of(wanted, target)
+            built = build_missing(wanted, target, self.directory, progress, hashes)
+            lock = resolve(
+                built.wanted,
+                target=target,
+                output=pending,
+                progress=progress,
+                pins=hashes,
+                built=[parse_wheel_filename(wheel)[0] for wheel in built.origins],
+            )
             sources = build_locked(lock, built.wanted, target, self.directory, progress)
             if sources.origins:
                 lock = sources.lock
@@ -133,7 +142,13 @@ class Wheelhouse:
                 pins = tuple(wheel.pin for wheel in chosen_wheels(lock, target))
                 asked = tuple(without_credentials(str(one)) for one in built.asked)
                 manifest.remember(
-                    replace(request, requirements=asked, pins=pins, wheels=report.wheels)
+                    replace(
+                        request,
+                        requirements=asked,
+                        pins=pins,
+                        wheels=report.wheels,
+                        pinned=hashes.texts(),
+                    )
                 )
                 manifest.built.update(built.origins | sources.origins)
                 pending.replace(self.directory / LOCK_NAME)
@@ -216,20 +231,26 @@ class Wheelhouse:
             )
         wheels = set(self.wheels()) if wanted is None else set()
         gaps = []
+        answers = []
         with progress.task("check", unit="requests") as task:
             task.total(len(questions))
             for question in questions:
                 chosen, gap = prove(question, self.directory)
                 wheels.update(chosen)
+                answers.append((question, [] if gap else chosen))
                 gaps += [gap] if gap else []
                 task.advance(1)
-            unsound = find_unsound(sorted(wheels), self._known(manifest, wheels), contents=contents)
+            examined = examine(sorted(wheels), self._known(manifest, wheels), contents=contents)
+            unsound = [Unsound(name, one.fault) for name, one in examined.items() if one.fault]
+            for question, chosen in answers:
+                foreign = [wheel for wheel in chosen if wheel.name not in manifest.built]
+                unsound += find_unpinned(question, foreign, examined)
         return Findings(
             directory=self.directory,
             requests=len(questions),
             wheels=tuple(sorted(wheel.name for wheel in wheels)),
             size=sum(wheel.stat().st_size for wheel in wheels),
-            unsound=tuple(unsound),
+            unsound=tuple(dict.fromkeys(unsound)),
             gaps=tuple(dict.fromkeys(gaps)),
         )
 
@@ -263,7 +284,8 @@ class Wheelhouse:
 
 def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
     if wanted.lock:
-        return Question(Wanted(), _pins(read_lock(wanted.lock, wanted), target), target)
+        lock = read_lock(wanted.lock, wanted)
+        return Question(Wanted(), _pins(lock, target), target, Pins.of_lock(lock, target))
     built = {origin: parse_wheel_filename(name)[0] for name, origin in manifest.built.items()}
     for project in wanted.projects:
         if project.as_uri() not in built:
@@ -285,6 +307,7 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
         ),
         (),
         target,
+        Pins.of(wanted, target),
     )
 
 
@@ -304,11 +327,12 @@ def _ask_again(request: Request, target: Target) -> Question:
     pins = tuple(Requirement(pin) for pin in request.pins)
     texts = (*request.requirements, *request.builds)
     named = tuple(without_url(one) for one in parse_requirements(texts))
+    hashes = Pins.of_texts(request.pinned)
     if target == request.target:
-        return Question(Wanted(named), pins, target)
+        return Question(Wanted(named), pins, target, hashes)
     # Another target may have other versions, so only what was asked for counts; of a file of
     # requirements, which may be gone by now, only the pins are left to ask for.
-    return Question(Wanted(named), pins if request.files else (), target)
+    return Question(Wanted(named), pins if request.files else (), target, hashes)
 
 
 def _pins(lock: Pylock, target: Target) -> tuple[Requirement, ...]:

@@ -1,0 +1,211 @@
+"""Hashes that requirements pin files to, compared with what was chosen.
+
+uv drops them while it resolves for another machine than this. pip and uv refuse to install what has
+another hash, so a wheelhouse does not hold it either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+from urllib.parse import parse_qsl, urlsplit
+
+from packaging.pylock import Package, PackageArchive, PackageSdist, PackageWheel, Pylock
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from wheelmount.errors import InputError, WheelError
+from wheelmount.wheels.lockfile import TOOL, selected, wheel_name
+from wheelmount.wheels.reqfile import Line, name_of, read_lines
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
+
+ALGORITHMS = ("sha256", "sha384", "sha512")
+"""What a file may be pinned by; those that pip takes."""
+
+_REQUIRE = ("PIP_REQUIRE_HASHES", "UV_REQUIRE_HASHES")
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Hashes by package, for one target.
+
+    Attributes:
+        hashes: by normalized name, ``ALGORITHM:HEX`` of each file that may be used.
+        exact: names of packages that are also tied to one version, or to a URL.
+        required: whether every package has to be pinned.
+    """
+
+    hashes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    exact: frozenset[str] = frozenset()
+    required: bool = False
+
+    @classmethod
+    def of(cls, wanted: Wanted, target: Target) -> Pins:
+        """What requirements, and the files among them, pin on a target.
+
+        Raises:
+            InputError: a hash of no known algorithm, or of no known package.
+        """
+        if wanted.lock:
+            return cls()  # has a hash of every file, which is compared in any case
+        required = wanted.require_hashes or any(
+            os.environ.get(name, "0").lower() in ("1", "true", "yes", "on") for name in _REQUIRE
+        )
+        found: dict[str, frozenset[str]] = {}
+        exact: set[str] = set()
+        environment = cast("dict[str, str]", target.environment())
+        for line in _lines(wanted):
+            if line.option:
+                required = required or line.option == "--require-hashes"
+                continue
+            one = line.requirement()
+            if one and one.marker and not one.marker.evaluate(environment):
+                continue
+            hashes = line.hashes | _of_url(one.url if one else None) | _of_url(line.text)
+            if one and (one.url or _is_exact(one)):
+                exact.add(canonicalize_name(one.name))
+            if not hashes:
+                continue
+            name = name_of(line)
+            if unknown := {h for h in hashes if h.partition(":")[0] not in ALGORITHMS}:
+                raise InputError(
+                    f"{line.file} pins {name} by {min(unknown).partition(':')[0]}",
+                    hint=f"pin it by {', '.join(ALGORITHMS)}",
+                )
+            # Of two lines both count, as with pip.
+            found[name] = found[name] & hashes if name in found else hashes
+        return cls(found, frozenset(exact), required)
+
+    @classmethod
+    def of_lock(cls, lock: Pylock, target: Target) -> Pins:
+        """What a lock says of the wheels that it has for a target."""
+        found: dict[str, frozenset[str]] = {}
+        for package, source in selected(lock, target):
+            if wheel_name(source):
+                files = [one.hashes for one in package.wheels or ()]
+                files += [package.archive.hashes] if package.archive else []
+                found[package.name] = frozenset().union(*map(as_texts, files))
+        return cls(found)
+
+    @classmethod
+    def of_texts(cls, texts: Iterable[str]) -> Pins:
+        """The same as ``texts`` gave."""
+        found: dict[str, frozenset[str]] = {}
+        for text in texts:
+            name, _, one = text.partition(" ")
+            found[name] = found.get(name, frozenset()) | {one}
+        return cls(found)
+
+    def texts(self) -> tuple[str, ...]:
+        """``NAME ALGORITHM:HEX`` of each hash."""
+        return tuple(
+            f"{name} {one}" for name in sorted(self.hashes) for one in sorted(self.hashes[name])
+        )
+
+    def apply(self, lock: Pylock, target: Target, built: Collection[str] = ()) -> Pylock:
+        """The lock with those files only that may be used.
+
+        Args:
+            lock: what was resolved.
+            target: what for.
+            built: names of packages that were built here, and compared before.
+
+        Raises:
+            WheelError: a file of the target that is pinned to another hash, or one that has to be
+                pinned and is not; all of them are named.
+        """
+        if not self.hashes and not self.required:
+            return lock
+        chosen = {package.name for package, _ in selected(lock, target)} - set(built)
+        if self.required:
+            self._refuse_open(lock, chosen)
+        packages = []
+        for package in lock.packages:
+            allowed = self.hashes.get(package.name) if package.name in chosen else None
+            packages.append(_narrow(package, allowed) if allowed is not None else package)
+        return dataclasses.replace(lock, packages=packages)
+
+    def _refuse_open(self, lock: Pylock, chosen: Collection[str]) -> None:
+        by_name = {str(package.name): package for package in lock.packages}
+        lines = [
+            f"{name}=={by_name[name].version} "
+            + ("is not pinned by a hash" if name in self.exact else "is not pinned")
+            for name in sorted(chosen)
+            if not self.hashes.get(name) or name not in self.exact
+        ]
+        if lines:
+            raise WheelError(
+                f"hashes are required, and {'; '.join(lines)}",
+                hint="pin each to one version and a hash: uv pip compile --generate-hashes",
+            )
+
+    def refuse_other(self, package: str, hashes: Mapping[str, str], filename: str) -> None:
+        """Compare the hashes of one file.
+
+        Raises:
+            WheelError: the package is pinned, and not to one of these.
+        """
+        allowed = self.hashes.get(package)
+        if allowed is not None and not allowed & as_texts(hashes) and _comparable(allowed, hashes):
+            raise _other(filename, hashes, allowed)
+
+
+def as_texts(hashes: Mapping[str, str]) -> frozenset[str]:
+    """Hashes by algorithm as ``ALGORITHM:HEX``."""
+    return frozenset(f"{name}:{value}".lower() for name, value in hashes.items())
+
+
+def _lines(wanted: Wanted) -> Iterable[Line]:
+    for one in wanted.requirements:
+        yield Line(Path("the command line"), "", str(one))
+    yield from read_lines(wanted.plain_files)
+
+
+def _is_exact(one: Requirement) -> bool:
+    return any(s.operator in ("==", "===") and "*" not in s.version for s in one.specifier)
+
+
+def _of_url(url: str | None) -> frozenset[str]:
+    """Hashes that a URL has in its fragment."""
+    pairs = parse_qsl(urlsplit(url).fragment) if url and "://" in url else []
+    return frozenset(f"{name}:{value}".lower() for name, value in pairs if name in ALGORITHMS)
+
+
+def _narrow(package: Package, allowed: frozenset[str]) -> Package:
+    """A package with the files that may be used."""
+    files: list[PackageWheel | PackageSdist | PackageArchive] = [*(package.wheels or ())]
+    files += [one for one in (package.sdist, package.archive) if one is not None]
+    kept = [
+        one
+        for one in files
+        if allowed & as_texts(one.hashes) or not _comparable(allowed, one.hashes)
+    ]
+    if not kept:
+        raise _other(f"{package.name} {package.version or ''}".strip(), {}, allowed)
+    tool = {**(package.tool or {}), TOOL: {"pinned": sorted(allowed)}}
+    return dataclasses.replace(
+        package,
+        wheels=[one for one in package.wheels or () if one in kept] or None,
+        sdist=package.sdist if package.sdist in kept else None,
+        archive=package.archive if package.archive in kept else None,
+        tool=tool,
+    )
+
+
+def _comparable(allowed: Iterable[str], hashes: Mapping[str, str]) -> bool:
+    """Whether hashes are of an algorithm that was pinned; else only the file's bytes tell."""
+    return any(one.partition(":")[0] in hashes for one in allowed)
+
+
+def _other(subject: str, hashes: Mapping[str, str], allowed: frozenset[str]) -> WheelError:
+    has = f" has {', '.join(sorted(as_texts(hashes)))}, and" if hashes else " has no file of"
+    pinned = ", ".join(sorted(allowed)) or "hashes that contradict each other"
+    return WheelError(
+        f"{subject}{has} {'the requirements pin ' if hashes else ''}{pinned}",
+        hint="do not trust this index, or pin the version again: uv pip compile --generate-hashes",
+    )

@@ -1,0 +1,135 @@
+"""Files of requirements (``requirements.txt``), as far as wheelmount has to understand them itself.
+
+uv reads them whole. What it drops while it resolves is read here: the hashes that pin files
+(``--hash``, ``--require-hashes``), and where packages are to come from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, unquote
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+
+from wheelmount.errors import InputError
+
+_COMMENT = re.compile(r"(?:^|\s+)#.*$")
+_CONTINUED = re.compile(r"\\[ \t]*\r?\n")
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+_OPTION = re.compile(r"\s--?[a-z]")
+_HASH = re.compile(r"\s--hash(?:=|\s+)([a-z0-9]+):([0-9a-fA-F]+)")
+
+# Other spellings of options that are looked for.
+_LONG = {"-r": "--requirement", "-c": "--constraint", "-i": "--index-url", "-f": "--find-links"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A requirement or an option in a file.
+
+    Attributes:
+        file: where it stands.
+        option: such as ``--index-url``, in its long form; empty for a requirement.
+        text: the value of the option, or the requirement without options of its own.
+        hashes: ``ALGORITHM:HEX`` of each ``--hash``, in lower case.
+    """
+
+    file: Path
+    option: str
+    text: str
+    hashes: frozenset[str] = frozenset()
+
+    def requirement(self) -> Requirement | None:
+        """The requirement that it is, ``NAME @ LOCATION`` for a path or the URL of a file.
+
+        None where no name can be told.
+        """
+        with suppress(InvalidRequirement):
+            return Requirement(self.text)
+        location = self.text.partition(" ;")[0].strip()
+        path, _, fragment = location.partition("#")
+        filename = unquote(path.partition("?")[0].rpartition("/")[2])
+        name = dict(parse_qsl(fragment)).get("egg", "")
+        with suppress(InvalidWheelFilename):
+            name = parse_wheel_filename(filename)[0]
+        with suppress(InvalidSdistFilename):
+            name = parse_sdist_filename(filename)[0]
+        with suppress(InvalidRequirement):
+            return Requirement(f"{name} @ {quote(location, safe='/:#?&=%@+')}")
+        return None
+
+
+def read_lines(files: Iterable[Path]) -> Iterator[Line]:
+    """All requirements and options of files, and of the files that they name.
+
+    Files that can't be read are passed over: uv says what is wrong with them.
+    """
+    seen: set[Path] = set()
+    waiting = list(files)
+    while waiting:
+        file = waiting.pop(0)
+        if file in seen:
+            continue
+        seen.add(file)
+        try:
+            text = file.read_text(encoding="utf-8-sig", errors="replace")
+        except OSError:
+            continue
+        for plain in _CONTINUED.sub(" ", text).splitlines():
+            line = _parse(file, _VARIABLE.sub(_value, _COMMENT.sub("", plain)).strip())
+            if line is None:
+                continue
+            if line.option in ("--requirement", "--constraint") and "://" not in line.text:
+                waiting.append((file.parent / line.text).absolute())
+            yield line
+
+
+def _parse(file: Path, text: str) -> Line | None:
+    if not text:
+        return None
+    if not text.startswith("-"):
+        end = _OPTION.search(text)
+        hashes = frozenset(f"{name}:{value}".lower() for name, value in _HASH.findall(text))
+        return Line(file, "", text[: end.start()].strip() if end else text, hashes)
+    name, value = text, ""
+    if text.startswith("--"):
+        name, _, value = re.sub(r"[=\s]\s*", "\0", text, count=1).partition("\0")
+    else:
+        name, value = _LONG.get(text[:2], text[:2]), text[2:].lstrip("= ")
+    try:
+        value = " ".join(shlex.split(value))
+    except ValueError:  # an apostrophe, which is a character like others
+        value = value.strip()
+    return Line(file, name, value)
+
+
+def _value(found: re.Match[str]) -> str:
+    return os.environ.get(found[1]) or found[0]
+
+
+def name_of(line: Line) -> str:
+    """Normalized name of the package that a line with hashes is about.
+
+    Raises:
+        InputError: none can be told.
+    """
+    requirement = line.requirement()
+    if requirement is None:
+        raise InputError(
+            f"{line.file} pins {line.text!r} by a hash, and does not say which package it is",
+            hint="write NAME @ URL --hash=…",
+        )
+    return canonicalize_name(requirement.name)
