@@ -195,7 +195,7 @@ class Agent(Actor):  # type: ignore[misc]
         receiver.traffic.write(self._directory)
         try:
             await asyncio.to_thread(store.finish)
-            if self._binds and not store.changed() and not await self._show(store):
+            if self._binds and store.bindable and not await self._show(store):
                 self._moving = asyncio.create_task(self._show_later(store))
         except FileNotFoundError:  # it was taken down meanwhile
             raise MountError("the mount is gone") from None

@@ -9,17 +9,21 @@ from pathlib import Path
 import psutil
 
 from wheelmount.errors import StoreError
+from wheelmount.mount import kernel
 from wheelmount.mount.layout import Layout
-from wheelmount.mount.summary import PAGE
+from wheelmount.mount.summary import holes, pages
 
 SLACK = 64 << 20
 """Bytes a tmpfs may hold beyond the files themselves: tables, and what rounding missed."""
+
+HOLES = 64 << 20
+"""Bytes of holes that readers may fill in memory; as many as there are bytes, if that is more."""
 
 
 def footprint(layout: Layout) -> int:
     """Bytes of memory that the files may take which a layout adds to a store."""
     added = (layout.tree.inodes[n] for n in layout.fresh | layout.copies.keys())
-    return sum(-(-inode.size // PAGE) * PAGE for inode in added) + SLACK
+    return sum(pages(inode.size) for inode in added) + SLACK
 
 
 def check(directory: Path, needed: int, *, memory: bool) -> None:
@@ -36,6 +40,29 @@ def check(directory: Path, needed: int, *, memory: bool) -> None:
     free = _free(directory, memory=memory)
     if needed > free:
         raise _full("memory" if memory else str(directory), needed, free)
+
+
+def check_holes(directory: Path, layout: Layout, *, owned: bool) -> None:
+    """See that readers who map the holes of all files do not fill a file system in memory.
+
+    Args:
+        directory: the file system that keeps the files.
+        layout: of the files.
+        owned: whether nothing else is kept there, so that there is room for each hole.
+
+    Raises:
+        StoreError: they could.
+    """
+    inodes = layout.tree.inodes.values()
+    needed = sum(holes(inode) for inode in inodes if inode.is_file)
+    if needed and kernel.in_memory(directory):
+        free = _free(directory, memory=True)
+        if not owned or needed + layout.size > free:
+            raise StoreError(
+                f"the holes of sparse files, {needed >> 20} MiB, could fill the memory that the "
+                "kernel shows this mount from",
+                hint="unmount, and mount again: then it is served in a way that lets go of holes",
+            )
 
 
 def failure(directory: Path, error: OSError) -> StoreError:

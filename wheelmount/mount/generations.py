@@ -106,7 +106,7 @@ class Generations:
                 self._kept.append(store)
             if store is self.bound:
                 return
-            binds = self._task.adapter == "bind" and not store.changed()
+            binds = self._task.adapter == "bind" and (store.bindable or self._adapter is None)
             if binds and await trio.to_thread.run_sync(self._bind, store):
                 self.bound = store
                 log.info("generation %d is shown by the kernel alone", generation)

@@ -22,6 +22,7 @@ _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _CAP_SYS_ADMIN = 21
 _PR_SET_PDEATHSIG = 1
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
+_MEMORY = frozenset({0x01021994, 0x858458F6})  # TMPFS_MAGIC, RAMFS_MAGIC
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -47,6 +48,13 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
     """Free the pages of a file that lie wholly in a range; it reads as zeros. See fallocate(2)."""
     mode = _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE
     _check(_libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)), "")
+
+
+def in_memory(path: Path) -> bool:
+    """Whether a file system keeps its files in memory: tmpfs, ramfs."""
+    status = (ctypes.c_long * 64)()  # struct statfs begins with the type of the file system
+    _check(_libc.statfs(os.fsencode(path), status), path)
+    return status[0] & 0xFFFFFFFF in _MEMORY
 
 
 def give_back_memory() -> None:

@@ -166,8 +166,11 @@ class Store:
         """
         layout = Layout.decode(description, self.layout)
         capacity.check(self.directory, layout.size, memory=self.owned)
+        if dress and self.bindable:  # nothing else may be there any more that could show it
+            capacity.check_holes(self.directory, layout, owned=self.owned)
         if self.owned:
-            kernel.resize_tmpfs(self.directory, self._used() + capacity.footprint(layout))
+            room = self._used() + self._holes() + capacity.footprint(layout)
+            kernel.resize_tmpfs(self.directory, room)
         number = self._new_number()
         earlier = self.description.read_bytes()
         if len(earlier) + len(description) > 2 * self.summary.whole:
@@ -228,6 +231,19 @@ class Store:
     def owned(self) -> bool:
         """Whether the store is a file system of its own."""
         return os.path.ismount(self.directory)
+
+    @property
+    def bindable(self) -> bool:
+        """Whether the kernel may show the files as they are.
+
+        Not where one changed before it was copied, nor where readers could fill memory: whoever
+        maps a hole of a file in tmpfs and reads it is given a page, which stays.
+        """
+        if self.changed():
+            return False
+        if not self.summary.holes or not kernel.in_memory(self.directory):
+            return True
+        return self.owned and self.summary.holes <= max(capacity.HOLES, self.summary.size)
 
     @cached_property
     def _files(self) -> Files:
@@ -330,7 +346,12 @@ class Store:
         """Give up the room that was for bytes of other generations."""
         with contextlib.suppress(StoreError), self.growing():
             if self.owned:
-                kernel.resize_tmpfs(self.directory, self._used())
+                kernel.resize_tmpfs(self.directory, self._used() + self._holes())
+
+    def _holes(self) -> int:
+        """Bytes that readers may yet take: whoever maps a hole and reads it is given a page."""
+        summaries = (json.loads(path.read_text()) for path in self.directory.glob("*.summary"))
+        return sum(Summary(**summary).holes for summary in summaries)
 
     def _used(self) -> int:
         """Bytes that all generations take, where the store is a file system of its own."""

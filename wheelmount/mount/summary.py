@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.tree import Inode
 
-PAGE = 4096
-"""What tmpfs gives memory by, bytes (more on some machines, which then use a little more)."""
+PAGE = mmap.PAGESIZE
+"""What tmpfs gives memory by, bytes."""
+
+
+def pages(size: int) -> int:
+    """Bytes of the pages that so many bytes lie in."""
+    return -(-size // PAGE) * PAGE
+
+
+def holes(inode: Inode) -> int:
+    """Bytes of the pages that a file has no bytes in (up to a page too many for each piece)."""
+    return pages(inode.size) - inode.held if inode.pieces is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,7 @@ class Summary:
         predecessor: number of the generation that it was made from; 0 for none.
         follows: bytes at the beginning of its description that are those of the one before.
         whole: bytes of the last description of a whole tree in it.
+        holes: bytes of the files' holes, in whole pages: part of ``room``.
     """
 
     files: int
@@ -35,6 +48,7 @@ class Summary:
     predecessor: int
     follows: int
     whole: int
+    holes: int
 
     @classmethod
     def of(cls, layout: Layout, predecessor: int, follows: int, whole: int) -> Summary:
@@ -45,10 +59,11 @@ class Summary:
             len(files),
             len(inodes),
             sum(inode.held for inode in files),
-            sum(-(-inode.size // PAGE) * PAGE for inode in files),
+            sum(pages(inode.size) for inode in files),
             any(inode.xattrs for inode in inodes),
             layout.blocks,
             predecessor,
             follows,
             whole,
+            sum(map(holes, files)),
         )
