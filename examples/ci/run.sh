@@ -12,4 +12,4 @@ job=${JOB:-$here/../../build/ci-job}
 
 "$here/prepare.sh" "$job" "$@"
 trap 'wheelmount overlay rm ci-run >/dev/null 2>&1 || true' EXIT
-wheelmount run "$job" "$here/test.sh" --image "$job/img.sif" --overlay ci-run
+wheelmount run --image "$job/img.sif" --overlay ci-run "$job" "$here/test.sh"

@@ -14,4 +14,4 @@ export PATH="$WHEELMOUNT/.venv/bin:$PATH:/usr/sbin:/sbin"
 # The node's own disk: shared home directories make slow overlays.
 export WHEELMOUNT_STATE_DIR=${TMPDIR:-/tmp}/wheelmount-$SLURM_JOB_ID
 trap 'rm -rf "$WHEELMOUNT_STATE_DIR"' EXIT
-wheelmount run "$JOB" "$WHEELMOUNT/examples/ci/test.sh" --image "$JOB/img.sif" --hosts local:1
+wheelmount run --image "$JOB/img.sif" --hosts local:1 "$JOB" "$WHEELMOUNT/examples/ci/test.sh"

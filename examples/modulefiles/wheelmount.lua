@@ -9,7 +9,7 @@ local root = myFileName():match("^(.*)/examples/modulefiles/") or "/opt/wheelmou
 help([[wheelmount mounts a directory of this machine, such as wheels or a virtual environment, on
 every host of a job, and runs, installs and starts containers there without network.
 
-  wheelmount run VENV script.sh --hosts slurm:4
+  wheelmount run --hosts slurm:4 VENV script.sh
   man wheelmount]])
 whatis("Name: wheelmount")
 whatis("Description: package cache and container launcher for clusters")

@@ -35,7 +35,7 @@ def _assert_refused(
 @pytest.mark.parametrize("spec", ["nonsense", "local:0", "local:many", "slurm"])
 def test_host_spec(cli: Cli, source: Path, command: str, spec: str) -> None:
     script = ["-"] if command == "run" else []
-    _assert_refused(cli(command, source, *script, "--hosts", spec), 64, spec)
+    _assert_refused(cli(command, source, "--hosts", spec, *script), 64, spec)
 
 
 def test_host_spec_of_the_environment(cli: Cli, source: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_a_session_gets_later_joins_what_it_has(cli: Cli, how: list[str]) -
         mounted = json.loads(cli("status", "--json").stdout)["mounts"]
         assert len(mounted) == 1
         script = "env/bin/python -c 'import idna, six'"
-        done = cli("run", ".", "-", "--hosts", "session:later", input=script, stdin=None)
+        done = cli("run", ".", "--hosts", "session:later", "-", input=script, stdin=None)
         assert done.returncode == 0, done.stderr
     finally:
         assert cli("down", "later").returncode == 0

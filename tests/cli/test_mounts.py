@@ -139,14 +139,14 @@ def test_run_prints_host_by_host_and_ends_with_the_worst_code(cli: Cli, source: 
         'cat .hidden; echo "$1 $WHEELMOUNT_MOUNT"; echo oops >&2; exit $((WHEELMOUNT_RANK * 7))'
     )
     (source.parent / "script.sh").write_text(script)
-    done = cli("run", source, source.parent / "script.sh", "--hosts", "local:2", "--", "-x")
+    done = cli("run", source, "--hosts", "local:2", source.parent / "script.sh", "-x")
     assert done.stdout == "".join(f"== host{n} ==\nhidden\n-x {source}\n" for n in (0, 1))
     assert done.returncode == 7
     assert "== host1 stderr ==\noops\n" in done.stderr
 
 
 def test_run_takes_its_script_from_standard_input(cli: Cli, source: Path) -> None:
-    done = cli("run", source, "-", "--json", stdin=None, input="pwd; exit 3")
+    done = cli("run", source, "--json", "-", stdin=None, input="pwd; exit 3")
     (record,) = json.loads(done.stdout)
     assert (record["host"], record["rank"], record["code"]) == ("host0", 0, 3)
     assert record["stdout"] == f"{source}\n"
@@ -171,7 +171,7 @@ def test_a_host_that_dies_is_an_error_and_the_others_results_are_shown(
     cli: Cli, source: Path
 ) -> None:
     script = "if [ $WHEELMOUNT_RANK = 1 ]; then kill -9 $PPID; sleep 47; fi; echo fine"
-    done = cli("run", source, "-", "--hosts", "local:2", stdin=None, input=script)
+    done = cli("run", source, "--hosts", "local:2", "-", stdin=None, input=script)
     assert done.stdout == "== host0 ==\nfine\n"
     running = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
     assert ["sleep", "47"] not in running

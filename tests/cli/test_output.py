@@ -26,7 +26,7 @@ def script(workplace: Path) -> Path:
 
 def test_goes_where_it_is_wanted(cli: Cli, source: Path, workplace: Path, script: Path) -> None:
     cli("up", "--hosts", "local:2", "--quiet")
-    live = cli("run", "--live", source, script, "--quiet")
+    live = cli("run", "--live", "--quiet", source, script)
     assert sorted(live.stdout.splitlines()) == [
         "host0: host0 one",
         "host0: no end",
@@ -34,7 +34,7 @@ def test_goes_where_it_is_wanted(cli: Cli, source: Path, workplace: Path, script
         "host1: no end",
     ]
     assert sorted(live.stderr.splitlines()) == ["host0: bad", "host1: bad"]
-    files = cli("run", "--output-dir", workplace / "work" / "out", source, script, "--quiet")
+    files = cli("run", "-q", "--output-dir", workplace / "work" / "out", source, script)
     assert files.stdout.splitlines() == [
         f"host{n} 0 {workplace}/work/out/host{n}.out" for n in range(2)
     ]
@@ -62,7 +62,7 @@ def test_one_host_reads_what_the_command_is_given(cli: Cli, source: Path, workpl
     script = workplace / "script"
     script.write_text("wc -c; cat .hidden")
     given = "x" * 300_000
-    one = cli("run", source, script, "--quiet", input=given, stdin=None)
+    one = cli("run", source, "--quiet", script, input=given, stdin=None)
     assert one.stdout == "== host0 ==\n300000\nhidden\n"
-    two = cli("run", source, script, "--quiet", "--hosts", "local:2", input=given, stdin=None)
+    two = cli("run", source, "--quiet", "--hosts", "local:2", script, input=given, stdin=None)
     assert two.stdout == "".join(f"== host{n} ==\n0\nhidden\n" for n in range(2))

@@ -47,7 +47,7 @@ def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path, workplac
     assert "connected to session default: 2 hosts" in first.stderr
     mounts = mounts_shown(cli)
     (source / ".hidden").write_text("edited\n")
-    second = cli("run", source, "-", "--hosts", "session:default", input="cat .hidden", stdin=None)
+    second = cli("run", source, "--hosts", "session:default", "-", input="cat .hidden", stdin=None)
     assert second.stdout == "== host0 ==\nedited\n== host1 ==\nedited\n"
     assert [m["pid"] for m in mounts_shown(cli)] == [m["pid"] for m in mounts], "the same mount"
     stores = {tree.parent for tree in (workplace / "store").rglob("*.tree")}
@@ -74,9 +74,9 @@ def test_a_session_has_a_name_and_is_not_taken_for_another(cli: Cli, source: Pat
     assert (done.returncode, "session a is up with local:1" in done.stderr) == (64, True)
     alone = cli("run", source, "-", input="echo $WHEELMOUNT_HOST", stdin=None)
     assert "connected" not in alone.stderr, "only the session `default` is taken unasked"
-    named = cli("run", source, "-", "--hosts", "session:a", input="pwd", stdin=None)
+    named = cli("run", source, "--hosts", "session:a", "-", input="pwd", stdin=None)
     assert "connected to session a: 1 hosts" in named.stderr
-    missing = cli("run", source, "-", "--hosts", "session:b")
+    missing = cli("run", source, "--hosts", "session:b", "-")
     assert missing.returncode == 68
     assert "hint: run `wheelmount up --name b`" in missing.stderr
     assert cli("down", "--all").returncode == 0

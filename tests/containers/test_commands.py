@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_launcher import ODD
 from tests.conftest import Cli
 from tests.containers.test_running import processes, wait_until
 
@@ -58,6 +59,13 @@ def test_the_image_comes_with_the_mount(cli: Cli, job: Path, sif: Path) -> None:
     assert images[1] == str(sif)
 
 
+def test_a_command_in_a_container_gets_its_words_byte_for_byte(cli: Cli, sif: Path) -> None:
+    show = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
+    done = cli("exec", "-i", "-q", "--image", sif, "python3", "-c", show, *ODD)
+    assert (done.returncode, done.stdout) == (0, "\0".join(ODD)), done.stderr
+    assert "Usage: /usr/bin/df" in cli("exec", "-i", "--image", sif, "df", "--help").stdout
+
+
 @pytest.mark.fuse
 def test_a_script_runs_in_a_container_that_shows_the_directory(
     cli: Cli, job: Path, workplace: Path
@@ -68,7 +76,7 @@ def test_a_script_runs_in_a_container_that_shows_the_directory(
         '\n[ "$PWD" = "$WHEELMOUNT_MOUNT" ] && ! touch data 2>&1; '
         "[ $(wc -l </proc/net/dev) = 3 ] && exit 4"
     )
-    done = cli("run", job, "script", "--an-argument", "--image", "img.sif", "--hosts", "local:2")
+    done = cli("run", job, "--image", "img.sif", "--hosts", "local:2", "script", "--an-argument")
     assert done.returncode == 4, done.stderr
     for rank in (0, 1):
         assert f"== host{rank} ==\ndata\n--an-argument {rank}\n" in done.stdout
@@ -185,7 +193,7 @@ def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
         (["exec", "--image", "x.sif", "--on", "host0", "--", "true"], "goes with --interactive"),
         (["shell", "--image", "x.sif", "--hosts", "local:2"], "one host only"),
         (["shell"], "no image"),
-        (["run", ".", "-", "--image", "x.sif", "--instance", "one"], "to an instance"),
+        (["run", ".", "--image", "x.sif", "--instance", "one", "-"], "to an instance"),
         (["exec", "-i", "--json", "--image", "x.sif", "--", "true"], "as it is"),
         (["overlay", "rm", "none"], "there is no overlay none"),
         (["instance", "stop"], "nothing to stop"),

@@ -40,7 +40,7 @@ def test_a_project_is_tested_offline(ci: Path, workplace: Path) -> None:
     image = ["--image", str(workplace / "job" / "img.sif"), "--overlay", "broken"]
     done = subprocess.run(
         [sys.executable, "-m", "wheelmount.cli.main", "run", workplace / "job",
-         workplace / "work" / "broken", *image],
+         *image, workplace / "work" / "broken"],
         capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
     assert done.returncode == 1, "there is no pytest in a new overlay"

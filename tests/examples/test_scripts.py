@@ -54,12 +54,12 @@ def test_a_virtual_environment_is_used_elsewhere(cli: Cli, workplace: Path) -> N
     python = ["--quiet", "--python", str(venv / "bin" / "python")]
     subprocess.run([tool, "pip", "install", *python, "numpy"], check=True)
     script = EXAMPLES / "run_import.sh"
-    done = cli("run", "--mntpoint", elsewhere, venv, script, "numpy", "--hosts", "local:1")
+    done = cli("run", "--mntpoint", elsewhere, venv, "--hosts", "local:1", script, "numpy")
     assert f" from {elsewhere}/lib/" in done.stdout, done.stderr
 
 
 def test_all_of_a_directory_is_read(cli: Cli, source: Path) -> None:
-    done = cli("run", source, EXAMPLES / "run_disk_time.sh", "--hosts", "local:2")
+    done = cli("run", source, "--hosts", "local:2", EXAMPLES / "run_disk_time.sh")
     assert done.returncode == 0, done.stderr
     for (line,) in _outputs(done.stdout):
         assert re.fullmatch(r"313 files, \d+\.\d MB in \d+\.\d\d s, \d+ MB/s", line)
@@ -68,7 +68,7 @@ def test_all_of_a_directory_is_read(cli: Cli, source: Path) -> None:
 def test_plain_pip_installs_from_what_is_mounted(cli: Cli, workplace: Path) -> None:
     wheels = workplace / "wheels"
     assert cli("download", "six", "-d", wheels).returncode == 0
-    done = cli("run", wheels, EXAMPLES / "run_cached_pip.sh", "six", "--hosts", "local:2")
+    done = cli("run", wheels, "--hosts", "local:2", EXAMPLES / "run_cached_pip.sh", "six")
     assert done.returncode == 0, done.stderr
     for lines in _outputs(done.stdout):
         assert any(line.startswith("six==") for line in lines)
@@ -81,7 +81,7 @@ def test_an_image_and_wheels_come_by_one_mount(cli: Cli, workplace: Path, sif: P
     directory = workplace / "both"
     assert cli("download", "six", "-d", directory / "packages").returncode == 0
     shutil.copy(sif, directory / "img.sif")
-    done = cli("run", directory, EXAMPLES / "run_apptainer.sh", "six", "--hosts", "local:2")
+    done = cli("run", directory, "--hosts", "local:2", EXAMPLES / "run_apptainer.sh", "six")
     assert done.returncode == 0, done.stderr
     for lines in _outputs(done.stdout):
         assert any(line.startswith("six==") for line in lines)

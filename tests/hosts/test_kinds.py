@@ -76,7 +76,7 @@ def _assert_clean(lab: Lab, hosts: Sequence[str] | None = None) -> None:
 @pytest.mark.parametrize("spec", KINDS)
 def test_a_script_runs_where_the_directory_is(lab: Lab, source: Path, spec: str) -> None:
     script = "hostname; pwd; cat .hidden; exit $WHEELMOUNT_RANK"
-    done = _call(lab, "run", source, "-", "--hosts", spec, "--mntpoint", PATH, script=script)
+    done = _call(lab, "run", source, "--hosts", spec, "--mntpoint", PATH, "-", script=script)
     assert done.returncode == 1, done.stderr
     assert "security" not in done.stderr
     blocks = [f"== {host} ==\n{host}\n{PATH}\nhidden\n" for host in ("host0", "host1")]
@@ -90,7 +90,7 @@ def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
     assert (up.returncode, up.stdout) == (0, "session default is up: host0, host1\n"), up.stderr
     for text in ("hidden\n", "edited\n"):
         (source / ".hidden").write_text(text)
-        done = _call(lab, "run", source, "-", "--mntpoint", PATH, script="cat .hidden")
+        done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="cat .hidden")
         assert done.stdout == f"== host0 ==\n{text}== host1 ==\n{text}", done.stderr
         assert "connected to session default: 2 hosts" in done.stderr
     made = ["mkdir", "-p", "/root/.local/state/wheelmount/overlays/own/host1/upper"]
@@ -130,7 +130,7 @@ def test_an_interrupted_client_leaves_nothing(lab: Lab, source: Path, spec: str)
     started = source.parent / "started"
     script = source.parent / "script"
     script.write_text(f"touch {started}; sleep 100")
-    command = _command("run", source, script, "--hosts", spec, "--mntpoint", PATH)
+    command = _command("run", source, "--hosts", spec, "--mntpoint", PATH, script)
     for number in (signal.SIGINT, signal.SIGKILL):
         started.unlink(missing_ok=True)
         # In a session of its own, as what nsenter started is asked and not nsenter.
@@ -145,7 +145,7 @@ def test_an_interrupted_client_leaves_nothing(lab: Lab, source: Path, spec: str)
 
 
 def test_hosts_that_ssh_cannot_reach_are_named(lab: Lab, source: Path) -> None:
-    done = _call(lab, "run", source, "-", "--hosts", "ssh:host0,nowhere", "--mntpoint", PATH)
+    done = _call(lab, "run", source, "--hosts", "ssh:host0,nowhere", "--mntpoint", PATH, "-")
     assert done.returncode == 68
     assert "error: nowhere: ssh: Could not resolve hostname nowhere" in done.stderr
     assert "hint: `ssh HOST true` must work" in done.stderr
@@ -155,7 +155,7 @@ def test_hosts_that_ssh_cannot_reach_are_named(lab: Lab, source: Path) -> None:
 @pytest.mark.parametrize("spec", KINDS)
 def test_hosts_without_wheelmount_are_named(lab: Lab, source: Path, spec: str) -> None:
     done = _call(
-        lab, "run", source, "-", "--hosts", spec, "--mntpoint", PATH, WHEELMOUNT_PYTHON="/no/python"
+        lab, "run", source, "--hosts", spec, "--mntpoint", PATH, "-", WHEELMOUNT_PYTHON="/no/python"
     )
     assert done.returncode == 68
     assert "/no/python" in done.stderr
@@ -169,7 +169,7 @@ def test_a_job_that_waits_says_why_and_goes_with_an_interrupt(lab: Lab, source: 
     try:
         while "RUNNING None" not in _queue(lab):
             time.sleep(0.1)
-        command = _command("run", source, "-", "--hosts", "slurm:2,exclusive", "--mntpoint", PATH)
+        command = _command("run", source, "--hosts", "slurm:2,exclusive", "--mntpoint", PATH, "-")
         with lab.popen(LOGIN, ["setsid", "--wait", *command], stderr=subprocess.PIPE) as client:
             assert client.stderr is not None
             while b"waits: Resources" not in client.stderr.readline():
@@ -187,7 +187,7 @@ def test_options_go_to_slurm_and_its_refusal_to_the_user(lab: Lab, source: Path)
     done = _call(lab, "up", "--hosts", "slurm:1,partition=none")
     assert done.returncode == 68
     assert "invalid partition name specified" in done.stderr.lower()
-    done = _call(lab, "run", source, "-", "--hosts", "slurm:1,partition=none")
+    done = _call(lab, "run", source, "--hosts", "slurm:1,partition=none", "-")
     assert done.returncode == 68
     assert "invalid partition name specified" in done.stderr.lower()
     _assert_clean(lab)
@@ -201,7 +201,7 @@ def test_a_job_cancelled_from_outside_is_said_and_leaves_no_mount(lab: Lab, sour
     _assert_clean(lab)
     status = _call(lab, "status")
     assert "cannot be used: job" in status.stdout
-    done = _call(lab, "run", source, "-", "--mntpoint", PATH, script="pwd")
+    done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="pwd")
     assert done.returncode == 68
     assert "has ended" in done.stderr
     assert "`wheelmount up --name default` makes it anew" in done.stderr
@@ -214,7 +214,7 @@ def test_a_time_limit_that_was_reached_is_said(lab: Lab, source: Path) -> None:
     started.unlink(missing_ok=True)
     script = source.parent / "script"
     script.write_text(f"touch {started}; sleep 100")
-    command = _command("run", source, script, "--hosts", "slurm:2,time=1", "--mntpoint", PATH)
+    command = _command("run", source, "--hosts", "slurm:2,time=1", "--mntpoint", PATH, script)
     with lab.popen(LOGIN, command, stderr=subprocess.PIPE) as client:
         while not started.exists():
             assert client.poll() is None, client.communicate()[1]
@@ -229,7 +229,7 @@ def test_a_time_limit_that_was_reached_is_said(lab: Lab, source: Path) -> None:
         assert re.search(host + rb": job \d+ has ended: its time limit was reached", errors), errors
     _assert_clean(lab)
     assert "has ended: its time limit was reached" in _call(lab, "status").stdout
-    done = _call(lab, "run", source, "-", "--mntpoint", PATH, script="pwd")
+    done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="pwd")
     assert (done.returncode, "its time limit was reached" in done.stderr) == (68, True)
     assert "`wheelmount up --name default` makes it anew" in done.stderr
     assert _call(lab, "down").returncode == 0
@@ -242,7 +242,7 @@ def test_a_node_that_goes_down_is_named_and_the_others_finish(lab: Lab, source: 
         started.unlink(missing_ok=True)
         script = source.parent / "script"
         script.write_text(f"touch {started}; sleep 3; hostname")
-        command = _command("run", source, script, "--hosts", "slurm:2", "--mntpoint", PATH)
+        command = _command("run", source, "--hosts", "slurm:2", "--mntpoint", PATH, script)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with small.popen(LOGIN, command, **pipes) as client:
             while not started.exists():
@@ -256,7 +256,7 @@ def test_a_node_that_goes_down_is_named_and_the_others_finish(lab: Lab, source: 
 
 
 def test_inside_an_allocation_its_nodes_are_used(lab: Lab, source: Path) -> None:
-    command = _command("run", source, "-", "--hosts", "slurm:2", "--mntpoint", PATH)
+    command = _command("run", source, "--hosts", "slurm:2", "--mntpoint", PATH, "-")
     inside = ["salloc", "--nodes=2", "--quiet", *command]
     done = lab.run(LOGIN, inside, stdin=None, input="hostname")
     assert done.stdout == "== host0 ==\nhost0\n== host1 ==\nhost1\n", done.stderr
@@ -267,7 +267,7 @@ def test_a_session_within_an_allocation_is_a_step_of_it(lab: Lab, source: Path) 
     tool = shlex.join(_command())
     commands = [
         f"{tool} up --hosts slurm:2 --quiet",
-        f"echo hostname | {tool} run {source} - --mntpoint {PATH} --quiet",
+        f"echo hostname | {tool} run {source} --mntpoint {PATH} --quiet -",
         f"{tool} down --quiet",
         "squeue --steps --noheader --format %j | grep wheelmount || echo no step",
     ]

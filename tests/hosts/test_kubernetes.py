@@ -37,7 +37,7 @@ def test_a_script_runs_in_pods_that_go_again(
 ) -> None:
     spec = f"{SPEC},namespace=lab,cpu=2,nvidia.com/gpu=8,shm=1Gi"
     where = ["--mntpoint", workplace / "mnt"]
-    done = cli("run", source, "-", "--hosts", spec, *where, input="cat .hidden", stdin=None)
+    done = cli("run", source, "--hosts", spec, *where, "-", input="cat .hidden", stdin=None)
     secret, mesh = cluster.made
     name = mesh["metadata"]["name"]
     assert done.stdout == f"== {name}-0 ==\nhidden\n== {name}-1 ==\nhidden\n", done.stderr
@@ -71,7 +71,7 @@ def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: 
     for text in ("edited\n", "hidden\n"):
         (source / ".hidden").write_text(text)
         where = ["--mntpoint", workplace / "mnt"]
-        done = cli("run", source, "-", *where, input="cat .hidden", stdin=None)
+        done = cli("run", source, *where, "-", input="cat .hidden", stdin=None)
         assert done.stdout.count(text) == 2, done.stderr
     assert f"session default: {SPEC}  up" in cli("status").stdout
     assert len(cluster.objects) == 2
@@ -83,7 +83,7 @@ def test_a_client_that_is_killed_leaves_no_pods(
     cluster: Cluster, source: Path, workplace: Path
 ) -> None:
     run = [sys.executable, "-m", "wheelmount.cli.main", "run"]
-    command = [*run, str(source), "-", "--hosts", SPEC]
+    command = [*run, str(source), "--hosts", SPEC, "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
         assert client.stdin is not None
         client.stdin.write(f"touch {workplace}/runs; sleep 100".encode())
@@ -113,7 +113,7 @@ def test_an_interrupt_while_pods_are_made_deletes_them(cluster: Cluster) -> None
 
 
 def test_pods_that_cannot_run_are_deleted(cli: Cli, cluster: Cluster, source: Path) -> None:
-    done = cli("run", source, "-", "--hosts", f"kubernetes:1,image={MISSING}")
+    done = cli("run", source, "--hosts", f"kubernetes:1,image={MISSING}", "-")
     assert done.returncode == 68
     assert f"does not run: ImagePullBackOff: no {MISSING}" in done.stderr
     assert "hint: give image=IMAGE" in done.stderr

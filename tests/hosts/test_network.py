@@ -117,9 +117,9 @@ def test_without_certificates_a_warning_says_so(lab: Lab, source: Path) -> None:
     worker = Service(lab, "host0", [sys.executable, "-m", WORKER, open_to_all], 26601)
     worker.await_port()
     assert DANGER in worker.output()
-    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "-", "--quiet"]
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--quiet"]
     where = ["--hosts", open_to_all, "--mntpoint", PATH]
-    done = lab.run(LOGIN, [*command, *where], stdin=None, input="pwd")
+    done = lab.run(LOGIN, [*command, *where, "-"], stdin=None, input="pwd")
     assert (done.returncode, done.stdout.splitlines()[1]) == (0, PATH)
     assert DANGER in done.stderr
     lab.run("host0", ["pkill", "-KILL", "-f", open_to_all], check=True)
@@ -130,8 +130,8 @@ def test_without_certificates_a_warning_says_so(lab: Lab, source: Path) -> None:
 def test_who_has_other_credentials_is_refused(lab: Lab, source: Path) -> None:
     environment = {**os.environ, "WHEELMOUNT_STATE_DIR": "/tmp/other"}
     environment["WHEELMOUNT_START_TIMEOUT"] = "5"
-    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "-", "--quiet"]
-    done = lab.run(LOGIN, [*command, "--hosts", _spec(lab, 1)], env=environment)
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--quiet"]
+    done = lab.run(LOGIN, [*command, "--hosts", _spec(lab, 1), "-"], env=environment)
     assert done.returncode in (HostError.exit_code, WaitError.exit_code), done.stderr
     assert "credentials" in done.stderr
     _assert_clean(lab)
@@ -139,9 +139,9 @@ def test_who_has_other_credentials_is_refused(lab: Lab, source: Path) -> None:
 
 def test_the_command_line_runs_on_workers(lab: Lab, source: Path) -> None:
     script = 'ip -4 -oneline address show eth0; pwd; cat .hidden; exit "$WHEELMOUNT_RANK"'
-    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "-", "--quiet"]
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--quiet"]
     where = ["--hosts", _spec(lab, 2), "--mntpoint", PATH]
-    done = lab.run(LOGIN, [*command, *where], stdin=None, input=script)
+    done = lab.run(LOGIN, [*command, *where, "-"], stdin=None, input=script)
     assert (done.returncode, done.stderr) == (1, "")
     for host in lab.hosts[:2]:
         address = lab.address(host)
@@ -167,7 +167,7 @@ def test_a_mount_can_be_left_standing_and_taken_down_there(lab: Lab, source: Pat
 def test_a_session_leaves_workers_as_they_were(lab: Lab, source: Path) -> None:
     command = [sys.executable, "-m", "wheelmount.cli.main"]
     assert lab.run(LOGIN, [*command, "up", "--hosts", _spec(lab, 2)]).returncode == 0
-    run = [*command, "run", str(source), "-", "--mntpoint", PATH, "--quiet"]
+    run = [*command, "run", str(source), "--mntpoint", PATH, "--quiet", "-"]
     for _ in range(2):
         done = lab.run(LOGIN, run, stdin=None, input="cat .hidden")
         assert done.stdout.count("hidden\n") == 2, done.stderr
@@ -198,9 +198,9 @@ def test_a_host_without_a_worker_is_named(lab: Lab, source: Path) -> None:
         "wheelmount.cli.main",
         "run",
         str(source),
-        "-",
         "--hosts",
         spec,
+        "-",
     ]
     done = lab.run(LOGIN, command)
     *_, error, hint = done.stderr.splitlines()

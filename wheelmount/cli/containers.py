@@ -14,6 +14,7 @@ from wheelmount import config
 from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.image_options import container
+from wheelmount.cli.launcher import Launcher
 from wheelmount.containers.overlay import Overlay
 from wheelmount.containers.terminal import Size, raw
 from wheelmount.errors import ContainerError, InputError
@@ -30,7 +31,7 @@ packages_option = click.option(
 on_option = click.option("--on", "host", metavar="HOST", help="Which of several hosts.")
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True})
+@click.command("exec", cls=Launcher)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @options.hosts
 @container
@@ -51,6 +52,7 @@ def execute(
 ) -> int:
     """Run COMMAND on every host in a container without network.
 
+    Options stand before COMMAND; all that follows is its own, with or without a `--` before it.
     What it installs or writes stays in the overlay. The exit code is the worst of all. One host
     gets the standard input of this command; with --interactive its output is passed on as it is.
     """
@@ -79,7 +81,7 @@ def execute(
     return _pipe(spec, host, image, command, packages, progress)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=Launcher)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @options.hosts
 @container
@@ -96,6 +98,7 @@ def shell(
 ) -> int:
     """Open a shell (or COMMAND) in a container without network on one host.
 
+    Options stand before COMMAND; all that follows is its own.
     On a terminal it has a terminal of its own; else it reads standard input.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()

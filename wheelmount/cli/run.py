@@ -12,12 +12,13 @@ from wheelmount import config
 from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.image_options import container
+from wheelmount.cli.launcher import Launcher
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import containers, scripts
 from wheelmount.jobs.image import Image
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=Launcher, after_source=True)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -40,6 +41,7 @@ def run(
 ) -> int:
     """Mount SOURCE on every host and run the bash script SCRIPT (`-`: standard input) on each.
 
+    Options stand before SCRIPT; all that follows is its own.
     It runs in the mounted directory, which is read-only, as soon as that stands: what it reads
     arrives first. The exit code is the worst of all. One host gets the standard input of this
     command, unless the script is read from it.

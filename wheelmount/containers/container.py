@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import secrets
 import shlex
@@ -297,7 +298,27 @@ def _checked(argv: Sequence[str]) -> list[str]:
     """
     if not argv:
         raise InputError("no command to run in the container", hint="name one, such as: python")
-    return list(argv)
+    if all(map(_is_text, argv)):
+        return list(argv)
+    # apptainer passes words on as JSON, which has no place for other bytes.
+    return ["/bin/sh", "-c", "\n".join(["set --", *map(_word, argv), 'exec "$@"']), "sh"]
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _word(word: str) -> str:
+    """The line of a shell script that adds a word, of any bytes, to its arguments."""
+    if _is_text(word):
+        return f'set -- "$@" {shlex.quote(word)}'
+    octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(word))
+    # The x keeps line ends at the end, which the substitution would drop.
+    return f'word=$(printf \'{octal}x\')\nset -- "$@" "${{word%x}}"'
 
 
 def _refuse_specials(path: str) -> None:

@@ -1,0 +1,90 @@
+"""What is typed is what runs: nothing of the user's command is taken for an option of ours."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.conftest import Cli
+from wheelmount.cli.containers import execute, shell
+from wheelmount.cli.run import run
+
+ODD = [
+    *(
+        "--",
+        "-",
+        "",
+        "-q",
+        "-h",
+        "--help",
+        "--json",
+        "-xvf",
+        "-lq",
+        "--hosts",
+        "local:9",
+        "--quiet",
+    ),
+    *("--image=x", "-i", "a b", "\n", "'", '"', "$(id)", "ä", "--mntpoint", "-nq", "@file", "*"),
+    os.fsdecode(b"not-utf8-\xff\xfe"),
+]
+"""Words that could be mistaken for something else."""
+
+
+def _words(seed: int) -> list[str]:
+    chosen = random.Random(seed)  # noqa: S311 - the same every time
+    return [chosen.choice(ODD) for _ in range(chosen.randrange(9))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_words_are_the_command_s(seed: int) -> None:
+    words = _words(seed)
+    for command in (execute, shell):
+        for start in (["echo"], ["--", "echo"], ["-q", "--image", "i.sif", "echo"]):
+            params = command.make_context("x", [*start, *words]).params
+            assert params["command"] == ("echo", *words)
+            assert params["quiet"] == ("-q" in start)
+    for start in (
+        ["d", "s"],
+        ["--", "d", "s"],
+        ["d", "--", "s"],
+        ["-q", "d", "--mntpoint", "--", "s"],
+        ["--mntpoint", "--", "d", "-q", "s"],
+    ):
+        params = run.make_context("run", [*start, *words]).params
+        assert (str(params["source"]), params["script"]) == ("d", "s")
+        assert params["arguments"] == tuple(words)
+        assert params["quiet"] == ("-q" in start)
+        assert params["mntpoint"] == ("--" if "--mntpoint" in start else None)
+    assert run.make_context("run", ["d", "-q", "-", "-q"]).params["arguments"] == ("-q",)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (execute, ["-x", "echo"]),
+        (execute, ["--unknown", "echo"]),
+        (shell, ["-ix"]),
+        (run, ["-z", "d", "s"]),
+        (run, ["d", "--unknown", "s"]),
+        (run, ["d", "-lq", "s"]),
+    ],
+)
+def test_unknown_options_of_ours_are_refused(command: click.Command, words: list[str]) -> None:
+    with pytest.raises(click.UsageError, match="No such option"):
+        command.make_context("x", words)
+
+
+@pytest.mark.hosts
+def test_a_script_gets_them_byte_for_byte(cli: Cli, source: Path, workplace: Path) -> None:
+    script = workplace / "work" / "script.sh"
+    script.write_text("printf '%s\\0' \"$@\"")
+    done = cli("run", source, "--json", "--output-dir", "x", "script.sh", "-x")
+    assert "exclude each other" in done.stderr
+    done = cli("run", "-q", source, "--output-dir", workplace / "work" / "out", "script.sh", *ODD)
+    assert done.returncode == 0, done.stderr
+    written = (workplace / "work" / "out" / "host0.out").read_bytes()
+    assert written == b"".join(os.fsencode(word) + b"\0" for word in ODD)
