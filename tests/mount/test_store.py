@@ -12,6 +12,7 @@ from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
 from wheelmount.mount.store import Store
 from wheelmount.mount.succession import Succession
-from wheelmount.mount.tree import ROOT, Inode, Stamp, Tree
+from wheelmount.mount.tree import ROOT, Inode, Stamp, Tree, TreeView
 
 BLOCK = 64 << 10
 
@@ -319,4 +320,32 @@ def test_a_file_that_is_gone_from_a_store_is_an_error(first: tuple[Store, Layout
     (store.root / "odd").unlink()
     with pytest.raises(StoreError, match="cannot be read again"):
         store.read_block(block, memoryview(bytearray(BLOCK)))
+    _clear(store)
+
+
+def test_files_with_several_names_are_freed_without_a_walk_for_each(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = workplace / "source"
+    source.mkdir()
+    for number in range(50):
+        (source / f"{number}").write_text("x")
+        (source / f"second-{number}").hardlink_to(source / f"{number}")
+    layout = Layout(scan(os.fsencode(source)), BLOCK)
+    store = Store.create(workplace / "store" / "test", layout.encode(), mounted=False)
+    arrive(store, source, layout)
+    served = Store.open(store.directory)  # as a serving process has it
+    walks = 0
+    walk = TreeView.walk
+
+    def counted(tree: TreeView, *arguments: Any) -> Any:
+        nonlocal walks
+        walks += 1
+        return walk(tree, *arguments)
+
+    monkeypatch.setattr(TreeView, "walk", counted)
+    for number in list(layout.tree.inodes):
+        served.free(number)
+    assert list(store.root.iterdir()) == []
+    assert walks == 1
     _clear(store)

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from wheelmount.errors import TransferError
@@ -67,12 +68,19 @@ class Files:
         inode = self._tree.inodes.get(number)
         if inode is None or not inode.is_file:
             return
-        paths = [inode.path]
-        if inode.nlink > 1:
-            paths = [path for path, its in self._tree.walk() if its == number]
-        for path in paths:
+        for path in self._linked.get(number, []) if inode.nlink > 1 else [inode.path]:
             with contextlib.suppress(OSError):
                 os.unlink(self._folder + path)
+
+    @cached_property
+    def _linked(self) -> dict[int, list[bytes]]:
+        """All paths of the files that have several: to be found by a walk through the tree."""
+        paths: dict[int, list[bytes]] = {}
+        for path, number in self._tree.walk():
+            inode = self._tree.inodes[number]
+            if inode.nlink > 1 and inode.is_file:
+                paths.setdefault(number, []).append(path)
+        return paths
 
 
 class NewFiles(Files):
