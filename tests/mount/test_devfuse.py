@@ -429,18 +429,68 @@ def test_extended_attributes(mounted: Callable[..., Mounted]) -> None:
     assert libc.getxattr(marked, b"user.long", None, 0) == 300
 
 
-def test_without_extended_attributes_they_are_asked_for_once(
+def test_extended_attributes_of_a_refresh_are_shown_where_there_were_none(
     mounted: Callable[..., Mounted],
 ) -> None:
-    served = mounted(example(), xattrs=False)
-    for name in ("page", "odd", "program"):
+    served = mounted(example())
+    mount = served.mount
+    for name in ("page", "", "package"):
+        assert os.listxattr(mount / name) == []
         with pytest.raises(OSError) as error:
-            os.getxattr(served.mount / name, "user.any")
-        assert error.value.errno == errno.ENOTSUP
-        with pytest.raises(OSError):
-            os.listxattr(served.mount / name)
-    asked = served("operations")
-    assert asked["GETXATTR"] == asked["LISTXATTR"] == 1
+            os.getxattr(mount / name, "user.any")
+        assert error.value.errno == errno.ENODATA
+    after = example()
+    number = after.number("page")
+    after.inodes[number] = after.inodes[number]._replace(xattrs=((b"user.any", b"value"),))
+    served("refresh", after)
+    assert os.listxattr(mount / "page") == ["user.any"]
+    assert os.getxattr(mount / "page", "user.any") == b"value"
+    assert os.listxattr(mount / "package") == []
+
+
+def test_opening_and_running_files_asks_for_no_extended_attributes(
+    mounted: Callable[..., Mounted],
+) -> None:
+    served = mounted(example())
+    (served.mount / "page").read_bytes()
+    subprocess.run(["ls", "-lR", served.mount], check=True, stdout=subprocess.DEVNULL)
+    before = served("operations")
+    for name in ("page", "odd"):
+        (served.mount / name).read_bytes()
+        (served.mount / name).stat()
+    subprocess.run([served.mount / "program"], check=True, stdout=subprocess.DEVNULL)
+    after = served("operations")
+    assert (after - before)["GETXATTR"] == 0
+
+
+def test_holes_are_told(mounted: Callable[..., Mounted]) -> None:
+    memory = example()
+    memory.file("hole", bytes(10_000), pieces=())
+    memory.file("holes", bytes(20_000), pieces=((4096, 4096), (12288, 4096)))
+    mount = mounted(memory).mount
+    for name in ("hole", "holes", "page", "odd"):
+        data = memory.inodes[memory.number(name)].data
+        size = len(memory.bytes[memory.number(name)])
+        full = bytearray(size + 1)
+        for begin, length in data:
+            full[begin : begin + length] = b"x" * length
+        fd = os.open(mount / name, os.O_RDONLY)
+        try:
+            for offset in (*range(0, size, 512), size - 1):
+                where = full.find(b"x", offset)
+                if where < 0:
+                    with pytest.raises(OSError) as error:
+                        os.lseek(fd, offset, os.SEEK_DATA)
+                    assert error.value.errno == errno.ENXIO
+                else:
+                    assert os.lseek(fd, offset, os.SEEK_DATA) == where
+                assert os.lseek(fd, offset, os.SEEK_HOLE) == full.find(0, offset)
+            for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+                with pytest.raises(OSError) as error:
+                    os.lseek(fd, size, whence)
+                assert error.value.errno == errno.ENXIO
+        finally:
+            os.close(fd)
 
 
 def test_a_read_waits_for_its_bytes_and_for_no_others(mounted: Callable[..., Mounted]) -> None:

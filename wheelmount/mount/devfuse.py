@@ -92,8 +92,6 @@ class DirectFuse:
             called in the thread that serves.
         counted_from: with ``session``, the least number of which the earlier process cannot have
             told the kernel; None if that is not known. See ``References``.
-        xattrs: whether anything in the tree has extended attributes; the kernel never asks again
-            where not.
     """
 
     name = "devfuse"
@@ -109,7 +107,6 @@ class DirectFuse:
         on_session: Callable[[Session], None] = lambda _: None,
         on_forget: Callable[[int], None] = lambda _: None,
         counted_from: int | None = None,
-        xattrs: bool = True,
     ) -> None:
         self.vfs = vfs
         self.agreed = Agreement(session, on_session)
@@ -135,6 +132,9 @@ class DirectFuse:
             Op.OPEN: self._open,
             Op.OPENDIR: self._opendir,
             Op.STATFS: self._statfs,
+            Op.GETXATTR: self._getxattr,
+            Op.LISTXATTR: self._listxattr,
+            Op.LSEEK: self._lseek,
             Op.FORGET: self._forget,
             Op.BATCH_FORGET: self._batch_forget,
             Op.INTERRUPT: self._interrupt,
@@ -142,8 +142,6 @@ class DirectFuse:
             Op.RELEASEDIR: self._done,
             Op.DESTROY: self._done,
         }
-        if xattrs:
-            self._handlers |= {Op.GETXATTR: self._getxattr, Op.LISTXATTR: self._listxattr}
 
     async def serve(self) -> None:
         """Serve until it is unmounted.
@@ -379,8 +377,10 @@ class DirectFuse:
         self._wire.answer(unique, abi.statistics(usage.bytes, usage.inodes))
 
     def _getxattr(self, unique: int, number: int, body: memoryview) -> None:
-        name = bytes(body[abi.GETXATTR_IN.size : -1])
-        value = dict(self.vfs.inode(number).xattrs).get(name)
+        # Never ENOSYS: the kernel would not ask again, whatever a refresh brings.
+        name, value = bytes(body[abi.GETXATTR_IN.size : -1]), None
+        if name.startswith(b"user."):
+            value = dict(self.vfs.inode(number).xattrs).get(name)
         if value is None:
             raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
         self._answer_sized(unique, body, value)
@@ -388,6 +388,13 @@ class DirectFuse:
     def _listxattr(self, unique: int, number: int, body: memoryview) -> None:
         names = dict(self.vfs.inode(number).xattrs)
         self._answer_sized(unique, body, b"".join(name + b"\0" for name in names))
+
+    def _lseek(self, unique: int, number: int, body: memoryview) -> None:
+        _, offset, whence = abi.LSEEK_IN.unpack_from(body)
+        found = self.vfs.inode(number).seek(offset, hole=whence == os.SEEK_HOLE)
+        if found is None:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        self._wire.answer(unique, abi.LSEEK_OUT.pack(found))
 
     def _answer_sized(self, unique: int, body: memoryview, value: bytes) -> None:
         (size,) = abi.GETXATTR_IN.unpack_from(body)

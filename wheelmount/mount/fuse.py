@@ -41,7 +41,6 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         self._owner = owner
         self._references = References(forgotten)
         self._timeout: float = FOREVER
-        self._xattrs = vfs.has_xattrs
         self._listings: dict[int, list[tuple[bytes, int]]] = {}  # by handle
         self._handle = 0
 
@@ -158,8 +157,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         return data
 
     async def getxattr(self, inode: int, name: bytes, _context: pyfuse3.RequestContext) -> bytes:
-        if not self._xattrs:
-            raise pyfuse3.FUSEError(errno.ENOSYS)
+        # Never ENOSYS: the kernel would not ask again, whatever a refresh brings.
         with _errors():
             value = self._vfs.xattrs(inode - pyfuse3.ROOT_INODE).get(name)
         if value is None:
@@ -167,8 +165,6 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         return value
 
     async def listxattr(self, inode: int, _context: pyfuse3.RequestContext) -> list[bytes]:
-        if not self._xattrs:
-            raise pyfuse3.FUSEError(errno.ENOSYS)
         with _errors():
             return list(self._vfs.xattrs(inode - pyfuse3.ROOT_INODE))
 

@@ -72,6 +72,7 @@ class Op(enum.IntEnum):
     FALLOCATE = 43
     READDIRPLUS = 44
     RENAME2 = 45
+    LSEEK = 46  # (7.24)
     COPY_FILE_RANGE = 47  # (7.28)
     TMPFILE = 51  # (7.37)
     COPY_FILE_RANGE_64 = 53  # (7.45)
@@ -164,6 +165,10 @@ GETXATTR_IN = Struct("=I4x")
 """size; then, in GETXATTR, the name"""
 GETXATTR_OUT = Struct("=I4x")
 """size"""
+LSEEK_IN = Struct("=QQI4x")
+"""fh, offset, whence"""
+LSEEK_OUT = Struct("=Q")
+"""offset"""
 STATFS_OUT = Struct("=QQQQQIIII24x")
 """blocks, bfree, bavail, files, ffree, bsize, namelen, frsize, padding"""
 INVAL_INODE_OUT = Struct("=Qqq")

@@ -372,7 +372,6 @@ def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
             on_session=store_session,
             on_forget=server.generations.forgotten,
             counted_from=server.vfs.store.tree.limit,
-            xattrs=server.vfs.has_xattrs,
         )
         trio.run(server.serve, adapter, None if resumed else ready)
 

@@ -31,7 +31,6 @@ class Summary:
         inodes: number of files, directories and symlinks.
         size: bytes of the files, holes not counted.
         room: bytes of them in whole pages, holes included.
-        xattrs: whether anything has extended attributes.
         blocks: number of the blocks that travelled for it.
         predecessor: number of the generation that it was made from; 0 for none.
         follows: bytes at the beginning of its description that are those of the one before.
@@ -43,7 +42,6 @@ class Summary:
     inodes: int
     size: int
     room: int
-    xattrs: bool
     blocks: int
     predecessor: int
     follows: int
@@ -60,7 +58,6 @@ class Summary:
             len(inodes),
             sum(inode.held for inode in files),
             sum(pages(inode.size) for inode in files),
-            any(inode.xattrs for inode in inodes),
             layout.blocks,
             predecessor,
             follows,

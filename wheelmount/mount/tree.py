@@ -69,6 +69,22 @@ class Inode(NamedTuple):
             return self.size
         return sum(length for _, length in self.data)
 
+    def seek(self, offset: int, *, hole: bool) -> int | None:
+        """Where in a file bytes begin, or a ``hole``, from ``offset`` on; see lseek(2).
+
+        The end of a file is a hole. Gives None where there are no more bytes, or no file.
+        """
+        if not 0 <= offset < self.size:
+            return None
+        for begin, length in self.data:
+            if offset < begin + length:
+                if not hole:
+                    return max(offset, begin)
+                if offset < begin:
+                    return offset
+                offset = begin + length
+        return min(offset, self.size) if hole else None
+
 
 class Stamp(NamedTuple):
     """What tells at the source whether a file is still the same; see ``stat(2)``."""

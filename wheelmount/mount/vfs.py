@@ -60,11 +60,6 @@ class Vfs:
         """The newest generation."""
         return self._stores[0]
 
-    @property
-    def has_xattrs(self) -> bool:
-        """Whether anything in the tree has extended attributes."""
-        return self.store.summary.xattrs
-
     def inode(self, number: int) -> Inode:
         """Attributes of an inode."""
         return self._find(number)[1]
