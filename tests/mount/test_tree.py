@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from wheelmount.errors import SourceError, TransferError
 from wheelmount.mount.layout import Layout
-from wheelmount.mount.scan import scan
+from wheelmount.mount.scan import data_pieces, scan
 from wheelmount.mount.summary import PAGE
 from wheelmount.mount.tree import ROOT, Tree
 
@@ -102,6 +104,55 @@ def test_blocks_that_cover_a_piece_of_a_sparse_file(tmp_path: Path) -> None:
     assert list(layout.covering(number, 1 << 20, (1 << 20) + 1)) == [1]
     assert list(layout.covering(number, 16 * PAGE, 1 << 20)) == []
     assert list(layout.covering(number, 3 << 20, 4 << 20)) == []
+
+
+@pytest.mark.parametrize("size", [0, 3000, 9000, 20_000])
+def test_a_sparse_file_that_changes_while_it_is_looked_at(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "growing"
+    with path.open("wb") as file:
+        file.truncate(5000)
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.truncate(size)
+        if size > 16_384:
+            file.seek(16_384)
+            file.write(b"data")
+    assert data_pieces(os.fsencode(path), status) == ()
+    with path.open("r+b") as file:
+        file.write(b"x" * 20_000)
+    assert data_pieces(os.fsencode(path), status) is None
+
+
+def test_files_that_are_written_while_a_tree_is_scanned(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}" for number in range(40)]
+    ended = threading.Event()
+
+    def write() -> None:
+        random = Random(1)  # noqa: S311 - the same every time
+        while not ended.is_set():
+            with random.choice(files).open("r+b") as file:
+                file.truncate(random.choice([0, 10_000, 100_000]))
+                file.seek(random.randrange(200_000))
+                file.write(b"x" * random.randrange(9000))
+
+    for path in files:
+        path.touch()
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(50):
+            tree = scan(os.fsencode(tmp_path))
+            for inode in tree.inodes.values():
+                ends = [0]
+                for begin, length in inode.data:
+                    assert begin >= ends[-1], "pieces are in order"
+                    assert length > 0
+                    ends.append(begin + length)
+                assert ends[-1] <= inode.size
+            Layout.decode(Layout(tree, PAGE).encode())
+    finally:
+        ended.set()
+        writer.join()
 
 
 def test_extended_attributes_of_the_user_are_kept(tmp_path: Path) -> None:

@@ -200,12 +200,14 @@ def data_pieces(path: bytes, status: os.stat_result) -> tuple[Piece, ...] | None
         while end < size:
             try:
                 start = os.lseek(fd, end, os.SEEK_DATA)
+                end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # only a hole is left
+                if error.errno == errno.ENXIO:  # only a hole is left, or it is shorter by now
                     break
                 raise
-            end = os.lseek(fd, start, os.SEEK_HOLE)
-            pieces.append((start, min(end, size) - start))
+            if start >= size:  # it is longer by now
+                break
+            pieces.append((start, end - start))
     finally:
         os.close(fd)
     return None if pieces == [(0, size)] else tuple(pieces)
