@@ -6,6 +6,8 @@ script returns through ``wheelmount run`` and of 126 and above, which shells use
 
 from __future__ import annotations
 
+from wheelmount.urls import without_credentials
+
 
 class WheelmountError(Exception):
     """Base of all errors that a user can act on.
@@ -18,9 +20,10 @@ class WheelmountError(Exception):
     exit_code = 70  # EX_SOFTWARE: only where no subclass fits better
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        # Messages quote URLs, of users and of tools.
+        self.message = without_credentials(message)
+        self.hint = hint and without_credentials(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message

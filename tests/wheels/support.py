@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
             token = base64.b64encode(f"me:{self.index.password}".encode()).decode()
             if self.headers.get("Authorization") != f"Basic {token}":
                 return self._answer(401, b"")
-        kind, _, name = self.path.strip("/").partition("/")
+        kind, _, name = self.path.partition("?")[0].strip("/").partition("/")
         files = [file for file in self.index.directory.iterdir() if file.is_file()]
         if kind == "files" and name in {file.name for file in files}:
             return self._file(self.index.directory / name)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -142,6 +146,47 @@ def test_a_source_that_is_pinned_is_compared(
     with pytest.raises(WheelError, match=digest):
         house.add(wanted, targets=[HERE])
     assert house.wheels() == []
+
+
+def test_git_is_told_a_password_by_no_argument(
+    repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = tmp_path / "served"
+    git("clone", "-q", "--bare", str(repository), str(served / "own.git"), cwd=tmp_path)
+    git("update-server-info", cwd=served / "own.git")
+    token = base64.b64encode(b"me:it's@secret").decode()
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            if self.headers.get("Authorization") == f"Basic {token}":
+                super().do_GET()
+            else:
+                self.send_error(401)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(served)))
+    monkeypatch.setenv("GIT_TRACE", str(tmp_path / "trace"))
+    place = f"127.0.0.1:{server.server_port}/own.git@v1#subdirectory=sub"
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        house.add(Wanted.of([f"own.name @ git+http://me:it's@secret@{place}"]), targets=[HERE])
+        error = refused_again(house, f"own.name @ git+http://me:other-secret@{place}")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "remote-http" in (tmp_path / "trace").read_text()
+    made = [path for path in (*house.directory.rglob("*"), tmp_path / "trace") if path.is_file()]
+    assert [path for path in made if b"secret" in path.read_bytes()] == []
+    assert "secret" not in f"{error.message} {error.hint}"
+    assert built(house)["own_name-1.0-py3-none-any.whl"].startswith("git+http://127.0.0.1:")
+
+
+def refused_again(house: Wheelhouse, text: str) -> WheelmountError:
+    with pytest.raises(WheelmountError) as caught:
+        house.add(Wanted.of([text]), targets=[HERE], upgrade=True)
+    return caught.value
 
 
 def test_a_project(project: Path, house: Wheelhouse) -> None:

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -141,17 +142,20 @@ def test_a_requirement_by_url(filled: Wheelhouse, tmp_path: Path) -> None:
     filled.check(Wanted.of(["own"]), targets=[TARGET]).raise_if_any()
 
 
-def test_no_file_has_a_password(house: Wheelhouse, uv_index: Index, tmp_path: Path) -> None:
+@pytest.mark.parametrize("password", ["secret", "it's-secret", "a@secret", 'se"secret`'])
+def test_no_file_has_a_password(
+    password: str, house: Wheelhouse, uv_index: Index, tmp_path: Path
+) -> None:
     wheel = make_wheel(uv_index.directory, "own", requires=["needed"])
     make_wheel(uv_index.directory, "needed")
-    uv_index.password = "secret"  # noqa: S105
-    url = uv_index.file_url(wheel).replace("://", "://me:secret@")
+    uv_index.password = password
+    url = uv_index.file_url(wheel).replace("://", f"://me:{password}@") + "?token=secret"
     (tmp_path / "needs.txt").write_text(
-        f"--index-url {uv_index.url.replace('://', '://me:secret@')}\nown @ {url}\n"
+        f"--index-url {uv_index.url.replace('://', f'://me:{quote(password)}@')}\nown @ {url}\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("UV_DEFAULT_INDEX")
-        patch.setenv("UV_INDEX", uv_index.url.replace("://", "://me:secret@"))
+        patch.setenv("UV_INDEX", uv_index.url.replace("://", f"://me:{quote(password)}@"))
         house.add(Wanted.of(files=[tmp_path / "needs.txt"]), targets=[TARGET])
         house.add(Wanted.of([f"own @ {url}"]), targets=[TARGET])
     assert len(house.wheels()) == 2

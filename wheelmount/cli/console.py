@@ -22,6 +22,7 @@ from rich.progress import (
 from wheelmount import config
 from wheelmount.errors import WheelmountError
 from wheelmount.progress import Task
+from wheelmount.urls import without_credentials
 
 PLAIN_EVERY = 10.0
 """Seconds between lines about a long step where there is no terminal."""
@@ -135,7 +136,7 @@ class ConsoleProgress:
 
     def log(self, text: str) -> None:
         """See ``wheelmount.progress.Progress``."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(without_credentials(text), markup=False, highlight=False)
 
     def error(self, error: WheelmountError) -> None:
         """One line for what happened, one for what to do."""

@@ -6,16 +6,18 @@ out goes into the wheelhouse and is asked for by its path; where it is from is w
 
 from __future__ import annotations
 
+import base64
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from urllib.request import url2pathname
 
 from packaging.requirements import Requirement
@@ -28,9 +30,9 @@ from packaging.utils import (
 
 from wheelmount.errors import ResolveError, SourceError, UnavailableError, WheelError
 from wheelmount.progress import SILENT, Progress
+from wheelmount.urls import without_credentials
 from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
-from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.download import locked
 from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.lockfile import chosen_source, parse_lock
@@ -154,7 +156,7 @@ def _compared(path: Path, name: str, pins: Pins) -> Path:
 def _refuse_open(what: str, pins: Pins) -> None:
     if pins.required:
         raise WheelError(
-            f"hashes are required, and {without_credentials(what)} is not pinned by one",
+            f"hashes are required, and {what} is not pinned by one",
             hint="build its wheel apart, and pin that",
         )
 
@@ -188,23 +190,45 @@ def clone(url: str, folder: Path) -> tuple[Path, str]:
         UnavailableError: git is not installed.
     """
     parts = urlsplit(url.removeprefix("git+"))
-    path, _, revision = parts.path.partition("@")
-    address = parts._replace(path=path, fragment="").geturl()
+    path, at, revision = parts.path.rpartition("@")
+    path, revision = (path, revision) if at else (revision, "")
+    address, environment = _apart(parts._replace(path=path, fragment="").geturl())
     if revision.startswith("-"):
         raise SourceError(f"{revision} is no revision", hint="give a branch, a tag or a commit")
     inside = parse_qs(parts.fragment).get("subdirectory", ["."])[0]
-    _git("clone", "--quiet", "--", address, str(folder))
+    _git(environment, "clone", "--quiet", "--", address, str(folder))
     if revision:
-        _git("-C", str(folder), "checkout", "--quiet", "--detach", revision, "--")
-    _git("-C", str(folder), "submodule", "--quiet", "update", "--init", "--recursive")
-    commit = _git("-C", str(folder), "rev-parse", "HEAD").strip()
+        _git(environment, "-C", str(folder), "checkout", "--quiet", "--detach", revision, "--")
+    modules = ("submodule", "--quiet", "update", "--init", "--recursive")
+    _git(environment, "-C", str(folder), *modules)
+    commit = _git(environment, "-C", str(folder), "rev-parse", "HEAD").strip()
     source = (folder / inside).resolve()
     if not source.is_relative_to(folder.resolve()):
         raise SourceError(f"{inside} is not in the repository", hint="check its subdirectory")
     return source, f"git+{without_credentials(address)}@{commit}"
 
 
-def _git(*arguments: str) -> str:
+def _apart(url: str) -> tuple[str, dict[str, str]]:
+    """A repository's URL without user and password, and variables by which git has them.
+
+    Other users see the arguments of a process, and not its environment.
+    """
+    parts = urlsplit(url)
+    environment = {"GIT_TERMINAL_PROMPT": "0"}  # or it asks, and waits for an answer
+    if parts.scheme not in ("http", "https") or parts.username is None:
+        return url, environment
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2])
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    number = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
+    environment["GIT_CONFIG_COUNT"] = str(number + 1)
+    place = bare._replace(path="/", query="").geturl()
+    environment[f"GIT_CONFIG_KEY_{number}"] = f"http.{place}.extraHeader"
+    header = f"Authorization: Basic {base64.b64encode(pair).decode()}"
+    environment[f"GIT_CONFIG_VALUE_{number}"] = header
+    return bare.geturl(), environment
+
+
+def _git(environment: Mapping[str, str], *arguments: str) -> str:
     try:
         done = subprocess.run(
             ["git", *arguments],
@@ -212,6 +236,7 @@ def _git(*arguments: str) -> str:
             capture_output=True,
             text=True,
             timeout=CLONE_TIMEOUT,
+            env={**os.environ, **environment},
             check=False,
         )
     except FileNotFoundError:
@@ -221,7 +246,7 @@ def _git(*arguments: str) -> str:
             f"git did not end within {CLONE_TIMEOUT:.0f} s", hint="check that the server answers"
         ) from None
     if done.returncode:
-        said = without_credentials(" ".join(done.stderr.split())) or "git gave no reason"
+        said = " ".join(done.stderr.split()) or "git gave no reason"
         raise SourceError(f"no repository to build from: {said}", hint="check URL and revision")
     return done.stdout
 

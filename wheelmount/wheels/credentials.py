@@ -22,9 +22,6 @@ else:
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 
 
-_USER = re.compile(r"(https?://)[^/@\s\"']*@", re.IGNORECASE)
-
-
 class IndexAuth(httpx.Auth):
     """Basic authentication: of the URL itself, else by origin as the environment or netrc say.
 
@@ -57,11 +54,6 @@ class IndexAuth(httpx.Auth):
             yield from httpx.BasicAuth(*found).auth_flow(request)
         else:
             yield request
-
-
-def without_credentials(text: str) -> str:
-    """A text, with user and password taken out of each HTTP URL in it."""
-    return _USER.sub(r"\1", text)
 
 
 def _index_credentials(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:

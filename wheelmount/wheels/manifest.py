@@ -24,7 +24,7 @@ from typing import Any
 from packaging.utils import parse_wheel_filename
 
 from wheelmount.errors import WheelError
-from wheelmount.wheels.credentials import without_credentials
+from wheelmount.urls import public, without_credentials
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -169,7 +169,7 @@ class Manifest:
         }
         file = directory / MANIFEST_NAME
         fresh = file.with_name(f".{MANIFEST_NAME}.{os.getpid()}")
-        fresh.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        fresh.write_text(json.dumps(public(data), indent=1) + "\n", encoding="utf-8")
         fresh.replace(file)
 
     def answer(self, asked: Request, directory: Path) -> Request | None:

@@ -19,8 +19,8 @@ from wheelmount.errors import (
     WheelmountError,
 )
 from wheelmount.progress import SILENT, Progress
+from wheelmount.urls import public
 from wheelmount.wheels.compiler import Failure, Kind, compile_requirements, export_lock
-from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.lockfile import parse_lock
 from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.target import Target
@@ -83,10 +83,11 @@ def resolve(
             text = text.replace(f'path = "{output.parent.absolute()}/', 'path = "')
             found = parse_lock(text, str(output))
             lock = (pins or Pins.of(wanted, target)).apply(found, target, built)
-            if lock is not found:
-                text = tomli_w.dumps(dict(lock.to_dict()))
+            table = dict(lock.to_dict())
+            if lock is not found or public(table) != table:
+                text = tomli_w.dumps(public(table))
             fresh.unlink()  # uv's is for our eyes only, see compile_requirements
-            fresh.write_text(without_credentials(text), encoding="utf-8")
+            fresh.write_text(text, encoding="utf-8")
             task.note(f"{len(lock.packages)} packages for {target}")
         fresh.replace(output)
     except OSError as error:

@@ -25,9 +25,9 @@ from packaging.version import Version
 
 from wheelmount.errors import SourceError
 from wheelmount.progress import SILENT, Progress
+from wheelmount.urls import public, without_credentials
 from wheelmount.wheels.archive import hash_file
 from wheelmount.wheels.build import build, clone, keep
-from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.lockfile import chosen_source, chosen_wheels, selected, wheel_name
 from wheelmount.wheels.target import Target
@@ -48,7 +48,7 @@ class BuiltLock:
 
     def text(self) -> str:
         """The lock as it is written: without credentials."""
-        return without_credentials(tomli_w.dumps(dict(self.lock.to_dict())))
+        return tomli_w.dumps(public(dict(self.lock.to_dict())))
 
 
 def build_locked(

@@ -21,8 +21,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
+from wheelmount.urls import without_credentials
 from wheelmount.wheels.build import build_missing
-from wheelmount.wheels.credentials import without_credentials
 from wheelmount.wheels.download import DownloadReport, fill, locked
 from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from wheelmount.errors import InputError
+from wheelmount.urls import public, without_credentials
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("https://me:pass@host/a", "https://host/a"),
+        ("https://me:p'w@host/a", "https://host/a"),
+        ("https://me:p@ss@host:8443/a", "https://host:8443/a"),
+        ('https://me:p"w`@host/a', "https://host/a"),
+        ("https://token@host/a", "https://host/a"),
+        ("https://me:p/w@host/a", "https://host/a"),
+        ("https://me:p#w@host/a", "https://host/a"),
+        ("https://me:p?w@host/a", "https://host/a"),
+        ("HTTPS://me:pw@host/a", "HTTPS://host/a"),
+        ("git+https://me:pw@host/a@v1#subdirectory=b", "git+https://host/a@v1#subdirectory=b"),
+        ("git+ssh://git:pw@host/a", "git+ssh://git@host/a"),
+        ("https://host/a.whl?token=abc#sha256=00", "https://host/a.whl#sha256=00"),
+        ("https://host/a?x=1&X-Amz-Signature=ab&y=2", "https://host/a?x=1&y=2"),
+        ("https://host/a?%74oken=abc", "https://host/a"),
+        ("https://host/@scope/a@1", "https://host/@scope/a@1"),
+        ("a[b] @ https://me:pw@host/a.whl ; x > '1'", "a[b] @ https://host/a.whl ; x > '1'"),
+        ("tried `https://me:pw@host/a` and 'b@c'", "tried `https://host/a` and 'b@c'"),
+        ("http://[::1]:80/a", "http://[::1]:80/a"),
+        ("http://[::1]/a@1", "http://[::1]/a@1"),
+        ("me@example.org", "me@example.org"),
+    ],
+)
+def test_what_is_left(given: str, left: str) -> None:
+    assert without_credentials(given) == left
+    assert without_credentials(left) == left
+
+
+def test_in_tables() -> None:
+    given = {"a": ["https://me:p'w@host/", 1], "b": {"c": ("x", "https://h/?token=1")}}
+    assert public(given) == {"a": ["https://host/", 1], "b": {"c": ("x", "https://h/")}}
+
+
+def test_in_errors() -> None:
+    error = InputError("bad https://me:p'w@host/", hint="not https://me:p'w@host/")
+    assert (error.message, error.hint) == ("bad https://host/", "not https://host/")
+
+
+def hypothesis_in(place: Path) -> Any:
+    """The library, which writes what it remembers to a place."""
+    hypothesis: Any = pytest.importorskip("hypothesis")
+    hypothesis.configuration.set_hypothesis_home_dir(place)
+    return hypothesis
+
+
+def test_no_password_stays_whatever_it_is(tmp_path: Path) -> None:
+    hypothesis = hypothesis_in(tmp_path)
+    texts = hypothesis.strategies.text
+    visible = hypothesis.strategies.characters(
+        exclude_categories=("Cc", "Cs", "Z"), exclude_characters="/?#"
+    )
+
+    given = hypothesis.given(
+        scheme=hypothesis.strategies.sampled_from(["http", "https", "git+https", "ftp"]),
+        user=texts(visible, max_size=6),
+        password=texts(visible, min_size=1, max_size=12),
+        path=texts("abc/._-@'", max_size=8),
+        around=hypothesis.strategies.sampled_from(["{}", "a @ {}", "x = {} y", "`{}`", "({})"]),
+    )
+
+    def holds(scheme: str, user: str, password: str, path: str, around: str) -> None:
+        hidden = f"<{password}>"  # so that it is found nowhere else
+        text = around.format(f"{scheme}://{user}:{hidden}@host.example/{path}")
+        left = without_credentials(text)
+        assert hidden not in left
+        assert left == around.format(f"{scheme}://host.example/{path}")
+        parts = urlsplit(left[left.index("://") - len(scheme) :])
+        assert parts.username is None
+        assert without_credentials(left) == left
+
+    given(holds)()
+
+
+def test_no_secret_of_a_query_stays(tmp_path: Path) -> None:
+    hypothesis = hypothesis_in(tmp_path)
+    names = ["token", "access_token", "private_token", "sig", "X-Amz-Signature", "apikey", "key"]
+
+    given = hypothesis.given(
+        name=hypothesis.strategies.sampled_from(names),
+        value=hypothesis.strategies.text("abcXYZ019%-_.~'@!$()*+,;:=", min_size=1),
+        before=hypothesis.strategies.sampled_from(["", "v=1&", "a&"]),
+    )
+
+    def holds(name: str, value: str, before: str) -> None:
+        left = without_credentials(f"https://h/a?{before}{name}=<{value}>&z=2")
+        assert left == f"https://h/a?{before}z=2"
+
+    given(holds)()
