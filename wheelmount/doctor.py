@@ -17,7 +17,7 @@ import psutil
 from wheelmount.config import MEMORY, Settings
 from wheelmount.containers import apptainer
 from wheelmount.containers import leftovers as containers
-from wheelmount.errors import MountError, UnavailableError, WheelmountError
+from wheelmount.errors import UnavailableError, WheelmountError
 from wheelmount.hosts import gate, rdma
 from wheelmount.hosts.local import namespaces_allowed
 from wheelmount.hosts.worker import host_of
@@ -48,6 +48,9 @@ class Finding:
 
 
 CONTAINER = "a container that is gone"
+
+MOMENT = 2.0
+"""Seconds after which what was begun is seen to have an owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,31 +248,34 @@ def _sockets() -> Finding:
 
 
 def leftovers(settings: Settings) -> list[Leftover]:
-    """What dead mounts and hosts of this user left; nothing that may still be in the making."""
-    young = time.time() - settings.start_timeout
-    return [each for each in _leftovers(settings) if each.path.stat().st_mtime < young]
+    """What dead mounts and hosts of this user left; nothing that is still in the making."""
+    return list(_leftovers(settings))
 
 
 def _leftovers(settings: Settings) -> Iterator[Leftover]:
-    mounts = serving.directory(settings)
-    known = set()
-    for directory in sorted(mounts.iterdir()):
-        if not directory.is_dir():
-            continue
-        known.add(directory.name)
-        try:
-            serving.status(directory)
-        except MountError:
+    # In this order: a mount has its directory before it has a store, and hosts theirs before
+    # processes.
+    places = {settings.private_store(mounted=own): None for own in (True, False)}
+    found = [store for place in places for store in sorted(place.iterdir()) if store.is_dir()]
+    young = time.time() - MOMENT
+    hosts = [
+        directory
+        for directory in sorted(settings.private_runtime().glob("hosts-*"))
+        if directory.stat().st_mtime < young
+    ]
+    mounts = [each for each in sorted(serving.directory(settings).iterdir()) if each.is_dir()]
+    for directory in mounts:
+        if directory.stat().st_mtime < young and serving.dead(directory):
             yield Leftover(directory, "a mount whose serving process is gone")
-    for own in (True, False):
-        for store in sorted(settings.private_store(mounted=own).iterdir()):
-            if store.is_dir() and store.name not in known:
-                yield Leftover(store, "files of a mount that is gone")
+    known = {directory.name for directory in mounts}
+    for store in found:
+        if store.name not in known:
+            yield Leftover(store, "files of a mount that is gone")
     sockets = map(host_of, psutil.process_iter())
     alive = {Path(socket).parent for socket in sockets if socket}
-    for hosts in sorted(settings.private_runtime().glob("hosts-*")):
-        if hosts not in alive:
-            yield Leftover(hosts, "hosts that are gone")
+    for directory in hosts:
+        if directory not in alive:
+            yield Leftover(directory, "hosts that are gone")
     for container in containers.find(settings.private_runtime()):
         yield Leftover(container, CONTAINER)
 

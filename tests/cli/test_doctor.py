@@ -7,15 +7,16 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.conftest import Cli, mounts_shown
 from wheelmount import doctor
-from wheelmount.config import MEMORY
+from wheelmount.config import MEMORY, Settings
 from wheelmount.jobs import survey
-from wheelmount.mount import point
+from wheelmount.mount import point, serving
 
 pytestmark = pytest.mark.fuse
 
@@ -60,14 +61,10 @@ def test_what_dead_mounts_left_is_found_and_cleared(
         adapter = {"served": "devfuse"}.get(name, "auto")
         assert cli("mount", "--adapter", adapter, source, workplace / name).returncode == 0
     records = {Path(r["mntpoint"]).name: r for r in mounts_shown(cli)}
-    for name in ("bound", "served"):
-        os.kill(records[name]["pid"], signal.SIGKILL)
-        psutil.wait_procs([psutil.Process(records[name]["server"])], timeout=5)
+    _kill_serving(*(records[name] for name in ("bound", "served")))
     hosts = workplace / "runtime" / f"wheelmount-{os.getuid()}" / "hosts-of-a-dead-client"
     hosts.mkdir()
-    assert json.loads(cli("doctor", "--json").stdout)["leftovers"] == [], "they are too young"
-    for path in (hosts, *(hosts.parent / "mounts").iterdir(), *(hosts.parent / "stores").iterdir()):
-        os.utime(path, (time.time() - 100, time.time() - 100))
+    time.sleep(doctor.MOMENT)
     done = cli("doctor")
     assert done.stdout.count("left: a mount whose serving process is gone") == 2
     assert f"left: hosts that are gone: {hosts}" in done.stdout
@@ -78,6 +75,52 @@ def test_what_dead_mounts_left_is_found_and_cleared(
     assert point.mounted(str(workplace / "served")) is None
     assert (workplace / "alive" / "page").read_bytes() == b"p" * 4096
     assert cli("umount", "--all").returncode == 0
+
+
+def _kill_serving(*records: dict[str, Any]) -> None:
+    for record in records:
+        server = psutil.Process(record["server"])
+        os.kill(record["pid"], signal.SIGKILL)
+        psutil.wait_procs([server], timeout=5)
+
+
+def test_what_is_in_the_making_is_not_left(settings: Settings, workplace: Path) -> None:
+    place = settings.private_store(mounted=False)
+    directory = serving.directory(settings) / "mount-host0"
+    with serving.making(directory):
+        (place / directory.name).mkdir()
+        for path in (directory, place / directory.name):
+            os.utime(path, (1, 1))
+        assert doctor.leftovers(settings) == []
+    os.utime(directory, (1, 1))
+    (left,) = doctor.leftovers(settings)
+    assert left.path == directory
+    doctor.clear(left)
+    (left,) = doctor.leftovers(settings)
+    assert left.path == place / directory.name
+    doctor.clear(left)
+    assert doctor.leftovers(settings) == []
+
+
+@pytest.mark.parametrize("adapter", ["bind", "devfuse"])
+def test_a_mount_takes_the_place_of_a_dead_one(
+    cli: Cli,
+    source: Path,
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    adapter: str,
+) -> None:
+    monkeypatch.setenv("WHEELMOUNT_STORE", MEMORY)
+    command = "mount", "--adapter", adapter, source, workplace / "w"
+    assert cli(*command).returncode == 0
+    assert cli(*command).returncode == 73, "a mount that lives stays"
+    (record,) = mounts_shown(cli)
+    _kill_serving(record)
+    assert cli(*command).returncode == 0
+    assert len(mounts_shown(cli)) == 1
+    assert (workplace / "w" / "page").read_bytes() == b"p" * 4096
+    assert cli("umount", "--all").returncode == 0
+    assert not list((workplace / "runtime").glob("*/stores/*"))
 
 
 def test_without_fuse_it_says_so_and_ends_with_69(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ import pytest
 
 from tests.conftest import Cli, mounts_shown
 from tests.mount.conformance import assert_same
+from wheelmount import doctor
+from wheelmount.config import Settings
 from wheelmount.mount import point
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
@@ -177,6 +179,29 @@ def test_a_host_that_dies_is_an_error_and_the_others_results_are_shown(
     assert ["sleep", "47"] not in running
     assert "error: host1: " in done.stderr
     assert done.returncode == 68
+
+
+@pytest.mark.parametrize("standing", [1, 4])
+def test_a_killed_mount_leaves_nothing_mounted(
+    cli: Cli, workplace: Path, settings: Settings, standing: int
+) -> None:
+    source = workplace / "large"
+    source.mkdir()
+    (source / "file").write_bytes(os.urandom(64 << 20))
+    places = [str(workplace / f"w-host{number}") for number in range(4)]
+    command = [sys.executable, "-m", "wheelmount.cli.main", "mount", "--hosts", "local:4"]
+    with subprocess.Popen([*command, str(source), f"{workplace}/w-{{host}}"]) as client:
+        while client.poll() is None and sum(map(bool, map(point.mounted, places))) < standing:
+            time.sleep(0.01)
+        client.kill()
+    assert client.returncode == -signal.SIGKILL, "it must be on the way"
+    deadline = time.monotonic() + 60
+    while any(map(point.mounted, places)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(point.mounted, places))
+    time.sleep(doctor.MOMENT)
+    for left in doctor.leftovers(settings):  # stores that were being made
+        doctor.clear(left)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -47,7 +47,7 @@ def mount(
     try:
         with spec.make(settings, namespaces=namespaces, progress=progress) as hosts:
             made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)
-            made.open(keep=True)
+            made.open()
             try:
                 made.keep()
                 made.release()  # hosts that go on would keep what this client started for a minute

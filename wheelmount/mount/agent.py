@@ -96,6 +96,7 @@ class Agent(Actor):  # type: ignore[misc]
         adapter = choose(settings.adapter)
         if self._directory.exists():  # what an agent left that was lost
             await asyncio.to_thread(serving.stop, self._directory, force=True)
+        await asyncio.to_thread(serving.clear, settings, order.mntpoint)
         made = point.prepare(order.mntpoint, cover=order.cover)
         own = settings.store == MEMORY and kernel.may_mount()
         store = settings.private_store(mounted=own) / self._directory.name
@@ -110,14 +111,14 @@ class Agent(Actor):  # type: ignore[misc]
         )
         try:
             description = await fetch_description(source, settings.fetch_timeout)
-            self._directory.mkdir(mode=0o700)
-            task.write(self._directory)
-            self._store = await asyncio.to_thread(
-                Store.create, store, description, mounted=own, dress=self._binds
-            )
-            self._receiver = await self._receive(self._store, source, route)
-            await asyncio.to_thread(serving.start, self._directory, settings.start_timeout)
-            await self._link.open(self._receiver.want)
+            with serving.making(self._directory):
+                task.write(self._directory)
+                self._store = await asyncio.to_thread(
+                    Store.create, store, description, mounted=own, dress=self._binds
+                )
+                self._receiver = await self._receive(self._store, source, route)
+                await asyncio.to_thread(serving.start, self._directory, settings.start_timeout)
+                await self._link.open(self._receiver.want)
         except BaseException:
             await asyncio.to_thread(serving.stop, self._directory, force=True)
             serving.discard(self._directory, store, order.mntpoint if made else None)

@@ -39,6 +39,9 @@ GRACE = 2.0
 FEED_TIMEOUT = 10.0
 """Seconds for who delivers to connect to a server that is new, or took over from another."""
 
+BEGIN_TIMEOUT = 20.0
+"""Seconds for who made a mount to connect first; it does so at once, if it is not killed."""
+
 READ_AHEAD = 1024
 """KiB that the kernel reads ahead, where we may say so; its own 128 halve the speed of files."""
 
@@ -117,23 +120,27 @@ class Server:
             nursery.start_soon(
                 trio.serve_listeners, self._connection, [trio.SocketListener(listener)]
             )
+            patience = FEED_TIMEOUT if self._resumed else BEGIN_TIMEOUT
             if ready is not None:
-                os.write(ready, b"ok")
+                try:
+                    os.write(ready, b"ok")
+                except BrokenPipeError:  # who made this mount was killed meanwhile
+                    patience = 0.0
                 os.close(ready)
             nursery.start_soon(self._signals)
-            if self._resumed and not (self.directory / KEPT).exists():
-                nursery.start_soon(self._miss)
+            if not (self.directory / KEPT).exists():
+                nursery.start_soon(self._miss, patience)
             await self.generations.serve(adapter, nursery)
             if self.generations.bound is not None:
                 await self._bound()
             nursery.cancel_scope.cancel()
 
-    async def _miss(self) -> None:
-        """Unmount if who made this mount went away while nobody served it."""
-        with trio.move_on_after(FEED_TIMEOUT):
+    async def _miss(self, timeout: float) -> None:
+        """Unmount if who made this mount went away before it connected, or while nobody served."""
+        with trio.move_on_after(timeout):
             await self._fed.wait()
         if not self._fed.is_set():
-            log.info("who made this mount is gone: unmounting")
+            log.info("whoever made this mount is gone: unmounting")
             await self._unmount(force=True)
 
     async def _bound(self) -> None:

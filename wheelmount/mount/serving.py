@@ -7,6 +7,7 @@ know about it, so a mount is found again by whoever looks there, also after its 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import shutil
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from wheelmount.config import Settings, private_directory
@@ -64,6 +66,57 @@ def find(settings: Settings, *targets: str) -> list[Path]:
             hint="run `wheelmount status` for what is mounted",
         )
     return found
+
+
+@contextlib.contextmanager
+def making(directory: Path) -> Iterator[None]:
+    """Make a mount's directory; until this is left, or the process ends, it is not ``dead``."""
+    directory.mkdir(mode=0o700)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def dead(directory: Path) -> bool:
+    """Whether a mount's processes are gone: no other process makes it or serves it."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    # One that took over from another may not listen yet: processes are looked for, not answers.
+    numbers = (each.name for each in Path("/proc").glob("[0-9]*"))
+    return directory.exists() and not any(_alive(int(number), directory) for number in numbers)
+
+
+def clear(settings: Settings, mntpoint: str) -> None:
+    """Take away what dead mounts of this user's have left at a mount point."""
+    for path in sorted(directory(settings).iterdir()):
+        with contextlib.suppress(OSError, ValueError):
+            task = Task.read(path)
+            # In another mount namespace the same path may be that of another mount.
+            if task.mntpoint == mntpoint and dead(path) and _shown(task):
+                stop(path, force=True)
+
+
+def _shown(task: Task) -> bool:
+    """Whether a mount whose processes are gone seems to be what is at its mount point."""
+    found, device = point.find(task.mntpoint), Path(task.store).stat().st_dev
+    if found is None or found.kind != point.FILE_SYSTEM:
+        return found is not None and found.device == f"{os.major(device)}:{os.minor(device)}"
+    try:
+        os.statvfs(task.mntpoint)
+    except OSError:  # a FUSE mount without its server
+        return True
+    return False
 
 
 def status(directory: Path) -> control.Message:
