@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 import uv
@@ -25,6 +26,13 @@ NOBODY = 65534
 """Number of a user who owns nothing."""
 
 CHECKOUT = Path(__file__).parents[1]
+
+hypothesis.configuration.set_hypothesis_home_dir(CHECKOUT / "build" / "hypothesis")
+# The same examples at each run, so that a change which fails is the one that is at fault; more, and
+# others each time: pytest --hypothesis-profile=random.
+hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None, max_examples=2000, print_blob=True)
+hypothesis.settings.load_profile("fixed")
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

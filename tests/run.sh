@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Everything that is checked: set-up, lint, format, types, tests.
 #
-#   tests/run.sh [pytest arguments]
+#   tests/run.sh [--fast] [pytest arguments]
+#
+# Three tests at a time, as many of them wait; -n0 for one. With --fast only those that need no
+# FUSE, host, container, lab or network.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,5 +19,10 @@ unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the same mo
 ruff check .
 ruff format --check .
 mypy
+tests=(-n 3 --dist loadfile)
+if [ "${1:-}" = --fast ]; then
+  shift
+  tests+=(-m "not (fuse or hosts or containers or lab or network)")
+fi
 # Not by exec: in a container the shell is the first process, and takes leave of orphans that end.
-pytest "$@"
+pytest "${tests[@]}" "$@"

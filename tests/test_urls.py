@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given as always
+from hypothesis import strategies as st
 
 from wheelmount.errors import InputError
 from wheelmount.urls import public, without_credentials
@@ -50,53 +50,37 @@ def test_in_errors() -> None:
     assert (error.message, error.hint) == ("bad https://host/", "not https://host/")
 
 
-def hypothesis_in(place: Path) -> Any:
-    """The library, which writes what it remembers to a place."""
-    hypothesis: Any = pytest.importorskip("hypothesis")
-    hypothesis.configuration.set_hypothesis_home_dir(place)
-    return hypothesis
+VISIBLE = st.characters(exclude_categories=("Cc", "Cs", "Z"), exclude_characters="/?#")
 
 
-def test_no_password_stays_whatever_it_is(tmp_path: Path) -> None:
-    hypothesis = hypothesis_in(tmp_path)
-    texts = hypothesis.strategies.text
-    visible = hypothesis.strategies.characters(
-        exclude_categories=("Cc", "Cs", "Z"), exclude_characters="/?#"
-    )
-
-    given = hypothesis.given(
-        scheme=hypothesis.strategies.sampled_from(["http", "https", "git+https", "ftp"]),
-        user=texts(visible, max_size=6),
-        password=texts(visible, min_size=1, max_size=12),
-        path=texts("abc/._-@'", max_size=8),
-        around=hypothesis.strategies.sampled_from(["{}", "a @ {}", "x = {} y", "`{}`", "({})"]),
-    )
-
-    def holds(scheme: str, user: str, password: str, path: str, around: str) -> None:
-        hidden = f"<{password}>"  # so that it is found nowhere else
-        text = around.format(f"{scheme}://{user}:{hidden}@host.example/{path}")
-        left = without_credentials(text)
-        assert hidden not in left
-        assert left == around.format(f"{scheme}://host.example/{path}")
-        parts = urlsplit(left[left.index("://") - len(scheme) :])
-        assert parts.username is None
-        assert without_credentials(left) == left
-
-    given(holds)()
+@always(
+    scheme=st.sampled_from(["http", "https", "git+https", "ftp"]),
+    user=st.text(VISIBLE, max_size=6),
+    password=st.text(VISIBLE, min_size=1, max_size=12),
+    path=st.text("abc/._-@'", max_size=8),
+    around=st.sampled_from(["{}", "a @ {}", "x = {} y", "`{}`", "({})"]),
+)
+def test_no_password_stays_whatever_it_is(
+    scheme: str, user: str, password: str, path: str, around: str
+) -> None:
+    hidden = f"<{password}>"  # so that it is found nowhere else
+    text = around.format(f"{scheme}://{user}:{hidden}@host.example/{path}")
+    left = without_credentials(text)
+    assert hidden not in left
+    assert left == around.format(f"{scheme}://host.example/{path}")
+    parts = urlsplit(left[left.index("://") - len(scheme) :])
+    assert parts.username is None
+    assert without_credentials(left) == left
 
 
-def test_no_secret_of_a_query_stays(tmp_path: Path) -> None:
-    hypothesis = hypothesis_in(tmp_path)
-    names = ["token", "access_token", "private_token", "sig", "X-Amz-Signature", "apikey", "key"]
+NAMES = ["token", "access_token", "private_token", "sig", "X-Amz-Signature", "apikey", "key"]
 
-    given = hypothesis.given(
-        name=hypothesis.strategies.sampled_from(names),
-        value=hypothesis.strategies.text("abcXYZ019%-_.~'@!$()*+,;:=", min_size=1),
-        before=hypothesis.strategies.sampled_from(["", "v=1&", "a&"]),
-    )
 
-    def holds(name: str, value: str, before: str) -> None:
-        left = without_credentials(f"https://h/a?{before}{name}=<{value}>&z=2")
-        assert left == f"https://h/a?{before}z=2"
-
-    given(holds)()
+@always(
+    name=st.sampled_from(NAMES),
+    value=st.text("abcXYZ019%-_.~'@!$()*+,;:=", min_size=1),
+    before=st.sampled_from(["", "v=1&", "a&"]),
+)
+def test_no_secret_of_a_query_stays(name: str, value: str, before: str) -> None:
+    left = without_credentials(f"https://h/a?{before}{name}=<{value}>&z=2")
+    assert left == f"https://h/a?{before}z=2"

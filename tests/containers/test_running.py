@@ -43,7 +43,7 @@ def processes(mark: str) -> list[str]:
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            line = entry.read_text()
+            line = os.fsdecode(entry.read_bytes())  # another command's may be no UTF-8
         except OSError:
             continue
         if mark in line.split("\0"):
