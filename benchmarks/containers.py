@@ -29,7 +29,7 @@ from wheelmount import config, remotemount
 from wheelmount.containers import apptainer
 from wheelmount.containers.container import Container
 from wheelmount.containers.instance import Instance
-from wheelmount.containers.order import Order
+from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import KINDS, Overlay
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.wheels import redirect
@@ -96,7 +96,9 @@ class Bench:
             files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
         )  # fmt: skip
         if os.access(sys.executable, os.X_OK):
-            ours = [sys.executable, *order.command(["true"])[1:]]
+            note = self.work / "note"
+            note.write_bytes(order.encode(["true"]))
+            ours = [sys.executable, *PROGRAM[1:], str(note)]
             self.measure("wheelmount's own command on a host", lambda: call(ours))
         instance = Instance(self.work / "runtime", "bench", "n1")
         held = Container(self.image, instance.workdir, Overlay(self.work / "state", "start", "n1"))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.hosts
 
 
 def _script(text: str) -> Command:
-    return Command(script=text)
+    return Command(script=text.encode())
 
 
 def test_hosts_are_processes_of_their_own(settings: Settings) -> None:
@@ -40,7 +40,7 @@ def test_hosts_are_processes_of_their_own(settings: Settings) -> None:
 def test_commands_run_on_each_and_tell_what_came_of_it(settings: Settings) -> None:
     script = 'echo "$WHEELMOUNT_HOST $1"; echo bad >&2; exit "$WHEELMOUNT_RANK"'
     with LocalHosts(2, settings) as hosts, Runners(list(hosts), 30) as runners:
-        results = runners.run({h.name: Command(("an arg",), script) for h in hosts})
+        results = runners.run({h.name: Command(("an arg",), script.encode()) for h in hosts})
         first, second = results["host0"], results["host1"]
         assert isinstance(first, Result)
         assert isinstance(second, Result)
@@ -124,7 +124,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 with LocalHosts(1) as hosts, Runners(list(hosts), 30) as runners:
     threading.Thread(target=interrupt, daemon=True).start()
-    runners.run({{"host0": Command(script="echo $$ > {mark}; sleep 100 & wait")}})
+    runners.run({{"host0": Command(script=b"echo $$ > {mark}; sleep 100 & wait")}})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert b"KeyboardInterrupt" in done.stderr

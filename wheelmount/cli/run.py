@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def run(
     With --image it runs in an offline container of each host, which sees SOURCE where the host
     has it.
     """
-    text = sys.stdin.read() if script == "-" else scripts.read(script)
+    text = scripts.read(script)
     progress = ConsoleProgress(quiet=quiet)
     settings = replace(config.load(), adapter=adapter)
     stdin = None if script == "-" else output.standard_input()

@@ -1,14 +1,15 @@
-"""Runs a command in a container on this host: ``python -m wheelmount.containers SPEC COMMAND…``.
+"""Runs a command in a container on this host: ``python -m wheelmount.containers FILE``.
 
-SPEC is the JSON of an ``Order``. Exits with the command's code, or with that of the error. Without
-a command it exits with 0 if the order's instance runs, else with 1.
+FILE holds an ``Order`` and the command, which may be secrets: every user of the machine can read
+the arguments of a process. Exits with the command's code, or with that of the error. Without a
+command it exits with 0 if the order's instance runs, else with 1.
 """
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 from wheelmount.containers.order import Order
@@ -20,14 +21,14 @@ def main() -> int:
     """Do it."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    order = Order(**json.loads(sys.argv[1]))
+    order, argv = Order.decode(Path(sys.argv[1]).read_bytes())
     try:
-        if not sys.argv[2:]:
+        if not argv:
             return int(not order.runs())
         if order.terminal is None:
-            return order.run(sys.argv[2:], stdin=None)
+            return order.run(argv, stdin=None)
         with Terminal(size=order.terminal) as terminal:
-            return order.run(sys.argv[2:], terminal=terminal)
+            return order.run(argv, terminal=terminal)
     except WheelmountError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         print(f"error: {error.message}{hint}", file=sys.stderr)

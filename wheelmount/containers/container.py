@@ -16,7 +16,7 @@ from typing import NamedTuple
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.containers.overlay import Overlay, remove_tree
-from wheelmount.containers.process import Stream, attend
+from wheelmount.containers.process import Stream, attend, undisturbed
 from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import InputError, SourceError, UnavailableError
 
@@ -195,7 +195,7 @@ class Container:
         self._scratch.mkdir(exist_ok=True)
         self._files.mkdir(exist_ok=True)
         for number, text in enumerate(self._texts.values()):
-            (self._files / str(number)).write_text(text, encoding="utf-8")
+            (self._files / str(number)).write_bytes(text.encode(errors="surrogateescape"))
         self.write_environment()
         self.writer.create()
 
@@ -215,7 +215,8 @@ class Container:
             ContainerError: some of it belongs to another user.
         """
         if self.workdir.is_dir():
-            remove_tree(self.workdir)
+            with undisturbed():
+                remove_tree(self.workdir)
 
     def __enter__(self) -> Container:
         try:
@@ -269,6 +270,7 @@ class Container:
                 timeout=timeout,
                 terminal=terminal,
                 pass_fds=[lock],
+                directory=self.workdir.absolute(),
             )
             if code == NOT_STARTED:
                 self._check_start()

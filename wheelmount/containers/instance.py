@@ -215,6 +215,8 @@ class Instance:
                     timeout=START_TIMEOUT,
                     pass_fds=held,
                     environment=self._environment,
+                    directory=self.path,
+                    stays=True,
                 )
                 if code:
                     log.seek(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def claimed(workdir: Path) -> Iterator[None]:
 def find(runtime: Path) -> list[Path]:
     """Directories of containers, and of instances, that nobody uses."""
     killed = [each.path for each in Instance.all(runtime) if each.record() is None]
-    return [path for path in sorted(runtime.glob(f"{PREFIX}*")) if not _claimed(path)] + killed
+    return [path for path in sorted(runtime.glob(f"{PREFIX}*")) if not in_use(path)] + killed
 
 
 def remove(path: Path) -> None:
@@ -44,7 +45,8 @@ def remove(path: Path) -> None:
         remove_tree(path)
 
 
-def _claimed(workdir: Path) -> bool:
+def in_use(workdir: Path) -> bool:
+    """Whether somebody uses a container's directory."""
     descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,3 +55,7 @@ def _claimed(workdir: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+if __name__ == "__main__":
+    remove(Path(sys.argv[1]))

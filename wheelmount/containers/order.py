@@ -21,6 +21,9 @@ from wheelmount.containers.terminal import Size, Terminal
 PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK")
 """Variables of the host that a command in a container finds too: who of all hosts it is."""
 
+PROGRAM = "python", "-m", "wheelmount.containers"
+"""Carries an order out, whose file is its argument; ``python`` is to be the host's own."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
@@ -63,15 +66,19 @@ class Order:
     terminal: Size | None = None
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
-    def command(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """The command that carries it out; ``python`` is to be the host's own."""
-        spec = json.dumps(dataclasses.asdict(self))
-        return "python", "-m", "wheelmount.containers", spec, *argv
+    def encode(self, argv: Sequence[str]) -> bytes:
+        """What `PROGRAM` is to read to run ``argv``.
 
-    @property
-    def question(self) -> tuple[str, ...]:
-        """The command that ends with 0 where its instance runs, and with 1 where it does not."""
-        return self.command(())
+        Without a command it ends with 0 where the order's instance runs, and with 1 where not.
+        """
+        text = json.dumps([dataclasses.asdict(self), list(argv)], ensure_ascii=False)
+        return text.encode(errors="surrogateescape")
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> tuple[Order, list[str]]:
+        """The order, and the command that it is for."""
+        fields, argv = json.loads(encoded.decode(errors="surrogateescape"))
+        return cls(**fields), argv
 
     def runs(self) -> bool:
         """Whether its instance runs on this host."""

@@ -1,4 +1,4 @@
-"""Processes of apptainer: each in a session of its own, and none outlives whoever started it."""
+"""Processes of apptainer: each in a session of its own, and none outlives its owner."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
-from wheelmount.containers import apptainer
+from wheelmount.containers import apptainer, guard
 from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import WaitError
 
 Stream = int | IO[bytes] | IO[str] | None
 
-# Ends a container whose owner died: standard input is a pipe that only the owner can write to.
-_GUARD = 'read -r _; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -- "-$1"'
+_GUARD = str(Path(guard.__file__))
 
 
 def attend(
@@ -30,8 +31,13 @@ def attend(
     terminal: Terminal | None = None,
     pass_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    stays: bool = False,
 ) -> int:
     """Run an apptainer command in a session of its own, and see that all of it ends.
+
+    With the command, with an exception here, and with this process, however that ends: a guard
+    (`guard`) runs it.
 
     Args:
         command: the whole command line.
@@ -42,6 +48,8 @@ def attend(
         terminal: is what it has for all three instead.
         pass_fds: descriptors that it inherits.
         environment: variables for apptainer, besides the few that it always needs.
+        directory: the container's private one, deleted if this process does not live to do so.
+        stays: let go on what the command leaves when it has ended well.
 
     Returns:
         The exit code; 128 and the signal's number where one ended it.
@@ -50,36 +58,51 @@ def attend(
         WaitError: the time ran out.
     """
     if terminal is not None:
-        # setsid(1) and not a hook in the child: other threads may hold locks while it is made.
-        command = ["setsid", "--ctty", *command]
         stdin = stdout = stderr = terminal.inner
-    with contextlib.ExitStack() as ended:
-        with _undisturbed():
+    reading, writing = os.pipe()
+    try:
+        with undisturbed():
             process = subprocess.Popen(
-                command,
+                [
+                    *(sys.executable, "-I", "-S", _GUARD, str(reading)),
+                    "stays" if stays else "ends",
+                    "terminal" if terminal is not None else "none",
+                    "" if directory is None else str(directory),
+                    *command,
+                ],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 env={**apptainer.environment(), **(environment or {})},
-                start_new_session=terminal is None,
-                pass_fds=pass_fds,
+                start_new_session=True,
+                pass_fds=[reading, *pass_fds],
             )
-            ended.enter_context(_ended_with_this_process(process))
+        os.close(reading)
+        reading = -1
         try:
             if terminal is not None:
                 terminal.relay(process)
-            code = process.wait(timeout)
+            return process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise WaitError(
                 f"a command in a container was stopped: it took longer than {timeout:g} s",
                 hint="give it more time, or look at what it printed",
             ) from None
-    return code if code >= 0 else 128 - code
+        finally:
+            if process.poll() is None:
+                with undisturbed():
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(writing, b"x")
+                    process.wait()
+    finally:
+        os.close(writing)
+        if reading >= 0:
+            os.close(reading)
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let signals wait: one that ends this in the midst of starting a process would lose that."""
+def undisturbed() -> Iterator[None]:
+    """Let signals that end this process wait: what is started or taken down meanwhile is whole."""
     if threading.current_thread() is not threading.main_thread():  # signals go to that one
         yield
         return
@@ -93,30 +116,3 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(each, handler)
         for number in came:
             signal.raise_signal(number)
-
-
-@contextlib.contextmanager
-def _ended_with_this_process(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Stop ``process``, a session's leader, when the context fails or this process dies."""
-    reading, writing = os.pipe()
-    guard = None
-    try:
-        guard = subprocess.Popen(
-            ["sh", "-c", _GUARD, "guard", str(process.pid), str(apptainer.GRACE)],
-            stdin=reading,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        yield
-    except BaseException:
-        apptainer.stop(process.pid)
-        process.wait()
-        raise
-    finally:
-        # Killed before the pipe is closed: it must not wake up for a session that has ended.
-        if guard is not None:
-            guard.kill()
-            guard.wait()
-        os.close(reading)
-        os.close(writing)

@@ -44,12 +44,15 @@ class Command:
         argv: program and arguments; a first item of ``python`` is the host's own Python, the one
             that runs wheelmount.
         script: text of a bash script, run with ``argv`` as its arguments instead.
+        note: what the program is to read from a private file, whose path is the last argument;
+            every user of the host can read the arguments themselves.
         environment: variables to set.
         cwd: where; default the host's temporary directory, for ``python`` the root.
     """
 
     argv: tuple[str, ...] = ()
-    script: str | None = None
+    script: bytes | None = None
+    note: bytes | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
 
@@ -86,11 +89,15 @@ class _Run:
         argv, cwd = list(command.argv), command.cwd
         if command.script is not None:
             script = directory / "script"
-            script.write_text(command.script)
+            script.write_bytes(command.script)
             argv = ["bash", str(script), *argv]
         elif argv[0] == "python":
             argv[0] = sys.executable
             cwd = cwd or "/"  # Python imports what lies in the working directory
+        if command.note is not None:
+            note = directory / "note"
+            note.write_bytes(command.note)
+            argv.append(str(note))
         with (directory / "stdout").open("wb") as out, (directory / "stderr").open("wb") as err:
             try:
                 self._process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Sequence
 from io import RawIOBase
@@ -14,7 +15,7 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Result, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import instances, sites
-from wheelmount.jobs.image import Image, Shown, order, packages_point
+from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
 from wheelmount.wheels.missing import absent
@@ -51,19 +52,19 @@ def execute(
     """
     check(spec, image, argv)
 
-    def command(host: str, shown: Shown | None) -> Command:
-        return Command(order(host, image, shown, settings).command(argv))
+    def ordered(host: str, shown: Shown | None) -> Command:
+        return carry_out(order(host, image, shown, settings), argv)
 
     if packages is not None and image.instance is not None:
         results = instances.on_standing(
-            spec, image, packages, command, settings, progress, output=output, stdin=stdin
+            spec, image, packages, ordered, settings, progress, output=output, stdin=stdin
         )
     elif packages is not None:
         results = on_mounts(
             spec,
             packages,
             packages_point(spec, packages, settings),
-            lambda host, path: command(host, Shown(packages, path)),
+            lambda host, path: ordered(host, Shown(packages, path)),
             settings,
             progress,
             "run",
@@ -72,7 +73,7 @@ def execute(
         )
     else:
         with sites.at(spec, settings, progress, namespaces=False) as site:
-            commands = {host.name: command(host.name, None) for host in site.hosts}
+            commands = {host.name: ordered(host.name, None) for host in site.hosts}
             results = site.run(commands, "run", output, stdin)
     explain(results, image, packages, progress)
     return results
@@ -82,7 +83,7 @@ def script(
     spec: HostSpec,
     image: Image,
     source: Path,
-    text: str,
+    text: bytes,
     arguments: Sequence[str],
     mntpoint: str | None,
     settings: Settings,
@@ -117,19 +118,19 @@ def script(
             hint="leave --instance out, or use `wheelmount exec`",
         )
 
-    def command(host: str, path: str) -> Command:
-        ordered = order(host, image, Shown(source, path), settings)
-        ordered = dataclasses.replace(
-            ordered,
-            binds=[*ordered.binds, (path, path, False)],
-            environment={**ordered.environment, "WHEELMOUNT_MOUNT": path},
-            files={**ordered.files, SCRIPT: text},
+    def ordered(host: str, path: str) -> Command:
+        plain = order(host, image, Shown(source, path), settings)
+        shown = dataclasses.replace(
+            plain,
+            binds=[*plain.binds, (path, path, False)],
+            environment={**plain.environment, "WHEELMOUNT_MOUNT": path},
+            files={**plain.files, SCRIPT: os.fsdecode(text)},
             cwd=path,
         )
-        return Command(ordered.command(argv))
+        return carry_out(shown, argv)
 
     results = on_mounts(
-        spec, source, mntpoint, command, settings, progress, "run", output=output, stdin=stdin
+        spec, source, mntpoint, ordered, settings, progress, "run", output=output, stdin=stdin
     )
     explain(results, image, source, progress)
     return results

@@ -12,9 +12,10 @@ from pathlib import Path, PurePosixPath
 from blake3 import blake3
 
 from wheelmount.config import Settings
-from wheelmount.containers.order import Order
+from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Kind
 from wheelmount.errors import InputError
+from wheelmount.hosts.runner import Command
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.wheels import redirect
 
@@ -172,6 +173,11 @@ def order(host: str, image: Image, shown: Shown | None, settings: Settings) -> O
         files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
         nv=image.nv,
     )
+
+
+def carry_out(ordered: Order, argv: Sequence[str]) -> Command:
+    """The command of a host that carries out an order."""
+    return Command(PROGRAM, note=ordered.encode(argv))
 
 
 def _inside(path: Path, folder: Path) -> str | None:

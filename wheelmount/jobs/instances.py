@@ -14,7 +14,7 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Result, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
-from wheelmount.jobs.image import Image, Shown, mark_of, order, packages_point
+from wheelmount.jobs.image import Image, Shown, carry_out, mark_of, order, packages_point
 from wheelmount.jobs.sites import Site
 from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount
@@ -52,7 +52,7 @@ def on_standing(
 
     def running(site: Site) -> list[str]:
         asked = {
-            host.name: Command(order(host.name, image, place(host.name), settings).question)
+            host.name: carry_out(order(host.name, image, place(host.name), settings), ())
             for host in site.hosts
         }
         answers = site.runners.run(asked)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from io import RawIOBase
 from pathlib import Path
 
 from wheelmount.config import Settings
-from wheelmount.errors import SourceError
+from wheelmount.errors import InputError, SourceError
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
 
+LARGEST = 8 << 20
+"""Bytes of a script, which travels in one message."""
+
 
 def run(
     spec: HostSpec,
     source: Path,
-    script: str,
+    script: bytes,
     arguments: Sequence[str],
     mntpoint: str | None,
     settings: Settings,
@@ -45,23 +49,30 @@ def run(
     """
 
     def command(_host: str, path: str) -> Command:
-        return Command(tuple(arguments), script, {"WHEELMOUNT_MOUNT": path}, cwd=path)
+        return Command(tuple(arguments), script, environment={"WHEELMOUNT_MOUNT": path}, cwd=path)
 
     return on_mounts(
         spec, source, mntpoint, command, settings, progress, "run", output=output, stdin=stdin
     )
 
 
-def read(path: str) -> str:
-    """Text of a script file.
+def read(path: str) -> bytes:
+    """Text of a script file, or of standard input where ``path`` is ``-``.
 
     Raises:
         SourceError: there is none.
+        InputError: it is too large.
     """
     try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
         raise SourceError(
-            f"cannot read the script {path}: {reason}", hint="give a bash script, or - for stdin"
+            f"cannot read the script {path}: {error.strerror}",
+            hint="give a bash script, or - for stdin",
         ) from None
+    if len(text) > LARGEST:
+        raise InputError(
+            f"the script is larger than {LARGEST >> 20} MiB",
+            hint="put what is large into the directory that is mounted",
+        )
+    return text

@@ -13,12 +13,11 @@ from wheelmount.config import Settings
 from wheelmount.containers.terminal import Size, Terminal
 from wheelmount.errors import InputError
 from wheelmount.hosts import engine
-from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
 from wheelmount.jobs.containers import check, local_names
-from wheelmount.jobs.image import Image, Shown, order, packages_point
+from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.mount.remote import remotemount
 from wheelmount.progress import Progress
 
@@ -71,8 +70,7 @@ def pipe(
                 ordered = dataclasses.replace(
                     ordered, terminal=terminal, environment={**ordered.environment, **_kind()}
                 )
-            command = Command(ordered.command(argv))
-            return site.runners.run({chosen: command}, output, stdin)
+            return site.runners.run({chosen: carry_out(ordered, argv)}, output, stdin)
 
 
 def attach(

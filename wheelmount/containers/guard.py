@@ -1,0 +1,168 @@
+"""Runs a command of apptainer's and sees that all of it ends: with the command, or with its owner.
+
+It is there before the command is, in a session of its own, and heeds no signal but SIGKILL. Its
+owner holds the other end of a pipe, and so whatever happens to that one, at any moment, is seen
+here. What the command starts and leaves becomes this process's child (``PR_SET_CHILD_SUBREAPER``),
+wherever it went meanwhile; so it is found and ended too.
+
+A program of its own that imports next to nothing: every container waits until it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import sys
+import termios
+import time
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+GRACE = 2.0
+"""Seconds a stopped container gets to end by itself; less than a host's runner gives."""
+
+GLANCE = 0.02
+"""Seconds between looks at what is still there."""
+
+
+def main(owner: int, stays: bool, terminal: bool, directory: str, command: list[str]) -> int:
+    """Do it.
+
+    Args:
+        owner: descriptor of the pipe whose other end the owner holds; a byte in it ends the
+            command.
+        stays: let go on what the command leaves when it has ended well: an instance.
+        terminal: standard input is a terminal that the command is to have to itself.
+        directory: the container's, to delete if the owner is gone; empty for none.
+        command: program and arguments.
+
+    Returns:
+        The command's exit code; 128 and the signal's number where one ended it.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        # Not ignored: the command would ignore it too.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    woken, waking = os.pipe()
+    for descriptor in (woken, waking):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(waking)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    os.set_inheritable(owner, False)
+    if directory:  # it is in use, whatever becomes of the owner
+        fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_SH)
+    child = _start(command, terminal)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # who reads there waits for the command alone
+        os.dup2(nothing, descriptor)
+    code = None
+    while code is None:
+        ready, _, _ = select.select([owner, woken], [], [])
+        if owner in ready:
+            gone = not os.read(owner, 1)
+            _end(child)
+            _reap(child)
+            if gone and directory:
+                where = [sys.executable, "-m", "wheelmount.containers.leftovers", directory]
+                os.execv(where[0], where)  # noqa: S606
+            return 128 + signal.SIGKILL
+        os.read(woken, 4096)
+        code = _reap(child)
+    if not (stays and code == 0):
+        _end(child)
+    return code
+
+
+def _start(command: list[str], terminal: bool) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.setsid()
+        if terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execvp(command[0], command)  # noqa: S606
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _reap(child: int) -> int | None:
+    """Take leave of all that have ended; the exit code of ``child`` if it is among them."""
+    code = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return code
+        if pid == 0:
+            return code
+        if pid == child:
+            ended = os.waitstatus_to_exitcode(status)
+            code = ended if ended >= 0 else 128 - ended
+
+
+def _end(session: int) -> None:
+    """End what is left: politely, and after a while for good."""
+    left = _left(session)
+    if not left:
+        return
+    try:
+        os.killpg(session, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    deadline = time.monotonic() + GRACE
+    while left:
+        if time.monotonic() > deadline:
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+            if time.monotonic() > deadline + GRACE:  # another user's, which ends with its namespace
+                return
+        time.sleep(GLANCE)
+        _reap(session)
+        left = _left(session)
+
+
+def _left(session: int) -> list[int]:
+    """What descends from this process or is of the command's session, and runs."""
+    above: dict[int, int] = {}
+    found = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The name, in brackets, may hold anything; state, parent, group, session follow.
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] in (b"Z", b"X"):
+            continue
+        above[int(name)] = int(fields[1])
+        if int(fields[3]) == session:
+            found.add(int(name))
+    own = os.getpid()
+    for pid in above:
+        line = []
+        each = pid
+        while each in above and each not in found and each != own:
+            line.append(each)
+            each = above[each]
+        if each in found or (each == own and line):
+            found.update(line)
+    found.discard(own)
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    pipe, stay, tty, place, *words = sys.argv[1:]
+    sys.exit(main(int(pipe), stay == "stays", tty == "terminal", place, words))
