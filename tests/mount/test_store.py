@@ -19,9 +19,13 @@ import pytest
 from tests.conftest import make_source
 from tests.mount.test_ordinary_user import as_nobody
 from wheelmount.errors import StoreError, TransferError
+from wheelmount.mount import capacity
+from wheelmount.mount import store as stores
+from wheelmount.mount.capacity import Need
 from wheelmount.mount.files import NewFiles
 from wheelmount.mount.layout import Extent, Layout
 from wheelmount.mount.mapped import Mapped
+from wheelmount.mount.references import References
 from wheelmount.mount.scan import scan
 from wheelmount.mount.source import Source
 from wheelmount.mount.store import Store
@@ -68,11 +72,13 @@ def first(source: Path, workplace: Path) -> tuple[Store, Layout]:
     return store, layout
 
 
-def _next(store: Store, layout: Layout, source: Path) -> tuple[Store, Layout]:
+def _next(
+    store: Store, layout: Layout, source: Path, *, dress: bool = True
+) -> tuple[Store, Layout]:
     tree = scan(os.fsencode(source), layout.tree)
     succession = Succession(layout.tree, tree)
     after = succession.settle(succession.doubts, BLOCK)
-    made = store.next(after.encode(layout), dress=True)
+    made = store.next(after.encode(layout), dress=dress)
     arrive(made, source, after)
     return made, after
 
@@ -349,3 +355,83 @@ def test_files_with_several_names_are_freed_without_a_walk_for_each(
     assert list(store.root.iterdir()) == []
     assert walks == 1
     _clear(store)
+
+
+def test_many_empty_files_fit(workplace: Path) -> None:
+    count = 40_000
+    inodes = {n: Inode(0o100644, 0, n, 1, b"%d" % n + b"-" * 200) for n in range(1, count)}
+    inodes[ROOT] = Inode(0o040755, 0, 0, 2)
+    names = {ROOT: {inodes[n].path: n for n in range(1, count)}}
+    layout = Layout(Tree(inodes, names, {n: Stamp(1, n, n) for n in inodes}, limit=count), BLOCK)
+    description = layout.encode()
+    need = Need.of(layout, len(description), copied=True)
+    assert len(description) > 10 << 20
+    assert need.kernel > count << 10
+    store = Store.create(workplace / "store" / "test", description, mounted=True, dress=True)
+    try:
+        assert len(os.listdir(store.root)) == count - 1
+        assert store._used() <= need.file_system
+    finally:
+        stores.remove(store.directory)
+
+
+def test_room_is_asked_for_before_files_are_copied(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = workplace / "source"
+    source.mkdir()
+    (source / "file").write_bytes(b"x" * (8 << 20))
+    layout = Layout(scan(os.fsencode(source)), BLOCK)
+    for dress in (False, True):
+        place = workplace / "store" / f"{dress}"
+        store = Store.create(place, layout.encode(), mounted=True, dress=dress)
+        try:
+            arrive(store, source, layout)
+            (source / "file").chmod(0o700 + dress)
+            second, after = _next(store, layout, source, dress=dress)
+            assert after.copies
+            shared = (store.root / "file").samefile(second.root / "file")
+            assert shared is not dress, "only what shows attributes needs a file of its own"
+            assert (second.root / "file").read_bytes() == (source / "file").read_bytes()
+            monkeypatch.setattr(capacity, "_free", lambda *_, **__: 4 << 20)
+            (source / "file").chmod(0o500 + dress)
+            if dress:
+                with pytest.raises(StoreError, match="do not fit into memory"):
+                    _next(second, after, source)
+            else:
+                _next(second, after, source, dress=False)
+            monkeypatch.undo()
+        finally:
+            stores.remove(store.directory)
+
+
+def test_numbers_that_grow_for_ever_take_no_memory(first: tuple[Store, Layout]) -> None:
+    store, layout = first
+    tree = layout.tree.copy()
+    number = tree.names[ROOT][b"page"]
+    tree.names[ROOT] = {**tree.names[ROOT], b"page": 1 << 40}
+    tree.inodes[1 << 40] = tree.inodes.pop(number)
+    tree.stamps[1 << 40] = tree.stamps.pop(number)
+    tree.limit = (1 << 40) + 1
+    described = Layout(tree, BLOCK, {1 << 40}).encode(layout)
+    tracemalloc.start()
+    try:
+        second = store.next(described, dress=True)
+        second.mark_changed(1 << 40)
+        seen = Store.open(store.directory, 1)
+        assert number in seen.tree.inodes
+        seen = seen.reopen(2)
+        assert seen.tree.inodes[1 << 40].path == b"page"
+        assert number not in seen.tree.inodes
+        assert (1 << 40) + 1 not in seen.tree.inodes
+        assert seen.changed() == [b"page"]
+        references = References(lambda _: None)
+        for told in range((1 << 40) - 3, 1 << 40):
+            references.add(told)
+        assert references.of((1 << 40) - 1) == 1
+        references.forget((1 << 40) - 1, 1)
+        assert references.of((1 << 40) - 1) == 0
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()
+        _clear(store)

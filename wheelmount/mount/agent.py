@@ -233,7 +233,7 @@ class Agent(Actor):  # type: ignore[misc]
         if self._store is not None and self._store.generation == store.generation:
             store = self._store  # with its tree, where this host was asked before
         self._store = store
-        changed = [number for number in store.layout.tree.inodes if store.is_changed(number)]
+        changed = store.changed_numbers()
         length = store.description.stat().st_size
         missing = len(store.missing())
         cut = store.layout.block_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -11,19 +12,64 @@ import psutil
 from wheelmount.errors import StoreError
 from wheelmount.mount import kernel
 from wheelmount.mount.layout import Layout
-from wheelmount.mount.summary import holes, pages
+from wheelmount.mount.summary import PAGE, holes, pages
 
-SLACK = 64 << 20
-"""Bytes a tmpfs may hold beyond the files themselves: tables, and what rounding missed."""
+SLACK = 1 << 20
+"""Bytes of a tmpfs for a few small files of the store's own."""
+
+INODE, NAME = 1 << 10, 256
+"""Bytes that the kernel keeps for an inode of tmpfs, and for a name of one: ``shmem_inode_cache``
+and ``dentry`` in /proc/slabinfo, with what a directory notes of each."""
+
+SHORT = 127
+"""Bytes of a symlink's target that take no page in tmpfs."""
 
 HOLES = 64 << 20
 """Bytes of holes that readers may fill in memory; as many as there are bytes, if that is more."""
 
 
-def footprint(layout: Layout) -> int:
-    """Bytes of memory that the files may take which a layout adds to a store."""
-    added = (layout.tree.inodes[n] for n in layout.fresh | layout.copies.keys())
-    return sum(pages(inode.size) for inode in added) + SLACK
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a generation adds to a store, bytes.
+
+    Attributes:
+        data: of the files that are new, in whole pages, holes left out.
+        holes: of those files, in whole pages.
+        tables: what is kept beside the files: description, what has arrived, what changed.
+        kernel: what the kernel keeps for names and inodes of a file system in memory.
+    """
+
+    data: int
+    holes: int
+    tables: int
+    kernel: int
+
+    @classmethod
+    def of(cls, layout: Layout, description: int, *, copied: bool) -> Need:
+        """What a layout adds.
+
+        Args:
+            layout: of the generation.
+            description: bytes of all that is kept of it.
+            copied: whether files that have the bytes of others take room of their own.
+        """
+        inodes = layout.tree.inodes
+        new = layout.fresh | layout.copies.keys() if copied else layout.fresh
+        room = sum(pages(inodes[number].size) for number in new)
+        empty = sum(holes(inodes[number]) for number in new)
+        links = sum(PAGE for inode in inodes.values() if inode.is_symlink and inode.size > SHORT)
+        tables = sum(pages(size) for size in (description, layout.blocks, layout.places))
+        kernel = INODE * (len(new) + len(layout.tree.names)) + NAME * len(inodes)
+        return cls(room - empty + links, empty, tables + SLACK, kernel)
+
+    @property
+    def file_system(self) -> int:
+        """Of a tmpfs, so that nothing that it is to hold ever finds it full."""
+        return self.data + self.holes + self.tables
+
+    def stored(self, *, memory: bool) -> int:
+        """Of memory, or of the disk that the store lies on; readers may yet fill holes."""
+        return self.data + self.tables + (self.kernel if memory else 0)
 
 
 def check(directory: Path, needed: int, *, memory: bool) -> None:

@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgpack
@@ -79,11 +80,33 @@ class Cut:
         return self.identity, whole, self.block_size
 
     @cached_property
+    def _travelling(self) -> array[int]:
+        """Numbers of the files whose bytes travel, or of all inodes where those of all files do.
+
+        In order, so that both sides cut the same blocks.
+        """
+        return array("Q", sorted(self.tree.inodes)) if self._fresh is None else self._fresh
+
+    @property
+    def places(self) -> int:
+        """Above all that ``place`` gives."""
+        return len(self._travelling)
+
+    def place(self, number: int) -> int | None:
+        """Place of a file among those whose bytes travel; None if its bytes do not."""
+        place = bisect_left(self._travelling, number)
+        if place == self.places or self._travelling[place] != number:
+            return None
+        return place
+
+    def at(self, place: int) -> int:
+        """Inverse of ``place``."""
+        return self._travelling[place]
+
+    @cached_property
     def _pieces(self) -> _Pieces:
-        # In order, so that both sides cut the same blocks.
-        numbers = sorted(self.tree.inodes) if self._fresh is None else self._fresh
         pieces = _Pieces()
-        for number in numbers:
+        for number in self._travelling:
             inode = self.tree.inodes[number]
             if inode.is_file:
                 for offset, length in inode.data:
@@ -108,9 +131,12 @@ class Cut:
         """The blocks that hold bytes ``begin`` to ``end`` of a file, in order."""
         pieces = self._pieces
         last = -1
-        for place in range(bisect_left(pieces.numbers, inode), len(pieces.numbers)):
+        first = bisect_left(pieces.numbers, inode)
+        behind = bisect_right(pieces.numbers, inode, first)
+        first = max(bisect_right(pieces.offsets, begin, first, behind) - 1, first)
+        for place in range(first, behind):
             offset, start, stop = pieces.offsets[place], *pieces.starts[place : place + 2]
-            if pieces.numbers[place] != inode or offset >= end:
+            if offset >= end:
                 return
             first = start + max(begin - offset, 0)
             stop = min(start + end - offset, stop)
@@ -169,15 +195,15 @@ class Layout(Cut):
         """
         tree = self.tree
         old = before.tree if before is not None else Tree()
-        inodes = [
+        inodes = [  # in order, which is how ``Mapped`` keeps them
             (number, *inode, *tree.stamps[number])
-            for number, inode in tree.inodes.items()
+            for number, inode in sorted(tree.inodes.items())
             if inode is not old.inodes.get(number)
             or tree.stamps[number] is not old.stamps.get(number)
         ]
         names = [
             (number, names)
-            for number, names in tree.names.items()
+            for number, names in sorted(tree.names.items(), key=itemgetter(0))
             if names is not old.names.get(number)
         ]
         gone = sorted(old.inodes.keys() - tree.inodes.keys())

@@ -2,14 +2,15 @@
 
 What is kept of a description (see ``Layout.encode``) is where each inode and each directory lies in
 it. The description itself stays in its file, which is mapped; whatever is asked for is unpacked
-each time. That takes 24 bytes an inode instead of the thousand of Python's objects.
+each time. That takes 20 bytes an inode instead of the thousand of Python's objects.
 """
 
 from __future__ import annotations
 
 import mmap
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,12 +27,14 @@ _T = TypeVar("_T")
 
 
 class _Records(Mapping[int, _T], Generic[_T]):
-    """Parts of a description by number.
+    """Parts of a description by number, in memory that grows with the parts, not with the numbers.
+
+    Where each lies is in sorted arrays, which a tree shares with those that follow from it, and of
+    what is other there in a dict, until that is large.
 
     Args:
         description: the whole.
         make: makes from a part, unpacked, what it stands for.
-        limit: above all numbers.
         recent: how many stay unpacked.
         before: of the tree that this one follows from, to begin with.
     """
@@ -40,42 +43,95 @@ class _Records(Mapping[int, _T], Generic[_T]):
         self,
         description: memoryview,
         make: Callable[[tuple[Any, ...]], _T],
-        limit: int,
         recent: int,
         before: _Records[_T] | None,
     ) -> None:
-        self._begins, self._lengths = begins, lengths = array("Q"), array("I")
-        if before is not None:
-            begins += before._begins
-            lengths += before._lengths
-        for numbers in (begins, lengths):
-            numbers.frombytes(bytes(numbers.itemsize * (limit - len(numbers))))
+        self._numbers: array[int] = before._numbers if before is not None else array("Q")
+        self._begins: array[int] = before._begins if before is not None else array("Q")
+        self._lengths: array[int] = before._lengths if before is not None else array("I")
+        self._later: dict[int, tuple[int, int]] = before._later.copy() if before is not None else {}
+        self._bulk = before is None
 
         @lru_cache(recent)
         def unpacked(number: int) -> _T:
-            length = lengths[number] if 0 <= number < len(lengths) else 0
+            begin, length = self._find(number)
             if not length:
                 raise KeyError(number)
-            part = description[begins[number] : begins[number] + length]
+            part = description[begin : begin + length]
             return make(msgpack.unpackb(part, strict_map_key=False, use_list=False))
 
         self._unpacked = unpacked
 
+    def _find(self, number: int) -> tuple[int, int]:
+        """Where a part begins, and its length; 0 if there is none."""
+        later = self._later.get(number)
+        if later is not None:
+            return later
+        if number < 0:
+            return 0, 0
+        place = bisect_left(self._numbers, number)
+        if place == len(self._numbers) or self._numbers[place] != number:
+            return 0, 0
+        return self._begins[place], self._lengths[place]
+
     def place(self, number: int, begin: int, end: int) -> None:
-        """Say where a part lies."""
-        self._begins[number], self._lengths[number] = begin, end - begin
+        """Say where a part lies; nowhere, if it has no length."""
+        numbers = self._numbers
+        if self._bulk and (not numbers or number > numbers[-1]):
+            numbers.append(number)
+            self._begins.append(begin)
+            self._lengths.append(end - begin)
+        else:
+            self._later[number] = begin, end - begin
+
+    def settle(self) -> None:
+        """Sort in what is other than before, if it is much; all was placed."""
+        self._bulk = False
+        if len(self._later) <= len(self._numbers) // 4:
+            return
+        numbers = sorted(self)
+        places = [self._find(number) for number in numbers]
+        self._numbers = array("Q", numbers)
+        self._begins = array("Q", (begin for begin, _ in places))
+        self._lengths = array("I", (length for _, length in places))
+        self._later = {}
+
+    def differing(self, other: _Records[_T]) -> Iterable[int]:
+        """Numbers of all parts that may differ from another tree's, and perhaps of others."""
+        if self._numbers is other._numbers:
+            return self._later.keys() | other._later.keys()
+        return {*self, *other}
+
+    def keys(self) -> _Keys:
+        """The numbers, which are quickly compared with those of a tree that follows."""
+        return _Keys(self)
 
     def __getitem__(self, number: int) -> _T:
         return self._unpacked(number)
 
     def __contains__(self, number: object) -> bool:
-        return isinstance(number, int) and number >= 0 and any(self._lengths[number : number + 1])
+        return isinstance(number, int) and self._find(number)[1] > 0
 
     def __iter__(self) -> Iterator[int]:
-        return (number for number, length in enumerate(self._lengths) if length)
+        later = self._later
+        yield from (number for number in self._numbers if number not in later)
+        yield from (number for number, (_, length) in later.items() if length)
 
     def __len__(self) -> int:
-        return len(self._lengths) - self._lengths.count(0)
+        return sum(1 for _ in self)
+
+
+class _Keys(KeysView[int]):
+    """Numbers of parts."""
+
+    _mapping: _Records[Any]
+
+    def __sub__(self, other: Iterable[object]) -> set[int]:
+        mine = self._mapping
+        if not isinstance(other, _Keys):
+            return set(mine) - set(other)
+        its = other._mapping
+        return {number for number in mine.differing(its) if number in mine and number not in its}
 
 
 class MappedTree(TreeView):
@@ -99,14 +155,21 @@ class MappedTree(TreeView):
             self._follow(unpacker, begin)
         self._before = None
 
+    def differing(self, before: TreeView) -> Iterable[int]:
+        """See ``TreeView``."""
+        if not isinstance(before, MappedTree):
+            return super().differing(before)
+        directories = {*self.inodes.differing(before.inodes), *self.names.differing(before.names)}
+        return (number for number in directories if number in self.names)
+
     def _follow(self, unpacker: Any, begin: int) -> None:
         unpacker.read_array_header()
         check_version(unpacker.unpack())
         before = self._before if unpacker.unpack() else None
         self.identity, self.block_size, self.limit = (unpacker.unpack() for _ in range(3))
         inodes, names = (before.inodes, before.names) if before is not None else (None, None)
-        self.inodes = _Records(self.description, _inode, self.limit, RECENT_INODES, inodes)
-        self.names = _Records(self.description, _names, self.limit, RECENT_NAMES, names)
+        self.inodes = _Records(self.description, _inode, RECENT_INODES, inodes)
+        self.names = _Records(self.description, _names, RECENT_NAMES, names)
         records: tuple[_Records[Any], ...] = (self.inodes, self.names)
         for kind in records:
             for _ in range(unpacker.read_array_header()):
@@ -116,6 +179,8 @@ class MappedTree(TreeView):
         for number in unpacker.unpack():
             self.inodes.place(number, 0, 0)
             self.names.place(number, 0, 0)
+        for kind in records:
+            kind.settle()
         self.fresh, self.copies = unpacker.unpack(), dict(unpacker.unpack())
         self._before = self
 

@@ -3,11 +3,10 @@
 A store has generations, numbered from 1; each is a directory of its own, and a file that is the
 same in two of them is one file with two names. A number is never given twice, so that what comes
 too late for a generation that is gone finds no other in its place. Beside generation ``N`` lie
-``N.tree``, its
-description, and ``N.summary``, a few numbers of that; ``N.have``, one byte a block, and
-``N.changed``, one byte an inode number. The latter two are mapped by the process that receives and
-by the one that serves, so what has arrived is seen by both at once, and a serving process that is
-started again finds everything as it was.
+``N.tree``, its description, and ``N.summary``, a few numbers of that; ``N.have``, one byte a block,
+and ``N.changed``, one byte a file whose bytes travel for it. The latter two are mapped by the
+process that receives and by the one that serves, so what has arrived is seen by both at once, and a
+serving process that is started again finds everything as it was.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ import filelock
 
 from wheelmount.errors import StoreError
 from wheelmount.mount import capacity, kernel
+from wheelmount.mount.capacity import Need
 from wheelmount.mount.files import Files, NewFiles
 from wheelmount.mount.layout import Cut, Extent, Layout
 from wheelmount.mount.mapped import Mapped
@@ -77,7 +77,7 @@ class Store:
         self._turn = Turn()
         self._have = _map(directory / f"{generation}.have")
         self._changed = _map(directory / f"{generation}.changed")
-        self._complete = False
+        self._complete = self._sound = False
         self._access = threading.Condition()
         self._writers = 0
         self._forgotten = False
@@ -134,10 +134,11 @@ class Store:
             TransferError: the tree is none.
         """
         layout = Layout.decode(description)
-        capacity.check(directory.parent, layout.size, memory=mounted)
+        need = Need.of(layout, len(description), copied=dress)
+        capacity.check(directory.parent, need.stored(memory=mounted), memory=mounted)
         directory.mkdir(mode=0o700)
         if mounted:
-            kernel.mount_tmpfs(directory, capacity.footprint(layout))
+            kernel.mount_tmpfs(directory, need.file_system)
         return cls._begin(directory, 1, layout, description, dress=dress)
 
     @classmethod
@@ -165,16 +166,16 @@ class Store:
             TransferError: it cannot be what follows.
         """
         layout = Layout.decode(description, self.layout)
-        capacity.check(self.directory, layout.size, memory=self.owned)
-        if dress and self.bindable:  # nothing else may be there any more that could show it
-            capacity.check_holes(self.directory, layout, owned=self.owned)
-        if self.owned:
-            room = self._used() + self._holes() + capacity.footprint(layout)
-            kernel.resize_tmpfs(self.directory, room)
-        number = self._new_number()
         earlier = self.description.read_bytes()
         if len(earlier) + len(description) > 2 * self.summary.whole:
             earlier, description = b"", layout.encode()
+        need = Need.of(layout, len(earlier) + len(description), copied=dress)
+        capacity.check(self.directory, need.stored(memory=self.owned), memory=self.owned)
+        if dress and self.bindable:  # nothing else may be there any more that could show it
+            capacity.check_holes(self.directory, layout, owned=self.owned)
+        if self.owned:
+            kernel.resize_tmpfs(self.directory, self._used() + self._holes() + need.file_system)
+        number = self._new_number()
         return self._begin(
             self.directory, number, layout, description, earlier, previous=self, dress=dress
         )
@@ -204,7 +205,7 @@ class Store:
         *,
         dress: bool,
     ) -> Store:
-        sizes = {"have": layout.blocks, "changed": layout.tree.limit}
+        sizes = {"have": layout.blocks, "changed": layout.places}
         whole = previous.summary.whole if previous is not None and earlier else len(description)
         predecessor = previous.generation if previous is not None else 0
         summary = Summary.of(layout, predecessor, len(earlier), whole)
@@ -387,6 +388,7 @@ class Store:
         """Blocks that have not arrived, in order."""
         blocks = self.summary.blocks
         if self._have[:blocks].count(1) == blocks:
+            self._sound = self._changed.find(b"\x01") < 0  # no more is marked now
             self._complete = True
             return []
         return [block for block in range(blocks) if not self._have[block]]
@@ -400,18 +402,27 @@ class Store:
 
     def mark_changed(self, inode: int) -> None:
         """Say that a file changed at the source before it was copied: it is not to be read."""
-        self._changed[inode] = 1
+        place = self.cut.place(inode)
+        if place is not None:
+            self._changed[place] = 1
 
     def is_changed(self, inode: int) -> bool:
         """Whether ``mark_changed`` was called for a file."""
-        return self._changed[inode] == 1
+        if self._sound:
+            return False
+        place = self.cut.place(inode)
+        return place is not None and self._changed[place] == 1
 
     def changed(self) -> list[bytes]:
         """Paths of the files for which ``mark_changed`` was called."""
+        return [self.tree.inodes[number].path for number in self.changed_numbers()]
+
+    def changed_numbers(self) -> list[int]:
+        """Numbers of the files for which ``mark_changed`` was called."""
         if self._changed.find(b"\x01") < 0:
             return []
-        inodes = self.tree.inodes
-        return [inodes[n].path for n, mark in enumerate(self._changed[:]) if mark and n in inodes]
+        marks = self._changed[: self.cut.places]
+        return [self.cut.at(place) for place, mark in enumerate(marks) if mark]
 
     def free(self, number: int) -> None:
         """Delete one file of this generation; harmless if it is none or gone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -134,6 +134,10 @@ class TreeView:
             if inode is None or number == ROOT:
                 raise TransferError(f"the client describes {name!r} as an impossible file")
             yield name, number, inode
+
+    def differing(self, before: TreeView) -> Iterable[int]:  # noqa: ARG002 - not all can tell
+        """Numbers of all directories that may be other than in an earlier tree, or not in it."""
+        return self.names.keys()
 
     def walk(self, directory: int = ROOT, path: bytes = b"") -> Iterator[tuple[bytes, int]]:
         """Every path below a directory and the inode it leads to, directories first.

@@ -152,8 +152,8 @@ class Vfs:
 def _difference(old: TreeView, new: TreeView) -> Change:
     entries = []
     directories = []
-    for directory, names in new.names.items():
-        before = old.names.get(directory)
+    for directory in new.differing(old):
+        names, before = new.names[directory], old.names.get(directory)
         if before is None:
             continue
         if before != names:
