@@ -132,6 +132,10 @@ def test_unpacked_packages_in_a_container(cli: Cli, sif: Path, workplace: Path, 
     done = cli("exec", "--image", sif, *packages, "--", "python3", "-c", code)
     assert done.returncode == 0, done.stderr
     assert "/usr/local/lib/python3" in done.stdout
+    if mode == "symlink":  # without what it needs it says so, and imports nothing empty silently
+        done = cli("exec", "--image", sif, "--", "python3", "-c", "import requests")
+        assert "are links into /packages, which is not mounted\nhint: " in done.stderr
+        assert "--packages" in done.stderr
     done = cli("exec", "--image", sif, *packages, "--", "pip", "uninstall", "-y", "requests")
     assert "Successfully uninstalled requests" in done.stdout
     done = cli("exec", "--image", sif, *packages, "--", "pip", "list")

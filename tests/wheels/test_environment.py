@@ -220,6 +220,13 @@ def test_copies_outlive_the_mount_and_links_say_that_they_do_not(host: Host) -> 
     assert done.stderr.count(f"are links into {host.tree}, which is not mounted") == 1
     assert "hint: " in done.stderr
     assert "own" in host.tool("pip", "list")
+    (host.tree / "plans").mkdir(parents=True)  # another tree there, or an image's own directory
+    done = subprocess.run(
+        [host.python, "-c", "import own"], capture_output=True, text=True, cwd="/", check=False
+    )
+    assert f"are links into {host.tree}, which is not mounted" in done.stderr
+    assert "--packages" in done.stderr
+    shutil.rmtree(host.tree)
     host.install(own)
     assert host.run("-c", "import own; print(own.VALUE)") == "1.0"
 

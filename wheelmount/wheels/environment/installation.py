@@ -42,16 +42,20 @@ LINKS_NAME = "wheelmount-links.pth"
 """What tells whoever starts the Python that a mount it needs is gone."""
 
 _LINKS = "LINKS"
-"""A file beside RECORD with the path of the tree that a distribution is linked into."""
+"""A file beside RECORD with the path of the plan in the tree that a distribution is linked into.
+
+Not only of the tree: a container shows a directory there also where it has no tree, or another one.
+"""
 
 # A line that site runs whenever Python starts; twice where lib64 is lib.
 _ON_START = (
-    "import os, sys; said = vars(sys).setdefault('_wheelmount', []); os.path.isdir({root!r}) "
+    "import os, sys; said = vars(sys).setdefault('_wheelmount', []); os.path.exists({plan!r}) "
     "or {root!r} in said or said.append({root!r}) or sys.stderr.write({message!r})\n"
 )
 _GONE = (
     "warning: packages in {library} are links into {root}, which is not mounted\n"
-    "hint: mount it again, or install with --link-mode copy ({file} says this)\n"
+    "hint: mount it again, or install with --link-mode copy; in a container, give the command the "
+    "--packages that `wheelmount install` named ({file} says this)\n"
 )
 
 
@@ -68,13 +72,14 @@ class Installation:
 
     Args:
         wheels: of the plan, see ``linktree``.
-        root: where they are, unpacked.
+        plan: path of the plan, in the tree where they are, unpacked.
         mode: ``copy`` or ``symlink``.
     """
 
-    def __init__(self, wheels: list[dict[str, Any]], root: str, mode: str) -> None:
+    def __init__(self, wheels: list[dict[str, Any]], plan: str, mode: str) -> None:
         self._wheels = wheels
-        self._root = root
+        self._plan = plan
+        self._root = tree_of(plan)
         self._mode = mode
         self._paths = sysconfig.get_paths()
         self._stash = os.path.join(self._paths["purelib"], f"{STASH}{os.getpid()}")
@@ -248,7 +253,7 @@ class Installation:
     def _metadata(self, wheel: dict[str, Any]) -> Iterator[list[str]]:
         texts = {"INSTALLER": f"{INSTALLER}\n"}
         if self._mode == "symlink":
-            texts[_LINKS] = self._root
+            texts[_LINKS] = self._plan
         if wheel["requested"]:
             texts["REQUESTED"] = ""
         if wheel["direct_url"]:
@@ -287,17 +292,23 @@ class Installation:
         file = os.path.join(self._paths["purelib"], LINKS_NAME)
         libraries = {self._paths["purelib"], self._paths["platlib"]}
         infos = [info for found in installed(libraries).values() for info in found]
-        roots = sorted({read_text(os.path.join(info, _LINKS)) for info in infos} - {""})
-        if not roots:
+        plans = sorted({read_text(os.path.join(info, _LINKS)) for info in infos} - {""})
+        if not plans:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file)
             return
         lines = []
-        for root in roots:
+        for plan in plans:
+            root = tree_of(plan)
             message = _GONE.format(library=self._paths["purelib"], root=root, file=file)
-            lines.append(_ON_START.format(root=root, message=message))
+            lines.append(_ON_START.format(plan=plan, root=root, message=message))
         with open(file, "w", encoding="utf-8") as stream:
             stream.writelines(lines)
+
+
+def tree_of(plan: str) -> str:
+    """The tree that a plan is in."""
+    return os.path.dirname(os.path.dirname(plan))
 
 
 def _first(wheel: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 
-from .installation import Installation, Refusal
+from .installation import Installation, Refusal, tree_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str]) -> int:
         check_python(plan)
         if mode not in MODES or (mode == "uv") != bool(cache):
             raise Refusal(f"{mode!r} is no way to install", f"give one of {', '.join(MODES)} CACHE")
-        root = os.path.dirname(os.path.dirname(os.path.abspath(file)))
+        file = os.path.abspath(file)
+        root = tree_of(file)
         if mode == "uv":
             from . import uvcache  # and what that needs, which takes longer than to make links
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"export {name}={shlex.quote(value)}")
         else:
             with _alone():
-                Installation(plan["wheels"], root, mode).run()
+                Installation(plan["wheels"], file, mode).run()
     except Refusal as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return 65
