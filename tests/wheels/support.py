@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import ssl
 import threading
 import time
 import warnings
@@ -137,15 +138,18 @@ class Index:
         faults: by file name, the faults of its next answers in turn; then it works.
         requests: the path and ``Range`` of each request so far.
         password: where set, user ``me`` must give it.
+        passwords: by name, those of further indexes with the same files, at ``/NAME/simple``.
     """
 
     directory: Path
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     password: str | None = None
+    passwords: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Index:
         self._ended = threading.Event()
+        self._encrypted = False
         index = self
 
         class Handler(_Handler):
@@ -166,7 +170,13 @@ class Index:
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        scheme = "https" if self._encrypted else "http"
+        return f"{scheme}://127.0.0.1:{self._server.server_port}"
+
+    def encrypt(self, context: ssl.SSLContext) -> None:
+        """Speak TLS from now on."""
+        self._encrypted = True
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
     @property
     def url(self) -> str:
@@ -195,17 +205,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.index.requests.append((self.path, self.headers.get("Range")))
-        if self.index.password is not None:
-            token = base64.b64encode(f"me:{self.index.password}".encode()).decode()
+        path = self.path.partition("?")[0]
+        own = path.strip("/").partition("/")[0]
+        password = self.index.passwords.get(own, self.index.password)
+        base = f"/{own}" if own in self.index.passwords else ""
+        if password is not None:
+            token = base64.b64encode(f"me:{password}".encode()).decode()
             if self.headers.get("Authorization") != f"Basic {token}":
                 return self._answer(401, b"")
-        kind, _, name = self.path.partition("?")[0].strip("/").partition("/")
+        kind, _, name = path.removeprefix(base).strip("/").partition("/")
         files = [file for file in self.index.directory.iterdir() if file.is_file()]
         if kind == "files" and name in {file.name for file in files}:
             return self._file(self.index.directory / name)
         if kind == "simple" and name:
             links = "".join(
-                f'<a href="/files/{file.name}#sha256={sha256(file)}">{html.escape(file.name)}</a>\n'
+                f'<a href="{base}/files/{file.name}#sha256={sha256(file)}">'
+                f"{html.escape(file.name)}</a>\n"
                 for file in files
                 if canonicalize_name(file.name.split("-")[0]) == name
             )

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import re
+import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from wheelmount.errors import WheelError
-from wheelmount.wheels.archive import find_faults, read_metadata, requirements_of
+from wheelmount.wheels.archive import find_clashes, find_faults, read_metadata, requirements_of
 
 from .support import make_wheel, record_row, spoil
 
@@ -17,13 +19,13 @@ METADATA = b"Metadata-Version: 2.1\nName: a\nVersion: 1.0\n"
 WHEEL = b"Wheel-Version: 1.0\nTag: py3-none-any\n"
 
 
-def with_record(wheel: Path, path: str, data: bytes) -> Path:
+def with_record(wheel: Path, path: str, data: bytes, info: str = INFO) -> Path:
     """Add or change a file, and have RECORD say so."""
     with zipfile.ZipFile(wheel) as archive:
-        lines = archive.read(f"{INFO}/RECORD").decode().splitlines()
+        lines = archive.read(f"{info}/RECORD").decode().splitlines()
     rows = [line for line in lines if not line.startswith(f"{path},")]
     record = "\n".join([record_row(path, data), *rows, ""]).encode()
-    return spoil(wheel, {path: data, f"{INFO}/RECORD": record})
+    return spoil(wheel, {path: data, f"{info}/RECORD": record})
 
 
 def cut(wheel: Path) -> None:
@@ -41,6 +43,25 @@ def prefix(wheel: Path) -> None:
     wheel.write_bytes(b"#!/bin/sh\n" + data)
 
 
+def entry(wheel: Path, line: str, section: str = "console_scripts") -> Path:
+    return with_record(wheel, f"{INFO}/entry_points.txt", f"[{section}]\n{line}\n".encode())
+
+
+def nul(wheel: Path) -> None:
+    wheel.write_bytes(wheel.read_bytes().replace(b"a.py", b"a\0py"))
+
+
+def bomb(wheel: Path) -> None:
+    """Add 30 files that say they are of 100 MB, and are of 20 KB."""
+    zeros = zlib.compressobj(9, zlib.DEFLATED, -15)
+    piece = zeros.compress(bytes(100_000_000)) + zeros.flush()
+    with zipfile.ZipFile(wheel, "a") as archive:
+        for number in range(30):
+            entry = zipfile.ZipInfo(f"zeros{number}")
+            archive.writestr(entry, piece)
+            entry.compress_type, entry.file_size = zipfile.ZIP_DEFLATED, 100_000_000
+
+
 Spoiler = Callable[[Path], object]
 
 BAD: dict[str, tuple[Spoiler, str]] = {
@@ -56,6 +77,54 @@ BAD: dict[str, tuple[Spoiler, str]] = {
     "interpreter": (
         lambda w: with_record(w, "a-1.0.data/scripts/python3", b"#!python\n"),
         "'python3' would take the place of the interpreter",
+    ),
+    "interpreter as data": (
+        lambda w: with_record(w, "a-1.0.data/data/bin/python", b""),
+        "'python' would take the place of the interpreter",
+    ),
+    "configuration as data": (
+        lambda w: with_record(w, "a-1.0.data/data/pyvenv.cfg", b""),
+        "would take the place of the environment's own",
+    ),
+    **{
+        f"interpreter as {section} {name}": (
+            lambda w, section=section, name=name: entry(w, f"{name} = a:b", section),  # type: ignore[misc]
+            f"the script '{name}' would take the place of the interpreter",
+        )
+        for section in ("console_scripts", "gui_scripts")
+        for name in ("python", "python3", "python3.11", "Python3.13t", "pypy3")
+    },
+    "code as entry point": (lambda w: entry(w, "a = a:b; import os"), "'a' is no function"),
+    "module as entry point": (lambda w: entry(w, "a = a"), "'a' is no function"),
+    "script upwards": (lambda w: entry(w, "../a = a:b"), "'../a' leads out"),
+    "script absolute": (lambda w: entry(w, "/etc/a = a:b"), "'/etc/a' leads out"),
+    "script with NUL": (lambda w: entry(w, "a\0b = a:b"), r"'a\\x00b' has a control character"),
+    "script with colour": (lambda w: entry(w, "a\x1b[31m = a:b"), "has a control character"),
+    "script of 300 characters": (lambda w: entry(w, "a" * 300 + " = a:b"), "a name of 300 bytes"),
+    "script twice": (lambda w: entry(w, "a = a:b\na = a:c"), "entry_points.txt cannot be read"),
+    "scripts without a section": (
+        lambda w: with_record(w, f"{INFO}/entry_points.txt", b"a = a:b\n"),
+        "entry_points.txt cannot be read",
+    ),
+    "scheme": (
+        lambda w: with_record(w, "a-1.0.data/root/etc/passwd", b""),
+        "unknown scheme 'root'",
+    ),
+    "control character": (lambda w: with_record(w, "a\x07b.py", b""), "has a control character"),
+    "NUL": (nul, r"'a\\x00py' has a control character"),
+    "name of 300 characters": (
+        lambda w: with_record(w, "a" * 300, b""),
+        "has a name of 300 bytes",
+    ),
+    "long path": (lambda w: with_record(w, "/".join("a" * 600), b""), "a path of 1199"),
+    "file and directory": (
+        lambda w: with_record(w, "a.py/b.py", b""),
+        "'a.py' is a file and a directory",
+    ),
+    "bomb": (bomb, "it unpacks to 3.0 GB"),
+    "much metadata": (
+        lambda w: with_record(w, f"{INFO}/LICENSE", b" " * 70_000_000),
+        "'a-1.0.dist-info/LICENSE' has 70 MB",
     ),
     "no info": (
         lambda w: spoil(w, dict.fromkeys(f"{INFO}/{n}" for n in ("METADATA", "WHEEL", "RECORD"))),
@@ -104,7 +173,9 @@ def test_a_sound_one(wheel: Path) -> None:
 def test_bad_ones(wheel: Path, how: str) -> None:
     spoiler, expected = BAD[how]
     spoiler(wheel)
+    started = time.monotonic()
     faults = find_faults(wheel)
+    assert time.monotonic() - started < 20  # a bomb is not unpacked
     assert any(re.search(expected, fault) for fault in faults), faults
     assert "\n" not in faults[0]
     assert str(wheel.parent) not in faults[0]
@@ -129,6 +200,19 @@ def test_without_record(wheel: Path, how: str) -> None:
     where = flip_last.index(b"Requires-Dist")
     wheel.write_bytes(flip_last[:where] + b"r" + flip_last[where + 1 :])
     assert "broken archive" in find_faults(wheel, record=False)[0]
+
+
+def test_good_entry_points(wheel: Path) -> None:
+    entry(wheel, "a-b.c = a.b:c.d\nspaced = a : b [more, other-one]\npython-a = a:b")
+    assert find_faults(wheel) == []
+
+
+def test_a_file_where_another_has_a_directory(tmp_path: Path, wheel: Path) -> None:
+    other = with_record(make_wheel(tmp_path, "b"), "a.py/c.py", b"", "b-1.0.dist-info")
+    ((late, fault),) = find_clashes([wheel, other])
+    assert late == other
+    assert fault == f"'a.py' is a directory here and a file in {wheel.name}"
+    assert find_clashes([wheel, make_wheel(tmp_path, "c")]) == []
 
 
 def test_names(tmp_path: Path, wheel: Path) -> None:

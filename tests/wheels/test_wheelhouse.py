@@ -23,7 +23,7 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, TARGET, Fault, Index, make_wheel, spoil
+from .support import ARM, TARGET, Fault, Index, make_wheel, sha256, spoil
 
 
 @pytest.fixture
@@ -155,8 +155,8 @@ def test_no_file_has_a_password(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("UV_DEFAULT_INDEX")
+        house.add(Wanted.of(files=[tmp_path / "needs.txt"]), targets=[TARGET])  # alone
         patch.setenv("UV_INDEX", uv_index.url.replace("://", f"://me:{quote(password)}@"))
-        house.add(Wanted.of(files=[tmp_path / "needs.txt"]), targets=[TARGET])
         house.add(Wanted.of([f"own @ {url}"]), targets=[TARGET])
     assert len(house.wheels()) == 2
     files = [path for path in house.directory.rglob("*") if path.is_file()]
@@ -290,10 +290,41 @@ def test_a_wrong_record_is_taken_from_who_is_trusted(filled: Wheelhouse, uv_inde
     assert filled.add(Wanted.of(["odd-name"]), targets=[TARGET]).fetched  # it stays trusted
 
 
+def test_what_was_looked_into_is_not_unpacked_again(filled: Wheelhouse) -> None:
+    file = filled.directory / "wheelmount.json"
+    manifest = json.loads(file.read_text())
+    (wheel,) = (one for one in filled.wheels() if one.name.startswith("a-"))
+    # As if these bytes had been looked into: what is noted of a hash is taken for true.
+    spoil(wheel, {"a.py": b"VALUE = 'other'\n"})
+    manifest["wheels"][wheel.name]["sha256"] = sha256(wheel)
+    file.write_text(json.dumps(manifest))
+    (filled.directory / "pylock.toml").unlink()
+    filled.check().raise_if_any()
+    (unsound,) = filled.check(contents=True).unsound
+    assert "hash / size of a.py" in unsound.fault
+
+
+def test_a_file_where_another_wheel_has_a_directory(filled: Wheelhouse, uv_index: Index) -> None:
+    make_wheel(uv_index.directory, "one", requires=["other"])
+    wheel = make_wheel(uv_index.directory, "other")
+    lines = f"one.py/x.py,,\nother.py,,\n{OTHER}/METADATA,,\n{OTHER}/WHEEL,,\n{OTHER}/RECORD,,\n"
+    spoil(wheel, {"one.py/x.py": b"", f"{OTHER}/RECORD": lines.encode()})
+    with pytest.raises(WheelError, match=r"'one\.py' is a directory here and a file in one-1\.0"):
+        filled.add(Wanted.of(["one"]), targets=[TARGET], trusted=["other"])
+    for file in uv_index.directory.glob("o*.whl"):
+        shutil.copy(file, filled.directory)
+    assert "'one.py' is a directory here" in refused(filled, "one").message
+
+
+OTHER = "other-1.0.dist-info"
+
+
 def test_contents_that_were_published_wrong(filled: Wheelhouse, uv_index: Index) -> None:
     wheel = spoil(make_wheel(uv_index.directory, "odd"), {"odd.py": b"VALUE = 'other'\n"})
-    filled.add(Wanted.of(["odd"]), targets=[TARGET])
-    filled.check(Wanted.of(["odd"]), targets=[TARGET], contents=False).raise_if_any()
+    with pytest.raises(WheelError, match=r"hash / size of odd\.py didn't match RECORD") as caught:
+        filled.add(Wanted.of(["odd"]), targets=[TARGET])
+    assert "--trust odd" in (caught.value.hint or "")
+    shutil.copy(wheel, filled.directory)  # by hand: nobody has looked into it yet
     error = refused(filled, "odd")
     assert f"{wheel.name} (hash / size of odd.py didn't match RECORD)" in error.message
     assert "--trust" in (error.hint or "")
@@ -309,9 +340,9 @@ def test_what_was_there_before_it_was_looked_into(filled: Wheelhouse, uv_index: 
     with pytest.raises(WheelError, match=r"not sound: more\.py is not mentioned"):
         filled.add(Wanted.of(["x"]), targets=[TARGET])
     manifest = filled.directory / "wheelmount.json"
-    manifest.write_text(manifest.read_text().replace(',\n   "sound": true', ""))
+    manifest.write_text(manifest.read_text().replace(',\n   "verified": true', ""))
     filled.add(Wanted.of(["a"]), targets=[TARGET])
-    assert manifest.read_text().count('"sound": true') == 3
+    assert manifest.read_text().count('"verified": true') == 3
 
 
 @pytest.mark.parametrize("how", ["url", "links"])

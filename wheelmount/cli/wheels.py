@@ -92,12 +92,16 @@ def download(
 @click.argument("directory", type=click.Path(path_type=Path))
 @options.wanted
 @options.targets
+@click.option(
+    "--contents", is_flag=True, help="Unpack wheels too that were when they were downloaded."
+)
 @options.as_json
 @options.quiet
 def check(
     directory: Path,
     wanted: Wanted | None,
     targets: list[Target],
+    contents: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -106,7 +110,7 @@ def check(
     Without REQUIREMENTS: all that was ever downloaded into it, and every wheel that is there.
     """
     findings = Wheelhouse(directory).check(
-        wanted, targets=targets, progress=ConsoleProgress(quiet=quiet)
+        wanted, targets=targets, contents=contents, progress=ConsoleProgress(quiet=quiet)
     )
     if as_json:
         print(json.dumps(findings.to_dict()))

@@ -89,8 +89,7 @@ def install(
             )
         house = Wheelhouse(directory or _wheelhouse(spec, settings, wanted, found))
         report = house.add(wanted, targets=found, progress=progress)
-        # What is in the wheels was published so; to read it all takes longer than to install it.
-        house.check(wanted, targets=found, contents=False, progress=progress).raise_if_any()
+        house.check(wanted, targets=found, progress=progress).raise_if_any()
         if tool == "wheelmount":
             cache = Path(settings.cache_dir) / "unpacked"
             shipment = prepare(

@@ -7,18 +7,22 @@ compares a file with its hash in RECORD. A wheelhouse refuses all that, by name.
 
 from __future__ import annotations
 
+import configparser
 import csv
 import email.message
 import email.parser
 import hashlib
+import os
 import posixpath
 import re
+import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from installer.sources import WheelFile
 from packaging.requirements import InvalidRequirement, Requirement
@@ -34,45 +38,99 @@ CHUNK = 1 << 20
 UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
+    struct.error,
+    csv.Error,
     EOFError,
-    KeyError,
+    LookupError,
     ValueError,  # bad UTF-8 too
     NotImplementedError,
     RuntimeError,
+    AssertionError,  # of installer
     OSError,
 )
 """What reading an archive that is cut, changed, encrypted or odd ends with."""
 
+SCHEMES = frozenset({"purelib", "platlib", "headers", "scripts", "data"})
+"""Where files of a wheel go in an environment (binary distribution format)."""
+
+LONGEST_NAME = 255
+"""Bytes that the name of a file may have, on nearly every file system."""
+
+LONGEST_PATH = 1024
+"""Bytes that a path in a wheel may have: a quarter of what Linux takes."""
+
+LARGE = 1 << 30
+"""Bytes that any wheel may unpack to; more have to be ``RATIO`` times the size of the wheel."""
+
+RATIO = 100
+"""How many times its size a large wheel may unpack to. Real ones come to 20."""
+
+_LARGEST_METADATA = 1 << 26
+
 # Named like the interpreter of the environment, a script would take its place.
-_INTERPRETER = re.compile(r"[^/]+\.data/scripts/python[\d.]*(?:\.exe)?", re.IGNORECASE)
+_INTERPRETER = re.compile(r"(?:python|pypy)[\d.]*t?(?:\.exe)?", re.IGNORECASE)
+
+_ENTRY = re.compile(r"\w[\w.]*\s*:\s*\w[\w.]*\s*(?:\[[\w\s,.\-]*\])?")
+_SCRIPT_SECTIONS = ("console_scripts", "gui_scripts")
 
 
 def hash_file(file: Path, algorithm: str = "sha256") -> str:
     """The SHA-256, or another hash, of a file, in hexadecimal."""
-    digest = hashlib.new(algorithm)
     with file.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
+        return hash_stream(stream, algorithm)
+
+
+def hash_stream(stream: BinaryIO, algorithm: str = "sha256") -> str:
+    """The same of an open file, from where it stands."""
+    digest = hashlib.new(algorithm)
+    while chunk := stream.read(CHUNK):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
+@contextmanager
+def opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
+    """A file and its SHA-256, for as long as it has that.
+
+    What is read from the stream is what was hashed, whatever becomes of the path meanwhile.
+
+    Raises:
+        WheelError: it was written to meanwhile.
+    """
+    with file.open("rb") as stream:
+        before = os.fstat(stream.fileno())
+        digest = hash_stream(stream)
+        stream.seek(0)
+        yield stream, digest
+        after = os.fstat(stream.fileno())
+    # ctime can't be put back, as mtime can.
+    if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    ):
+        raise WheelError(f"{file.name} was changed while it was read", hint="run it again")
+
+
 def find_faults(
-    file: Path, name: str | None = None, *, record: bool = True, contents: bool = True
+    file: Path | BinaryIO, name: str | None = None, *, record: bool = True, contents: bool = True
 ) -> list[str]:
     """What is wrong with a wheel; empty where it is sound.
 
-    Every entry of its archive stays inside, once; name, version and tags are those of the file's
-    name; RECORD has all files that there are, and no others; and their contents have the sizes and
-    hashes that it says. What comes first in this list and is wrong hides what comes later.
+    Every entry of its archive stays inside, once, where it can be made, and not in the place of the
+    interpreter; scripts are functions with names; what it unpacks to is bounded. Name, version and
+    tags are those of the file's name. RECORD has all files that there are, and no others, and their
+    contents have the sizes and hashes that it says. What comes first in this list and is wrong
+    hides what comes later.
 
     Args:
-        file: the wheel.
-        name: its file name, where the file does not have that yet.
+        file: the wheel, by its path or open.
+        name: its file name, where the file does not have that yet, or is open.
         record: whether RECORD has to be right; if not, the archive's own checksums do.
         contents: whether all of it is unpacked: some 50 MB of wheel a second, and a hundred times
             as much without.
     """
-    name = name or file.name
+    name = name or Path(file.name).name
     try:
         parse_wheel_filename(name)
     except InvalidWheelFilename as error:
@@ -132,8 +190,12 @@ def _dist_info(archive: zipfile.ZipFile) -> str:
 def _faults(archive: zipfile.ZipFile, name: str) -> Iterator[str]:
     if all(entry.header_offset for entry in archive.infolist()):
         yield "there are other bytes before the archive"
-    yield from _bad_paths(archive.namelist())
-    yield from _other_identity(archive, _dist_info(archive), name)
+    yield from _too_large(archive)
+    # With all that stands behind a NUL, where zipfile ends a name.
+    yield from _bad_paths([entry.orig_filename for entry in archive.infolist()])
+    info = _dist_info(archive)
+    yield from _bad_scripts(archive, info)
+    yield from _other_identity(archive, info, name)
 
 
 def _wrong_record(archive: zipfile.ZipFile, name: str, *, contents: bool) -> Iterator[str]:
@@ -149,15 +211,125 @@ def _wrong_record(archive: zipfile.ZipFile, name: str, *, contents: bool) -> Ite
         yield f"{path} is mentioned in RECORD and not there"
 
 
+def _too_large(archive: zipfile.ZipFile) -> Iterator[str]:
+    stream = archive.fp
+    size = stream.seek(0, os.SEEK_END) if stream else 0
+    unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > LARGE and unpacked > RATIO * size:
+        yield f"it unpacks to {unpacked / 1e9:.1f} GB, {unpacked // max(size, 1)} times its size"
+    for entry in archive.infolist():
+        folder = entry.filename.partition("/")[0]
+        if folder.endswith(".dist-info") and entry.file_size > _LARGEST_METADATA:
+            yield f"{entry.filename!r} has {entry.file_size / 1e6:.0f} MB"
+
+
 def _bad_paths(paths: list[str]) -> Iterator[str]:
+    folders: set[str] = set()
     for path, times in Counter(paths).items():
         if times > 1:
             yield f"{times} entries of the name {path!r}"
         # Backslashes are no separators here, but are to tools on other systems; no wheel has them.
         if path.startswith("/") or "\\" in path or ".." in path.split("/"):
             yield f"{path!r} leads out of the environment"
-        if _INTERPRETER.fullmatch(path):
-            yield f"{posixpath.basename(path)!r} would take the place of the interpreter"
+        if any(character < " " or character == "\x7f" for character in path):
+            yield f"{path!r} has a control character"
+        yield from _too_long(path)
+        yield from _bad_place(path)
+        folder = posixpath.dirname(path.rstrip("/"))
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = posixpath.dirname(folder)
+    for path in folders.intersection(paths):
+        yield f"{path!r} is a file and a directory"
+
+
+def _too_long(path: str) -> Iterator[str]:
+    longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
+    if longest > LONGEST_NAME or len(path.encode("utf-8", "replace")) > LONGEST_PATH:
+        yield f"{path[:40]!r}… has a name of {longest} bytes, a path of {len(path)}"
+
+
+def _bad_place(path: str) -> Iterator[str]:
+    """What is wrong with where a file of the directory ``.data`` goes."""
+    top, _, inside = path.partition("/")
+    if not (top.endswith(".data") and "-" in top and inside):
+        return
+    scheme, _, target = inside.partition("/")
+    target = posixpath.normpath(target) if target else ""
+    if scheme not in SCHEMES:
+        yield f"{path!r} has the unknown scheme {scheme!r}"
+    script = target if scheme == "scripts" else ""
+    if scheme == "data":
+        script = target.removeprefix("bin/") if target.startswith("bin/") else ""
+        if target == "pyvenv.cfg":
+            yield f"{path!r} would take the place of the environment's own"
+    if _INTERPRETER.fullmatch(script):
+        yield f"{script!r} would take the place of the interpreter"
+
+
+def _bad_scripts(archive: zipfile.ZipFile, info: str) -> Iterator[str]:
+    """Entry points that no script can be made of, or not the right one."""
+    try:
+        text = archive.read(f"{info}/entry_points.txt").decode()
+    except KeyError:
+        return
+    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        yield f"entry_points.txt cannot be read: {_one_line(error)}"
+        return
+    for section in filter(parser.has_section, _SCRIPT_SECTIONS):
+        for name, value in parser.items(section):
+            if _INTERPRETER.fullmatch(name):
+                yield f"the script {name!r} would take the place of the interpreter"
+            if "/" in name or "\\" in name or name in ("", ".", ".."):
+                yield f"the script {name!r} leads out of the directory of scripts"
+            if any(character < " " or character == "\x7f" for character in name):
+                yield f"the script {name!r} has a control character"
+            yield from _too_long(name)
+            if not _ENTRY.fullmatch(value):
+                yield f"the script {name!r} is no function: {value[:80]!r}"
+
+
+def find_clashes(wheels: Iterable[Path]) -> list[tuple[Path, str]]:
+    """Wheels that can't be in one environment: one has a file where another has a directory.
+
+    Args:
+        wheels: files that can be read.
+
+    Returns:
+        The later wheel of each two, and what is wrong, in words.
+    """
+    files: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            paths = [_placed(path) for path in archive.namelist() if not path.endswith("/")]
+        for path in paths:
+            files.setdefault(path, wheel)
+            folder = posixpath.dirname(path)
+            while folder and folder not in folders:
+                folders[folder] = wheel
+                folder = posixpath.dirname(folder)
+    return [
+        (wheel, f"{path!r} is a directory here and a file in {files[path].name}")
+        for path, wheel in folders.items()
+        if path in files and files[path] != wheel
+    ]
+
+
+def _placed(path: str) -> str:
+    """Where a file goes: the library is one directory, whatever the scheme says."""
+    top, _, inside = path.partition("/")
+    if not (top.endswith(".data") and "-" in top):
+        return path
+    scheme, _, target = inside.partition("/")
+    if scheme in ("purelib", "platlib"):
+        return target
+    # What goes to other places, and the headers of each package to one of its own.
+    return f"{top if scheme == 'headers' else ''}//{scheme}/{target}"
 
 
 def _other_identity(archive: zipfile.ZipFile, info: str, name: str) -> Iterator[str]:

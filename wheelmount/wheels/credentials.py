@@ -5,76 +5,137 @@ from __future__ import annotations
 import netrc
 import os
 import re
-import sys
-from collections.abc import Generator, Iterator, Mapping
+import subprocess
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import httpx
 
 from wheelmount.errors import ConfigError
+from wheelmount.urls import without_credentials
+from wheelmount.wheels import uvsettings
+from wheelmount.wheels.reqfile import read_lines
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+KEYRING_TIMEOUT = 30.0
+"""Seconds in which ``keyring`` answers."""
 
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
+_INDEX_OPTIONS = ("--index-url", "--extra-index-url", "--find-links")
+_REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND)
 
 
-class IndexAuth(httpx.Auth):
-    """Basic authentication: of the URL itself, else by origin as the environment or netrc say.
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """An index, and who may use it; user and password are empty where that is not said."""
 
-    The environment is uv's variables, then its files.
+    url: str
+    user: str = field(repr=False)
+    password: str = field(repr=False)
+
+
+class IndexAuth:
+    """Basic authentication as uv has it: of URLs, variables, files, netrc and keyring.
 
     Args:
-        environ: where ``UV_*INDEX*`` and ``NETRC`` are looked up.
+        environ: where ``UV_*`` and ``NETRC`` are looked up.
+        files: of requirements, whose ``--index-url`` and so on may have credentials.
 
     Raises:
         ConfigError: a netrc file that can't be parsed.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._by_origin = _index_credentials(environ)
+    def __init__(self, environ: Mapping[str, str] = os.environ, files: Iterable[Path] = ()) -> None:
+        self._indexes = list(_indexes(environ, files))
+        self._keyring = uvsettings.text("keyring-provider", environ) == "subprocess"
+        self._asked: dict[tuple[str, str], tuple[str, str] | None] = {}
+        self._lock = threading.Lock()
         file = Path(environ.get("NETRC") or Path("~/.netrc").expanduser())
         try:
             self._netrc = netrc.netrc(file) if file.is_file() else None
         except netrc.NetrcParseError as error:
             raise ConfigError(f"{file}: {error}", hint="mend the file") from None
 
+    def of(self, index: str = "") -> httpx.Auth:
+        """The authentication of a file.
+
+        Args:
+            index: URL of the index that it is from, as a lock has it; empty where it has none.
+        """
+        return _Auth(self, index)
+
+    def candidates(self, url: httpx.URL, index: str) -> Iterator[tuple[str, str]]:
+        """Users and passwords for a URL, the likeliest first; never those of another origin."""
+        if url.username or url.password:
+            yield url.username, url.password
+        near = [one for one in self._indexes if _origin(one.url) == _origin(str(url))]
+        near.sort(key=lambda one: _nearness(one.url, str(url)), reverse=True)
+        near.sort(key=lambda one: one.url.rstrip("/") != index.rstrip("/"))
+        for one in near:
+            if one.password:
+                yield one.user, one.password
+        if self._netrc is not None and (entry := self._netrc.authenticators(url.host)):
+            yield entry[0], entry[2] or ""
+        for one in near:
+            if one.user and not one.password:
+                yield self._ask(one.url, url.host, one.user) or (one.user, "")
+        if self._keyring:
+            for one in near or [_Index(str(url.copy_with(userinfo=b"")), "", "")]:
+                if not one.user and (found := self._ask(one.url, url.host, "")):
+                    yield found
+
+    def _ask(self, url: str, host: str, user: str) -> tuple[str, str] | None:
+        """What the keyring has for an index, or for its host."""
+        if not self._keyring:
+            return None
+        with self._lock:
+            if (url, user) not in self._asked:
+                found = (_keyring(place, user) for place in (url, host))
+                self._asked[url, user] = next(filter(None, found), None)
+            return self._asked[url, user]
+
+
+class _Auth(httpx.Auth):
+    def __init__(self, known: IndexAuth, index: str) -> None:
+        self._known = known
+        self._index = index
+
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Add the header where credentials for the request's origin are known."""
-        found = self._by_origin.get(_origin(str(request.url)))
-        if request.url.username or request.url.password:
-            found = request.url.username, request.url.password
-        if found is None and self._netrc is not None:
-            entry = self._netrc.authenticators(request.url.host)
-            found = (entry[0], entry[2] or "") if entry else None
-        if found is not None:
-            yield from httpx.BasicAuth(*found).auth_flow(request)
-        else:
+        """Try what is known for the request's origin, one after the other."""
+        tried = False
+        for user, password in dict.fromkeys(self._known.candidates(request.url, self._index)):
+            tried = True
+            response = yield next(httpx.BasicAuth(user, password).auth_flow(request))
+            # An index that some may not see is not found by them.
+            if response.status_code not in _REFUSED:
+                return
+        if not tried:
             yield request
 
 
-def _index_credentials(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """User and password by origin, from URLs and ``UV_INDEX_NAME_*``."""
-    known: dict[str, tuple[str, str]] = {}
-    for name, url in (*_of_environment(environ), *_of_files(environ)):
-        parts = urlsplit(url)
+def _indexes(environ: Mapping[str, str], files: Iterable[Path]) -> Iterator[_Index]:
+    lines = (line for line in read_lines(files) if line.option in _INDEX_OPTIONS)
+    named = [("", line.text) for line in lines]
+    for name, url in (*_of_environment(environ), *named, *_of_files(environ)):
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            continue  # uv says what is wrong with it
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
         if name:
             prefix = "UV_INDEX_" + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
             user = environ.get(f"{prefix}_USERNAME", user)
             password = environ.get(f"{prefix}_PASSWORD", password)
-        if user or password:
-            known.setdefault(_origin(url), (user, password))
-    return known
+        if parts.scheme in ("http", "https"):
+            yield _Index(without_credentials(url), user, password)
 
 
 def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Name (or nothing) and URL of each index in ``[NAME=]URL`` lists."""
-    for variable in _INDEX_VARIABLES:
-        for entry in environ.get(variable, "").split():
+    for variable in (*_INDEX_VARIABLES, "UV_FIND_LINKS"):
+        for entry in re.split(r"[\s,]+", environ.get(variable, "")):
             found = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", entry)
             if found:
                 yield found[1] or "", found[2]
@@ -82,34 +143,55 @@ def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def _of_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The same of uv's configuration, in the order in which it counts."""
-    for file in _uv_files(environ):
-        try:
-            table = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-            continue  # uv says what is wrong with it
-        if file.name == "pyproject.toml":
-            table = table.get("tool", {}).get("uv", {})
+    for table in uvsettings.tables(environ):
         for settings in (table, table.get("pip", {})):
             for index in settings.get("index", ()):
                 yield index.get("name", ""), index.get("url", "")
-            for url in (settings.get("index-url", ""), *settings.get("extra-index-url", ())):
+            for url in (
+                settings.get("index-url", ""),
+                *settings.get("extra-index-url", ()),
+                *settings.get("find-links", ()),
+            ):
                 yield "", url
 
 
-def _uv_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    if "UV_CONFIG_FILE" in environ:
-        yield Path(environ["UV_CONFIG_FILE"])
-    elif "UV_NO_CONFIG" not in environ:
-        here = Path.cwd()
-        for folder in (here, *here.parents):
-            yield folder / "uv.toml"
-            yield folder / "pyproject.toml"
-        home = Path(environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
-        yield home / "uv" / "uv.toml"
-        yield Path("/etc/uv/uv.toml")
+def _keyring(place: str, user: str) -> tuple[str, str] | None:
+    """What ``keyring`` says, as uv asks it."""
+    command = ["keyring", "get", place, user]
+    if not user:
+        command = ["keyring", "--mode", "creds", "get", place]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=KEYRING_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    said = done.stdout.splitlines()
+    if done.returncode or len(said) < (1 if user else 2):
+        return None
+    return (user, said[0]) if user else (said[0], said[1])
+
+
+def _nearness(index: str, url: str) -> int:
+    """How many parts of their paths an index and a file have in common, from the left."""
+    ones, others = (urlsplit(one).path.strip("/").split("/") for one in (index, url))
+    common = 0
+    for one, other in zip(ones, others, strict=False):
+        if one != other:
+            break
+        common += 1
+    return common
 
 
 def _origin(url: str) -> str:
     parts = urlsplit(url)
-    port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+    try:
+        port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+    except ValueError:
+        return ""
     return f"{parts.scheme}://{parts.hostname}:{port}"

@@ -12,9 +12,10 @@ import filelock
 from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 
-from wheelmount.errors import InputError, WaitError
+from wheelmount.errors import InputError, WaitError, WheelError
 from wheelmount.progress import SILENT, Progress
-from wheelmount.wheels.archive import hash_file
+from wheelmount.wheels.archive import find_clashes, hash_file
+from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.fetch import disk_errors, fetch, refuse_unpinned, refuse_unsound
 from wheelmount.wheels.lockfile import Wheel, chosen_wheels
 from wheelmount.wheels.manifest import Entry, Manifest
@@ -105,6 +106,7 @@ def fill(
     progress: Progress,
     jobs: int,
     trusted: Iterable[str],
+    auth: IndexAuth | None = None,
 ) -> DownloadReport:
     """``download`` for who holds the directory's lock, see there."""
     started = time.monotonic()
@@ -120,10 +122,20 @@ def fill(
             manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256)
 
         try:
-            fetch(needed, directory, task, jobs, trusted=manifest.trusted, arrived=remember)
+            fetch(
+                needed,
+                directory,
+                task,
+                jobs,
+                trusted=manifest.trusted,
+                arrived=remember,
+                auth=auth,
+            )
         finally:
             with disk_errors(directory):
                 manifest.write(directory)
+        if needed:
+            _refuse_clashes([directory / wheel.filename for wheel in wheels])
         report = DownloadReport(
             wheels=tuple(wheel.filename for wheel in wheels),
             fetched=tuple(wheel.filename for wheel in needed),
@@ -135,6 +147,13 @@ def fill(
             f"{len(report.wheels)} wheels, {report.size / 1e6:.1f} MB, {len(needed)} of them new"
         )
     return report
+
+
+def _refuse_clashes(wheels: Sequence[Path]) -> None:
+    for wheel, fault in find_clashes(wheels):
+        raise WheelError(
+            f"{wheel.name} is not sound: {fault}", hint="they cannot be in one environment"
+        )
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,6 +20,7 @@ import tenacity
 
 from wheelmount.errors import SourceError, StoreError, TransferError, UnavailableError, WheelError
 from wheelmount.progress import Task
+from wheelmount.wheels import uvsettings
 from wheelmount.wheels.archive import CHUNK, find_faults, hash_file
 from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.lockfile import Wheel
@@ -50,6 +53,7 @@ def fetch(
     *,
     trusted: Collection[str] = (),
     arrived: Callable[[Wheel], object] = lambda _: None,
+    auth: IndexAuth | None = None,
 ) -> None:
     """Bring files into a directory that nobody else changes meanwhile.
 
@@ -60,6 +64,7 @@ def fetch(
         jobs: files fetched at the same time.
         trusted: packages whose wheels may have a wrong RECORD.
         arrived: told of each file that is there, in this thread.
+        auth: who asks; default what uv's own settings say.
 
     Raises:
         WheelError: bytes that are not those of the hash, or a wheel of unsound form.
@@ -71,7 +76,7 @@ def fetch(
     if not wheels:
         return
     with _client(jobs) as client, ThreadPoolExecutor(jobs, thread_name_prefix="wheel") as pool:
-        fetching = _Fetch(client, directory, trusted, _Total(task))
+        fetching = _Fetch(client, auth or IndexAuth(), directory, trusted, _Total(task))
         futures = {pool.submit(fetching, wheel): wheel for wheel in wheels}
         try:
             for future in as_completed(futures):
@@ -109,9 +114,15 @@ class _Fetch:
     """Fetches one wheel, with tries; called in the pool's threads."""
 
     def __init__(
-        self, client: httpx.Client, directory: Path, trusted: Collection[str], total: _Total
+        self,
+        client: httpx.Client,
+        auth: IndexAuth,
+        directory: Path,
+        trusted: Collection[str],
+        total: _Total,
     ) -> None:
         self._client = client
+        self._auth = auth
         self._directory = directory
         self._trusted = trusted
         self._total = total
@@ -179,7 +190,8 @@ class _Fetch:
 
     def _request(self, wheel: Wheel, part: Path, have: int) -> str:
         headers = {"Range": f"bytes={have}-"} if have else {}
-        with self._client.stream("GET", wheel.source, headers=headers) as response:
+        auth = self._auth.of(wheel.index)
+        with self._client.stream("GET", wheel.source, headers=headers, auth=auth) as response:
             # RFC 9110: 416 where the server has no byte after ours, 206 where it goes on from
             # there, 200 where it can't and sends the whole.
             if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -236,13 +248,18 @@ def _local_path(source: str, directory: Path) -> Path | None:
 
 
 def _client(jobs: int) -> httpx.Client:
+    # One connection for each job, so that no request waits for one and times out.
+    limits = httpx.Limits(max_connections=jobs)
     try:
         return httpx.Client(
-            # One connection for each job, so that no request waits for one and times out.
-            limits=httpx.Limits(max_connections=jobs),
+            limits=limits,
             timeout=httpx.Timeout(STALL),
             follow_redirects=True,
-            auth=IndexAuth(),
+            verify=_certificates(),
+            mounts={
+                f"https://{host}": httpx.HTTPTransport(verify=False, limits=limits)
+                for host in uvsettings.insecure_hosts()
+            },
             # A wheel is compressed already, and bytes compressed on the way can't be resumed.
             headers={"Accept-Encoding": "identity"},
         )
@@ -251,6 +268,15 @@ def _client(jobs: int) -> httpx.Client:
             f"no connection can be made with this environment: {error}",
             hint="check HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR",
         ) from None
+
+
+def _certificates() -> ssl.SSLContext:
+    """Whom to believe, as uv does: the environment's authorities, the system's, or its own."""
+    system = uvsettings.flag("native-tls") or uvsettings.flag("system-certs")
+    context = ssl.create_default_context() if system else httpx.create_ssl_context()
+    if certificate := os.environ.get("SSL_CLIENT_CERT"):
+        context.load_cert_chain(certificate)
+    return context
 
 
 def refuse_unpinned(file: Path, wheel: Wheel) -> None:
@@ -270,18 +296,17 @@ def refuse_unpinned(file: Path, wheel: Wheel) -> None:
 
 
 def refuse_unsound(file: Path, wheel: Wheel, trusted: Collection[str]) -> None:
-    """Look into the form of a wheel.
+    """Look into a wheel: its form, and all of its contents.
 
     Raises:
         WheelError: it is not sound, naming the wheel and what is wrong.
     """
     if not wheel.filename.endswith(".whl"):
         return  # a source distribution: what is built of it is looked into
-    # Not the contents: they are what was published, as the hash has proven.
     record = wheel.package not in trusted
-    if not (faults := find_faults(file, wheel.filename, record=record, contents=False)):
+    if not (faults := find_faults(file, wheel.filename, record=record)):
         return
-    if record and not find_faults(file, wheel.filename, record=False, contents=False):
+    if record and not find_faults(file, wheel.filename, record=False):
         hint = f"take another version; if you trust who made it: --trust {wheel.package}"
     else:
         hint = "take another version, and tell who made it"

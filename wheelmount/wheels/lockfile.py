@@ -42,6 +42,7 @@ class Wheel:
         sha256: lower-case hexadecimal.
         pinned: ``ALGORITHM:HEX`` that the requirements pin it to, one of which has to be right;
             empty where they do not.
+        index: URL of the index that it is from, if the lock says so.
     """
 
     filename: str
@@ -50,6 +51,7 @@ class Wheel:
     source: str
     sha256: str
     pinned: tuple[str, ...] = ()
+    index: str = ""
 
     @property
     def pin(self) -> str:
@@ -119,7 +121,9 @@ def _wheel(package: Package, source: object, target: Target) -> Wheel:
             f"the lock has no sha256 of {filename}", hint="resolve again, or use another index"
         )
     location = source.url or source.path or ""
-    return Wheel(filename, package.name, version, location, sha256, _pinned(package))
+    return Wheel(
+        filename, package.name, version, location, sha256, _pinned(package), package.index or ""
+    )
 
 
 def chosen_source(package: Package) -> Wheel:
@@ -137,7 +141,9 @@ def chosen_source(package: Package) -> Wheel:
             f"no source distribution of {package.name} with a sha256", hint="use another index"
         )
     version = str(package.version or "")
-    return Wheel(filename, package.name, version, location, sha256, _pinned(package))
+    return Wheel(
+        filename, package.name, version, location, sha256, _pinned(package), package.index or ""
+    )
 
 
 def _pinned(package: Package) -> tuple[str, ...]:

@@ -7,7 +7,7 @@
                    "platform": "x86_64-manylinux_2_36", "digest": "…",
                    "pins": ["numpy==2.4.6", ...], "wheels": ["numpy-2.4.6-….whl", ...]}],
      "wheels": {"numpy-2.4.6-….whl": {"sha256": "…", "size": 16642781, "mtime_ns": 17…,
-                                       "sound": true}},
+                                       "verified": true}},
      "trusted": [],
      "built": {"own-1.0-py3-none-any.whl": "git+https://…@8c12f7…"}}
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,20 +101,24 @@ class Entry:
         sha256: lower-case hexadecimal.
         size: bytes.
         mtime_ns: of the file when its hash was taken, in nanoseconds.
-        sound: whether the form of those bytes was looked into and is right: all that makes a
-            wheel sound but its contents.
+        verified: whether those bytes were looked into, contents and all, and are right.
     """
 
     sha256: str
     size: int
     mtime_ns: int
-    sound: bool = False
+    verified: bool = False
 
     @classmethod
     def of(cls, file: Path, sha256: str) -> Entry:
-        """The entry of a file of sound form whose hash is known."""
+        """The entry of a sound file whose hash is known."""
         found = file.stat()
-        return cls(sha256, found.st_size, found.st_mtime_ns, sound=True)
+        return cls(sha256, found.st_size, found.st_mtime_ns, verified=True)
+
+    def fits(self, file: Path) -> bool:
+        """Whether a file is as it was when its hash was taken, by its size and time."""
+        found = file.stat()
+        return (self.size, self.mtime_ns) == (found.st_size, found.st_mtime_ns)
 
 
 @dataclass(slots=True)
@@ -145,8 +150,11 @@ class Manifest:
             if data["version"] != _VERSION:
                 raise ValueError(f"version {data['version']}")
             return cls(
-                [Request(**_tuples(request)) for request in data["requests"]],
-                {str(name): Entry(**entry) for name, entry in data["wheels"].items()},
+                [Request(**_tuples(_known(Request, request))) for request in data["requests"]],
+                {
+                    str(name): Entry(**_known(Entry, entry))
+                    for name, entry in data["wheels"].items()
+                },
                 {str(name) for name in data.get("trusted", ())},
                 {str(name): str(origin) for name, origin in data.get("built", {}).items()},
             )
@@ -201,12 +209,23 @@ class Manifest:
     def has(self, name: str, directory: Path) -> bool:
         """Whether a wheel is there as it was when it was looked into, by its size and time."""
         entry, file = self.wheels.get(name), directory / name
-        return entry is not None and file.is_file() and entry == Entry.of(file, entry.sha256)
+        return bool(entry and entry.verified and file.is_file() and entry.fits(file))
+
+    def has_together(self, names: Iterable[str]) -> bool:
+        """Whether wheels were brought in together, and so were seen to get on."""
+        asked = set(names)
+        return any(asked.issubset(request.wheels) for request in self.requests)
 
     def remember(self, request: Request) -> None:
         """Add a request; it takes the place of an earlier one that asked for the same."""
         self.requests = [kept for kept in self.requests if not kept.same_question(request)]
         self.requests.append(request)
+
+
+def _known(kind: type, table: dict[str, Any]) -> dict[str, Any]:
+    """What of a table this version of wheelmount knows."""
+    names = {one.name for one in dataclasses.fields(kind)}
+    return {name: value for name, value in table.items() if name in names}
 
 
 def _tuples(request: dict[str, Any]) -> dict[str, Any]:

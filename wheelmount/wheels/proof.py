@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from wheelmount.wheels.archive import find_faults, hash_file
+from wheelmount.wheels.archive import find_faults, hash_file, opened
 from wheelmount.wheels.compiler import Failure, compile_requirements
 from wheelmount.wheels.findings import Gap, Unsound
 from wheelmount.wheels.install import clean_environment
@@ -46,12 +46,12 @@ class Known:
 
     Attributes:
         hashes: SHA-256 it may have; all of them must agree.
-        sound: whether the form of bytes with one of these hashes was looked into before.
+        verified: whether bytes with one of these hashes were looked into before.
         trusted: whether its RECORD may be wrong.
     """
 
     hashes: frozenset[str] = frozenset()
-    sound: bool = False
+    verified: bool = False
     trusted: bool = False
 
 
@@ -110,7 +110,7 @@ def examine(
     Args:
         wheels: the files.
         known: what is remembered, by file name.
-        contents: whether they are unpacked, too.
+        contents: whether those are unpacked too that were looked into before.
 
     Returns:
         What came of each, by file name.
@@ -157,12 +157,12 @@ def _has_one(wheel: Path, sha256: str, allowed: frozenset[str]) -> bool:
 
 
 def _examine(wheel: Path, known: Known, *, contents: bool) -> Examined:
-    digest = hash_file(wheel)
-    same = not known.hashes or known.hashes == {digest}
-    if same and known.sound and not contents:
-        return Examined(digest, "")
-    if faults := find_faults(wheel, record=not known.trusted, contents=contents or not same):
-        return Examined(digest, faults[0])
+    with opened(wheel) as (stream, digest):
+        same = not known.hashes or known.hashes == {digest}
+        if same and known.verified and not contents:
+            return Examined(digest, "")
+        if faults := find_faults(stream, wheel.name, record=not known.trusted):
+            return Examined(digest, faults[0])
     return Examined(digest, "" if same else "another build than the one that was locked")
 
 

@@ -76,7 +76,7 @@ def _list(wheel: Path, root: Path, known: Mapping[str, Entry]) -> _File | None:
     try:
         project, version, _, _ = parse_wheel_filename(wheel.name)
         entry = known.get(wheel.name)
-        if entry is None or entry != Entry.of(wheel, entry.sha256):
+        if entry is None or not entry.fits(wheel):
             entry = Entry.of(wheel, hash_file(wheel))
         metadata = _metadata(wheel, root / project, entry)
     except (InvalidWheelFilename, WheelError, OSError):

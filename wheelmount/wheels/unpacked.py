@@ -21,6 +21,7 @@ import os
 import posixpath
 import tempfile
 import threading
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -37,7 +38,7 @@ from installer.utils import Scheme, copyfileobj_with_hashing
 
 from wheelmount.errors import WheelError
 from wheelmount.progress import SILENT, Progress
-from wheelmount.wheels.archive import UNREADABLE
+from wheelmount.wheels.archive import UNREADABLE, opened
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.fetch import disk_errors
 
@@ -144,7 +145,7 @@ class Unpacked:
         """Unpack wheels that are not there yet.
 
         Args:
-            wheels: files and their SHA-256, which the caller has compared.
+            wheels: files and the SHA-256 that each must have.
             compiler: what makes their bytecode; none without.
             progress: told of the steps ``unpack`` and ``compile``, if there is something to do.
 
@@ -152,7 +153,7 @@ class Unpacked:
             What each of them consists of, in order.
 
         Raises:
-            WheelError: one that can't be unpacked.
+            WheelError: one that can't be unpacked, or that has another hash.
             SourceError: the directory can't be written.
             StoreError: no space is left.
         """
@@ -302,9 +303,16 @@ class _Source(WheelFile):
 def _unpack(wheel: Path, digest: str, folder: Path, stop: threading.Event) -> Recipe:
     recipe = Recipe(digest)
     try:
-        with _Source.open(wheel) as source:
-            installer.install(source, _Folder(folder, recipe, stop), {})
-    except (*UNREADABLE, AssertionError, InvalidWheelSource, InvalidRecordEntry) as error:
+        with opened(wheel) as (stream, found):
+            if found != digest:
+                raise WheelError(
+                    f"{wheel.name} has the sha256 {found}, and had {digest} before",
+                    hint="run wheelmount download again",
+                )
+            with zipfile.ZipFile(stream) as archive:
+                archive.filename = str(wheel)
+                installer.install(_Source(archive), _Folder(folder, recipe, stop), {})
+    except (*UNREADABLE, InvalidWheelSource, InvalidRecordEntry) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # of the disk, not of the archive
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -22,7 +22,9 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
+from wheelmount.wheels.archive import find_clashes
 from wheelmount.wheels.build import build_missing
+from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.download import DownloadReport, fill, locked
 from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
@@ -137,7 +139,8 @@ class Wheelhouse:
                 pending.write_text(sources.text(), encoding="utf-8")
             # Until the request is written down, its wheels are to nobody's knowledge needed.
             with locked(self.directory, progress):
-                report = fill(lock, self.directory, target, progress, jobs, trusted)
+                auth = IndexAuth(files=wanted.plain_files)
+                report = fill(lock, self.directory, target, progress, jobs, trusted, auth)
                 manifest = Manifest.read(self.directory)
                 pins = tuple(wheel.pin for wheel in chosen_wheels(lock, target))
                 asked = tuple(without_credentials(str(one)) for one in built.asked)
@@ -184,21 +187,21 @@ class Wheelhouse:
         wanted: Wanted | None = None,
         *,
         targets: Sequence[Target] = (),
-        contents: bool = True,
+        contents: bool = False,
         progress: Progress = SILENT,
     ) -> Findings:
         """Find out offline whether requirements install from this directory alone.
 
         Every wheel they come to is read: its hash is compared with those of ``pylock.toml`` and the
-        manifest (a wheel that neither knows was put there by hand and has none), and what is in it
-        with what it says of itself. Without requirements that is every wheel of the directory.
+        manifest (a wheel that neither knows was put there by hand and has none), and unless that
+        was done before with bytes of this hash, what is in it with what it says of itself. Without
+        requirements that is every wheel of the directory.
 
         Args:
             wanted: the requirements; a URL in one is left out, since hosts ask by name. None: every
                 request of the manifest.
             targets: what they shall install on; default each request's own, or this machine.
-            contents: whether wheels are unpacked for that. A download knows without that their
-                bytes are what was published; this finds out whether that was right.
+            contents: whether wheels are unpacked too that were when they were downloaded.
             progress: told of the one step, ``check``.
 
         Returns:
@@ -240,11 +243,15 @@ class Wheelhouse:
                 answers.append((question, [] if gap else chosen))
                 gaps += [gap] if gap else []
                 task.advance(1)
-            examined = examine(sorted(wheels), self._known(manifest, wheels), contents=contents)
+            known = self._known(manifest, wheels)
+            examined = examine(sorted(wheels), known, contents=contents)
             unsound = [Unsound(name, one.fault) for name, one in examined.items() if one.fault]
             for question, chosen in answers:
                 foreign = [wheel for wheel in chosen if wheel.name not in manifest.built]
                 unsound += find_unpinned(question, foreign, examined)
+                if contents or not manifest.has_together(wheel.name for wheel in chosen):
+                    sound = [wheel for wheel in chosen if not examined[wheel.name].fault]
+                    unsound += [Unsound(one.name, fault) for one, fault in find_clashes(sound)]
         return Findings(
             directory=self.directory,
             requests=len(questions),
@@ -275,7 +282,7 @@ class Wheelhouse:
         return {
             wheel.name: Known(
                 frozenset(hashes.get(wheel.name, ())),
-                sound=wheel.name in manifest.wheels and manifest.wheels[wheel.name].sound,
+                verified=wheel.name in manifest.wheels and manifest.wheels[wheel.name].verified,
                 trusted=canonicalize_name(wheel.name.partition("-")[0]) in manifest.trusted,
             )
             for wheel in wheels

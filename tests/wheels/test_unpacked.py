@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from wheelmount.errors import WheelError
+from wheelmount.wheels.archive import hash_file, opened
+from wheelmount.wheels.unpacked import Unpacked
+
+from .support import make_wheel, sha256
+
+
+def test_what_is_unpacked_is_what_was_hashed(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "a")
+    checked = hash_file(wheel)
+    make_wheel(tmp_path / "evil", "a", module=b"EVIL = 1\n").replace(wheel)  # after the check
+    unpacked = Unpacked(tmp_path / "unpacked")
+    with pytest.raises(WheelError, match=f"a-1.0-py3-none-any.whl has the sha256 {sha256(wheel)}"):
+        unpacked.add([(wheel, checked)])
+    assert not list((tmp_path / "unpacked" / "wheels").iterdir())
+    make_wheel(tmp_path, "a")
+    (recipe,) = unpacked.add([(wheel, checked)])
+    (content,) = (c for _, f in recipe.schemes() for p, c in f.items() if p == "a.py")
+    assert unpacked.object(content).read_bytes() == b"VALUE = '1.0'\n"
+
+
+def test_a_file_that_is_swapped_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "a")
+    before = wheel.read_bytes()
+    with pytest.raises(WheelError, match="changed while it was read"):  # noqa: SIM117
+        with opened(wheel) as (stream, _):
+            time.sleep(0.02)  # a tick of the clock that changes are told by
+            make_wheel(tmp_path / "evil", "a", padding=10).replace(wheel)
+            assert stream.read() == before
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "a")
+    before = wheel.stat()
+    with pytest.raises(WheelError, match="changed while it was read"), opened(wheel):
+        while wheel.stat().st_ctime_ns == before.st_ctime_ns:  # its clock ticks in milliseconds
+            threading.Event().wait(0.001)
+            wheel.write_bytes(wheel.read_bytes())
+            os.utime(wheel, ns=(before.st_atime_ns, before.st_mtime_ns))
