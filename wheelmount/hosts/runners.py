@@ -11,7 +11,7 @@ from io import RawIOBase
 from typing import Any
 
 from wheelmount.errors import WheelmountError
-from wheelmount.hosts import engine
+from wheelmount.hosts import engine, handshake
 from wheelmount.hosts.host import Host
 from wheelmount.hosts.runner import PATIENCE, Command, Report, Runner
 
@@ -67,6 +67,7 @@ class Runners:
         self._timeout = timeout
         self._hosts = hosts
         self._procs: dict[str, Any] = {}
+        self._greetings: dict[str, Any] = {}
         self.actors: dict[str, Any] = dict(actors or {})
         self._running: set[tuple[str, str]] = set()
 
@@ -76,6 +77,7 @@ class Runners:
                 # Of its own: a process that receives a mount's bytes must never wait for them.
                 procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount_run")
                 self._procs[host.name] = procs
+                self._greetings[host.name] = handshake.begin(procs)
                 self.actors[host.name] = procs.spawn("runner", Runner, host.name, rank)
         return self
 
@@ -125,6 +127,8 @@ class Runners:
     async def _run(
         self, name: str, command: Command, output: Output | None, stdin: RawIOBase | None
     ) -> Result:
+        if (greeting := self._greetings.pop(name, None)) is not None:
+            handshake.compare(name, await engine.answer(greeting, self._timeout))
         actor, key = self.actors[name], secrets.token_hex(8)
         self._running.add((name, key))
         start = actor.start.call_one(key, command, stdin is not None)

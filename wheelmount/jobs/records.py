@@ -11,6 +11,9 @@ from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import KINDS
 
+VERSIONS = "versions"
+"""Key of the versions among a session's notes: those of the client that made it, and its hosts."""
+
 MOUNTS = "mounts"
 """Key of the mounts among a session's notes."""
 

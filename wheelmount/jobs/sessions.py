@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from wheelmount.errors import HostError, InputError, WheelmountError
-from wheelmount.hosts import engine
+from wheelmount.hosts import engine, handshake
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Runners
 from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import overlays
-from wheelmount.jobs.records import MountNote, hosts_of, mounts_of
+from wheelmount.jobs.records import VERSIONS, MountNote, hosts_of, mounts_of
 from wheelmount.jobs.sites import RUNNERS, join
 from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount
@@ -70,6 +70,8 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
                 engine.raise_first(dict(runners.run(ready)))
                 runners.keep()
             record = session.make(str(spec), spec.kind, hosts)
+            record.notes[VERSIONS] = dict(handshake.here())
+            session.write(record)
             session.keep({RUNNERS: runners.actors})
         except BaseException:
             hosts.stop()

@@ -16,7 +16,7 @@ import psutil
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, MountError, WaitError, WheelmountError
-from wheelmount.hosts import engine
+from wheelmount.hosts import engine, handshake
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Results, Runners
@@ -166,6 +166,11 @@ def join(session: Session, progress: Progress) -> Iterator[Standing]:
         HostError: there is none, or a host does not answer.
     """
     record = session.read()
+    if difference := handshake.differ(record.notes.get(records.VERSIONS, {})):
+        raise HostError(
+            f"session {session.name} has {difference}",
+            hint=f"`wheelmount down {session.name}`, then `wheelmount up`, makes it anew",
+        )
     hosts = records.hosts_of(session, record)
     try:
         with engine.to_stay():

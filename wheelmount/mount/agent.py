@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,15 +64,15 @@ class Agent(Actor):  # type: ignore[misc]
 
     Args:
         host: the host's name.
-        settings: of the client; its directories are taken as the host's too.
+        settings: of the client, by name; its directories are taken as the host's too.
         identity: name of the mount, unique on the machine; of a new one, or of one that stands.
     """
 
-    def __init__(self, host: str, settings: Settings, identity: str) -> None:
+    def __init__(self, host: str, settings: Mapping[str, Any], identity: str) -> None:
         gate.close()
         self._host = host
-        self._settings = settings
-        self._directory = serving.directory(settings) / identity
+        self._settings = Settings(**settings)
+        self._directory = serving.directory(self._settings) / identity
         self._link = Link(self._directory)
         self._store: Store | None = None
         self._next: Store | None = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from wheelmount.config import Settings
-from wheelmount.hosts import engine
+from wheelmount.hosts import engine, handshake
 from wheelmount.hosts.host import Host
 
 
@@ -23,6 +24,7 @@ class Agents(Mapping[str, Any]):
         self._settings = settings
         self._agents: dict[str, Any] = {}
         self._procs: dict[str, Any] = {}
+        self._greetings: dict[str, Any] = {}
 
     def spawn(self, hosts: Iterable[Host]) -> None:
         """Start one on each of some hosts."""
@@ -31,10 +33,23 @@ class Agents(Mapping[str, Any]):
         for host in hosts:
             procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount")
             self._procs[host.name] = procs
+            self._greetings[host.name] = handshake.begin(procs)
             identity = f"{self._identity}-{host.name}"
             self._agents[host.name] = procs.spawn(
-                "agent", Agent, host.name, self._settings, identity
+                "agent", Agent, host.name, asdict(self._settings), identity
             )
+
+    def greet(self) -> None:
+        """See that the hosts of ``spawn`` have the same versions as this process.
+
+        Raises:
+            HostError: one has others, or is lost.
+            WaitError: one does not answer.
+        """
+        greetings, self._greetings = self._greetings, {}
+        answers = engine.gather(greetings, self._settings.start_timeout)
+        for name, theirs in engine.raise_first(answers).items():
+            handshake.compare(name, theirs)
 
     def take(self, agents: Mapping[str, Any]) -> None:
         """Go on with those of another process."""

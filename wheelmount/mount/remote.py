@@ -267,6 +267,7 @@ class RemoteMount:
                 self._agents.spawn(self.hosts)
             else:
                 self._agents.take(handles)
+            self._agents.greet()
             standing = adoption.find(self._agents, self._settings.start_timeout)
             self._layout, self._lost = standing.layout, standing.lost
             self._points = standing.points
@@ -290,6 +291,7 @@ class RemoteMount:
         """Have the mount stand on some hosts that have agents but no mount yet."""
         from wheelmount.mount.agent import Order
 
+        self._agents.greet()
         client = point.View.here()
         views = self._agents.call(lambda agent: agent.view.call_one())
         engine.raise_first({name: views[name] for name in names})
