@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +53,7 @@ def _connect(name: str, user: int) -> str:
     return done.stdout.strip()
 
 
-def _abstract_sockets() -> set[str]:
+def abstract_sockets() -> set[str]:
     """Names of the sockets that this process and all it started listen at."""
     numbers = {}
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
@@ -72,7 +75,7 @@ def test_other_users_are_hung_up_on(settings: Settings, source: Path, workplace:
         Runners(list(hosts), 30) as runners,
     ):
         mount.wait(60)  # all that Monarch opens for a transfer is open
-        names = _abstract_sockets()
+        names = abstract_sockets()
         answers = {(_connect(name, NOBODY), _connect(name, os.getuid())) for name in names}
         assert ("hung up", "in") in answers
         assert answers <= {("hung up", "in"), ("gone", "gone"), ("hung up", "gone")}
@@ -81,13 +84,49 @@ def test_other_users_are_hung_up_on(settings: Settings, source: Path, workplace:
         assert result.stdout == b"still there\n"
 
 
+LISTEN = """
+import os, socket, sys
+os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind(chr(0) + sys.argv[2])
+    listening.listen()
+    print("listens", flush=True)
+    caller, _ = listening.accept()
+    print(caller.recv(1), flush=True)
+"""
+
+
+@pytest.mark.parametrize("user", [NOBODY, 0])
+def test_a_name_that_another_user_has_taken_is_not_called(user: int) -> None:
+    name = f"wheelmount-test-{os.getpid()}-{user}"
+    command = [sys.executable, "-I", "-S", "-c", LISTEN, str(user), name]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other,
+        socket.socket(socket.AF_UNIX) as caller,
+    ):
+        assert other.stdout is not None
+        assert other.stdout.readline() == "listens\n"
+        address = struct.pack("=H", socket.AF_UNIX) + b"\0" + name.encode()
+        memory = ctypes.create_string_buffer(address, len(address))
+        place = ctypes.cast(memory, ctypes.c_void_p)
+        done = gate._CLOSED["connect"](caller.fileno(), place, len(address))
+        number = ctypes.get_errno()
+        if user == NOBODY:
+            assert (done, number) == (-1, errno.ECONNREFUSED)
+            assert other.stdout.readline() == "b''\n"  # nothing was sent
+        else:
+            assert done == 0
+            caller.sendall(b"x")
+            assert other.stdout.readline() == "b'x'\n"
+
+
 def test_what_cannot_be_closed_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def other_format(_library: Path, _name: bytes) -> int:
+    def other_format(_library: Path) -> dict[str, list[int]]:
         raise ValueError("it is of another format")
 
-    monkeypatch.setattr(gate, "_slot", other_format)
+    monkeypatch.setattr(gate, "_slots", other_format)
     assert gate.close.__wrapped__() is False
     assert "other users of this machine can connect" in caplog.text
 

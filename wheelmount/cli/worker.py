@@ -18,8 +18,10 @@ def worker(address: str) -> None:
     directory, which is made on first use and to be copied to hosts with another home directory.
     With `tcp://HOST:PORT` everybody comes in who reaches the port.
     """
-    from wheelmount.hosts import worker as process  # with Monarch
+    from wheelmount.hosts import process
+    from wheelmount.hosts import worker as host  # with Monarch
 
-    where = Address.parse(address)
-    process.listen_at(where, config.load())
-    process.serve(str(where))
+    where, settings = Address.parse(address), config.load()
+    host.listen_at(where, settings)
+    process.prepare(process.make_directory(settings))
+    host.serve(str(where))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -84,11 +85,11 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
                     hint="use hosts of one kind in one process",
                 )
             return
-        with quiet():
+        with quiet(), _temporary():
+            gate.close()
             import monarch.actor
             from monarch.config import configure
 
-            gate.close()
             configure(
                 rdma_tcp_fallback_parallelism=4,
                 rdma_max_chunk_size_mb=4,
@@ -108,6 +109,25 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
                     hint="look at the installation of torchmonarch",
                 ) from None
         _started, _address = True, address
+
+
+@contextlib.contextmanager
+def _temporary() -> Iterator[None]:
+    """Have Monarch make meanwhile, where nothing stays, the directory that it makes as it starts.
+
+    It is for the sockets of hosts within this process, of which there are none, and it would stay
+    if this process is killed.
+    """
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="wheelmount-", ignore_cleanup_errors=True) as place:
+        os.environ["TMPDIR"] = place
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before
 
 
 @contextlib.contextmanager

@@ -1,55 +1,121 @@
-"""Sockets that other users of a machine cannot come in by.
+"""Monarch's native library, closed to other users of the machine.
 
 Monarch listens at abstract Unix sockets of its own choice, in every client and every worker. They
 have no permissions, all users see their names in ``/proc/net/unix``, and whoever connects may run
-programs there. Monarch has no setting for that, so its native library is given another
-``accept4``: one that asks the kernel who is calling (``SO_PEERCRED``, unix(7)) and hangs up on
-everybody but this user and root.
+programs there. A name is also anybody's once its owner is gone, and what listens there then is sent
+what was meant for the owner. Monarch has no setting for either, so its native library is given
+another ``accept4`` and another ``connect``: they ask the kernel who is at the other end
+(``SO_PEERCRED``, unix(7)) and hang up on everybody but this user and root.
+
+Nor has it a setting for its log, ``/tmp/USER/monarch_log.log``, which it opens whatever is there:
+another user's link leads anywhere, another user's FIFO blocks for ever. So while it is loaded the
+library is given another ``open64`` and another ``mkdir``, and its log goes nowhere.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import errno
 import functools
+import importlib
+import importlib.util
 import logging
 import mmap
 import os
+import re
 import socket
 import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger("wheelmount")
 
-_Accept = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, use_errno=True
-)
+LIBRARY = "monarch._rust_bindings"
+"""Name of the native library as a module."""
+
+LOG = re.compile(rb"/tmp/[^/]+/monarch_log[^/]*")
+"""Where it writes its log."""
+
+LOG_PLACE = re.compile(rb"/tmp/[^/]+/?")
+"""Directory of that, which it makes."""
+
+NOWHERE = os.devnull.encode()
+
+
+def _type(*arguments: Any) -> Any:
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments, use_errno=True)
+
+
+_number, _pointer, _text = ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p
+_TYPES = {
+    "accept4": _type(_number, _pointer, _pointer, _number),
+    "connect": _type(_number, _pointer, ctypes.c_uint32),
+    "open64": _type(_text, _number, ctypes.c_uint32),
+    "mkdir": _type(_text, ctypes.c_uint32),
+    "mprotect": _type(_pointer, ctypes.c_size_t, _number),
+}
 _libc = ctypes.CDLL(None, use_errno=True)
-_accept4 = _Accept(("accept4", _libc))
-_mprotect = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, use_errno=True
-)(("mprotect", _libc))
+_accept4, _connect, _open64, _mkdir, _mprotect = (
+    kind((name, _libc)) for name, kind in _TYPES.items()
+)
+
+
+@functools.cache
+def load() -> None:
+    """Import Monarch's library, with its log going nowhere; before anything else imports it.
+
+    Does nothing where it is imported already, as in a program of the user's own. A warning is
+    logged where the log goes where Monarch wants it.
+    """
+    if LIBRARY in sys.modules:
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            library = _find()
+            ctypes.CDLL(str(library))  # in memory, and nothing of it has run
+            stack.enter_context(_replaced(library, _QUIET))
+        except (OSError, ValueError, struct.error) as error:
+            log.warning("security: Monarch writes its log where others can put links: %s", error)
+        importlib.import_module(LIBRARY)
+
+
+def _find() -> Path:
+    """Where the library is, without importing any of Monarch: its package imports the library.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    package = importlib.util.find_spec(LIBRARY.partition(".")[0])
+    places = package and package.submodule_search_locations
+    spec = PathFinder.find_spec(LIBRARY, places) if places else None
+    if spec is None or spec.origin is None:
+        raise ValueError("it is not installed")
+    return Path(spec.origin)
 
 
 @functools.cache
 def close() -> bool:
-    """Have Monarch's library accept only this user and root. Once, before Monarch starts.
+    """Have Monarch's library talk to this user and root only. Once, before Monarch starts.
 
     Returns:
         Whether it does; else a warning was logged.
     """
-    import monarch._rust_bindings as library
-
+    load()
+    given_back = contextlib.ExitStack()
     try:
-        slot = _slot(Path(str(library.__file__)), b"accept4")
-        before = ctypes.c_void_p.from_address(slot).value
-        _write(slot, ctypes.cast(_replacement, ctypes.c_void_p).value)
+        library = Path(str(importlib.import_module(LIBRARY).__file__))
+        given_back.enter_context(_replaced(library, _CLOSED))
     except (OSError, ValueError, struct.error) as error:
         log.warning(
             "security: other users of this machine can connect to Monarch's sockets here: %s", error
         )
         return False
-    atexit.register(_write, slot, before)  # Python is not there to be called any more
+    atexit.register(given_back.close)  # Python is not there to be called any more
     return True
 
 
@@ -58,16 +124,53 @@ def _accept_own(listening: int, address: int | None, length: int | None, flags: 
         accepted = int(_accept4(listening, address, length, flags))
         if accepted < 0:
             return accepted
-        try:
-            if _own(accepted):
-                return accepted
-        except Exception:  # whatever it is: native code would take it for a connection
-            log.exception("security: refused a connection")
+        if _trusted(accepted):
+            return accepted
         os.close(accepted)  # as if it had never been: on to the next who waits
 
 
-_replacement = _Accept(_accept_own)
-"""Kept for ever: native code has its address."""
+def _connect_own(caller: int, address: int | None, length: int) -> int:
+    connected = int(_connect(caller, address, length))
+    if connected == 0 and not _trusted(caller):
+        with contextlib.suppress(OSError):
+            _shut(caller)
+        ctypes.set_errno(errno.ECONNREFUSED)  # as where nobody listens
+        return -1
+    return connected
+
+
+def _open_nowhere(path: bytes, flags: int, mode: int) -> int:
+    return int(_open64(NOWHERE if LOG.fullmatch(path) else path, flags, mode))
+
+
+def _mkdir_nowhere(path: bytes, mode: int) -> int:
+    return 0 if LOG_PLACE.fullmatch(path) else int(_mkdir(path, mode))
+
+
+def _callbacks(**functions: Callable[..., int]) -> dict[str, Any]:
+    return {name: _TYPES[name](function) for name, function in functions.items()}
+
+
+_CLOSED = _callbacks(accept4=_accept_own, connect=_connect_own)
+_QUIET = _callbacks(open64=_open_nowhere, mkdir=_mkdir_nowhere)
+"""Kept for ever: native code has their addresses."""
+
+
+def _trusted(connection: int) -> bool:
+    """Whether who is at the other end may be; never raises, for native code asks."""
+    try:
+        return _own(connection)
+    except Exception:
+        log.exception("security: refused a connection")
+        return False
+
+
+def _shut(connection: int) -> None:
+    peer = socket.socket(fileno=connection)
+    try:
+        peer.shutdown(socket.SHUT_RDWR)
+    finally:
+        peer.detach()
 
 
 def _own(connection: int) -> bool:
@@ -79,7 +182,7 @@ def _own(connection: int) -> bool:
 
 
 def own(peer: socket.socket) -> bool:
-    """Whether who is connected may come in: this user or root, if it is by a Unix socket."""
+    """Whether who is connected may be: this user or root, if it is by a Unix socket."""
     if peer.family != socket.AF_UNIX:
         return True  # of a network, where certificates are asked for
     size = struct.calcsize("iII")
@@ -96,15 +199,33 @@ def _tell(user: int, pid: int) -> None:  # once, as many try again and again
     log.warning("security: refused process %d of user %d", pid, user)
 
 
-def _slot(library: Path, name: bytes) -> int:
-    """Address of the pointer by which a loaded library calls a function of another one.
+@contextlib.contextmanager
+def _replaced(library: Path, functions: Mapping[str, Any]) -> Iterator[None]:
+    """Have a loaded library call other functions than the system's, by name, meanwhile."""
+    before = {}
+    slots = _slots(library)
+    for name, function in functions.items():
+        for slot in slots[name]:
+            before[slot] = ctypes.c_void_p.from_address(slot).value
+            _write(slot, ctypes.cast(function, ctypes.c_void_p).value)
+    try:
+        yield
+    finally:
+        for slot, value in before.items():
+            _write(slot, value)
+
+
+@functools.cache
+def _slots(library: Path) -> dict[str, list[int]]:
+    """Addresses of the pointers by which a loaded library calls the functions that are replaced.
 
     Formats: elf(5), of 64 bits and little-endian.
 
     Raises:
-        OSError, ValueError, struct.error: it has none, or is of another format.
+        OSError, ValueError, struct.error: it lacks one, or is of another format.
     """
     base = _base(library)  # before it is mapped here once more
+    names = {name.encode(): name for name in (*_CLOSED, *_QUIET)}
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as image:
         if image[:6] != b"\x7fELF\x02\x01":
             raise ValueError(f"{library} is not of a known format")
@@ -116,20 +237,23 @@ def _slot(library: Path, name: bytes) -> int:
             return image[section[4] : section[4] + section[5]]
 
         symbols = next(section for section in sections if section[1] == 11)  # SHT_DYNSYM
-        names = content(sections[symbols[6]])
-        wanted = name + b"\0"
-        number = next(
-            number
-            for number, (offset, *_) in enumerate(struct.iter_unpack("<IBBHQQ", content(symbols)))
-            if names[offset : offset + len(wanted)] == wanted
-        )
+        text = content(sections[symbols[6]])
+        wanted = {}
+        for number, (offset, *_) in enumerate(struct.iter_unpack("<IBBHQQ", content(symbols))):
+            name = names.get(text[offset : text.index(b"\0", offset)])
+            if name is not None:
+                wanted[number] = name
+        found: dict[str, list[int]] = {name: [] for name in names.values()}
         for section in sections:
             if section[1] != 4:  # SHT_RELA
                 continue
             for offset, info, addend in struct.iter_unpack("<QQq", content(section)):
-                if info >> 32 == number and addend == 0:
-                    return base + int(offset)
-    raise ValueError(f"{library} does not call {name.decode()}")
+                if info >> 32 in wanted and addend == 0:
+                    found[wanted[info >> 32]].append(base + int(offset))
+    for name, places in found.items():
+        if not places:
+            raise ValueError(f"{library} does not call {name}")
+    return found
 
 
 def _base(library: Path) -> int:

@@ -95,7 +95,7 @@ class Outpost:
             HostError: it cannot be, and what it said.
         """
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        log = self.mark.with_suffix(".log")
+        log = worker.log_of(self.mark)
         environment = {**os.environ, worker.MARK: str(self.mark), worker.AUTHORITY: credentials}
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -119,7 +119,7 @@ class Outpost:
     def end(self) -> None:
         """End it with all that it started."""
         worker.end(self.mark)
-        self.mark.with_suffix(".log").unlink(missing_ok=True)
+        worker.forget(self.mark)
         if not list(self.directory.glob("*.log")):  # of others on this machine
             shutil.rmtree(self.directory, ignore_errors=True)
 

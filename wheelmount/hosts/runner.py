@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch.actor import Actor, concurrent_endpoint
-
 from wheelmount.errors import HostError
-from wheelmount.hosts import engine, gate, worker
+from wheelmount.hosts import engine, process, worker
+from wheelmount.hosts.actor import Actor, concurrent_endpoint
 
 CHUNK = 4 << 20
 """Bytes of output that travel in one message; Monarch's messages should stay below 16 MiB."""
@@ -171,10 +170,10 @@ class Runner(Actor):  # type: ignore[misc]
     """Runs commands on its host."""
 
     def __init__(self, host: str, rank: int) -> None:
-        gate.close()
+        process.settle()
         self._environment = {
             name: value
-            for name, value in os.environ.items()
+            for name, value in process.environment().items()
             if name not in engine.SWITCHES and not name.startswith(("HYPERACTOR_", "BOOTSTRAP_"))
         }
         self._environment |= {"WHEELMOUNT_HOST": host, "WHEELMOUNT_RANK": str(rank)}

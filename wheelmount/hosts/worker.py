@@ -24,7 +24,7 @@ import psutil
 from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
-from wheelmount.hosts import engine, gate
+from wheelmount.hosts import engine, gate, process
 from wheelmount.hosts.address import DANGER, OPEN, Address
 
 SERVER = "wheelmount.mount.server"
@@ -56,18 +56,38 @@ def main() -> None:
         guarded = (arguments.guard, Path(arguments.address.removeprefix(LOCAL)))
         threading.Thread(target=_guard, args=guarded, daemon=True).start()
     try:
+        settings = config.load()
         if not arguments.address.startswith(LOCAL):
-            listen_at(Address.parse(arguments.address), config.load())
+            listen_at(Address.parse(arguments.address), settings)
+        mark = os.environ.get(MARK)
+        process.prepare(process.make_directory(settings) if mark is None else temporary(Path(mark)))
     except WheelmountError as error:
         parser.error(f"{error.message}; {error.hint}")
     serve(arguments.address)
 
 
+def log_of(mark: Path) -> Path:
+    """Where a host's processes write what they have to say."""
+    return mark.with_name(f"{mark.name}.log")
+
+
+def temporary(mark: Path) -> Path:
+    """A host's directory for temporary files."""
+    return mark.with_name(f"{mark.name}.tmp")
+
+
+def forget(mark: Path) -> None:
+    """Remove what a host leaves that has ended."""
+    for path in (mark, log_of(mark)):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(temporary(mark), ignore_errors=True)
+
+
 def serve(address: str) -> NoReturn:
     """Wait for clients, for ever."""
+    gate.close()
     from monarch.actor import run_worker_loop_forever
 
-    gate.close()
     run_worker_loop_forever(address=address, ca="trust_all_connections")
     raise AssertionError("it does not return")
 
@@ -94,9 +114,8 @@ def listen_at(address: Address, settings: Settings) -> None:
 def _guard(pipe: int, socket: Path) -> None:
     while os.read(pipe, 1):
         pass
-    for path in (socket, socket.with_suffix(".log")):
-        path.unlink(missing_ok=True)
     end(socket)
+    forget(socket)
     if not list(socket.parent.glob("host*")):  # the last of the hosts removes the directory
         shutil.rmtree(socket.parent, ignore_errors=True)
     os._exit(0)
@@ -109,12 +128,12 @@ def end(*sockets: Path) -> None:
     """
     marks = set(map(str, sockets))
     for _ in range(ROUNDS):  # more than one, for those that are starting others meanwhile
-        family = [process for process in psutil.process_iter() if _belongs(process, marks)]
+        family = [each for each in psutil.process_iter() if _belongs(each, marks)]
         if not family:
             return
-        for process in family:
+        for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                member.kill()
         deadline = time.monotonic() + KILL_TIMEOUT
         while any(map(_runs, family)) and time.monotonic() < deadline:
             time.sleep(0.01)

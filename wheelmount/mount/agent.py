@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch.actor import Actor, concurrent_endpoint
-
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, TransferError
-from wheelmount.hosts import engine, gate
+from wheelmount.hosts import engine, process
+from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.mount import control, elsewhere, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
@@ -69,7 +68,7 @@ class Agent(Actor):  # type: ignore[misc]
     """
 
     def __init__(self, host: str, settings: Mapping[str, Any], identity: str) -> None:
-        gate.close()
+        process.settle()
         self._host = host
         self._settings = Settings(**settings)
         self._directory = serving.directory(self._settings) / identity

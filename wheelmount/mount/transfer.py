@@ -17,11 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
-from monarch.actor import Actor, concurrent_endpoint
-from monarch.rdma import RDMABuffer, RDMATcpFallbackWarning
 
 from wheelmount.errors import TransferError
 from wheelmount.hosts import rdma
+from wheelmount.hosts.actor import (
+    Actor,
+    RDMABuffer,
+    RDMATcpFallbackWarning,
+    concurrent_endpoint,
+)
 from wheelmount.mount.ring import Ring, Staged
 from wheelmount.mount.stream import Ticket
 

@@ -1,0 +1,119 @@
+"""Processes that Monarch starts on a host, private from their first moment.
+
+A worker calls ``prepare`` before it listens. Monarch then starts processes by way of this module
+(``python -m wheelmount.hosts.process``), which closes its sockets to other users before it opens
+any; by itself it would have them open until the first actor is there. Until then all of its files
+are private as well. An actor calls ``settle``: what it makes is for others to see again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import runpy
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from wheelmount.config import Settings
+from wheelmount.hosts import gate
+
+log = logging.getLogger("wheelmount")
+
+NAME = "wheelmount.hosts.process"
+"""Of this module, also where it is the one that is run."""
+
+PROGRAM = "FB_XAR_INVOKED_NAME"
+"""Variable by which Monarch is told what to start processes by, instead of the worker's Python."""
+
+MODULE = "PAR_MAIN_OVERRIDE"
+"""Variable that it sets for such a program: the module that is to be run."""
+
+BEFORE = "WHEELMOUNT_BEFORE"
+"""Variable that says what ``prepare`` has changed: JSON of ``umask`` and ``TMPDIR``."""
+
+TEMPORARY = "TMPDIR"
+
+
+def main() -> None:
+    """Be a process of Monarch."""
+    os.environ.pop(PROGRAM, None)
+    module = os.environ.pop(MODULE, "monarch._src.actor.bootstrap_main")
+    gate.close()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def prepare(directory: Path) -> None:
+    """Have what this process makes and starts be private, and its temporary files in a directory.
+
+    Args:
+        directory: goes with the host; made with mode 0700 if it is not there.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)
+    before = {"umask": os.umask(0o077), TEMPORARY: os.environ.get(TEMPORARY)}
+    os.environ[BEFORE] = json.dumps(before)
+    os.environ[TEMPORARY] = str(directory)
+    program = directory / "process"
+    program.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {NAME}\n")
+    program.chmod(0o700)
+    if os.access(program, os.X_OK):
+        os.environ[PROGRAM] = str(program)
+    else:
+        log.warning("security: programs cannot be run in %s; hosts are closed late", directory)
+
+
+def settle() -> None:
+    """Be private no more in what is made from here on; Monarch's sockets stay closed to others."""
+    gate.close()
+    before = os.environ.get(BEFORE)
+    if before is not None:
+        os.umask(json.loads(before)["umask"])
+
+
+def environment() -> Mapping[str, str]:
+    """Variables for what a user has run on the host.
+
+    Temporary files go where the user has said, or else go with the host.
+    """
+    variables = dict(os.environ)
+    wanted = json.loads(variables.pop(BEFORE, "{}")).get(TEMPORARY)
+    if wanted is not None:
+        variables[TEMPORARY] = wanted
+    return variables
+
+
+def make_directory(settings: Settings) -> Path:
+    """A directory for ``prepare`` that goes when this process is gone and another one is made.
+
+    It is locked as long as this process runs; those that are not are removed.
+    """
+    place = settings.private_runtime()
+    for old in place.glob("worker-*"):
+        if _lock(old, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            shutil.rmtree(old, ignore_errors=True)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix="worker-", dir=place))
+        if _lock(path, fcntl.LOCK_EX) and path.exists():
+            return path
+
+
+def _lock(path: Path, how: int) -> bool:
+    try:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # gone
+        return False
+    try:
+        fcntl.flock(directory, how)  # and it stays open
+    except OSError:
+        os.close(directory)
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
