@@ -144,20 +144,20 @@ def _run(settings: Settings, script: str) -> list[str]:
         return result.stdout.decode().split()
 
 
-def test_the_directory_of_a_worker_that_was_killed_goes_with_the_next(settings: Settings) -> None:
+def test_the_directory_of_a_worker_that_was_killed_goes_with_the_next(workplace: Path) -> None:
     code = (
-        "import sys; from wheelmount.config import Settings; from wheelmount.hosts import process;"
-        "print(process.make_directory(Settings(runtime_dir=sys.argv[1])), flush=True);"
+        "import sys; from pathlib import Path; from wheelmount.hosts import process;"
+        "print(process.make_directory(Path(sys.argv[1]), 'worker-'), flush=True);"
         "sys.stdin.read()"
     )
-    command = [sys.executable, "-c", code, settings.runtime_dir]
+    command = [sys.executable, "-c", code, str(workplace)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as killed:  # type: ignore[call-overload]
         first = Path(killed.stdout.readline().strip())
-        second = process.make_directory(settings)
+        second = process.make_directory(workplace, "worker-")
         assert first.is_dir()  # its process runs
         killed.kill()
-    third = process.make_directory(settings)
+    third = process.make_directory(workplace, "worker-")
     assert not first.exists()
     assert second.is_dir()
     for path in (second, third):

@@ -23,5 +23,5 @@ def worker(address: str) -> None:
 
     where, settings = Address.parse(address), config.load()
     host.listen_at(where, settings)
-    process.prepare(process.make_directory(settings))
+    process.prepare(process.make_directory(settings.private_runtime(), process.OF_WORKER))
     host.serve(str(where))

@@ -12,10 +12,11 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
-from wheelmount.hosts import gate
+from wheelmount.hosts import gate, process
 from wheelmount.hosts.address import OPEN, SECURE, Address
 
 if TYPE_CHECKING:  # cryptography takes its time
@@ -113,21 +114,18 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
 
 @contextlib.contextmanager
 def _temporary() -> Iterator[None]:
-    """Have Monarch make meanwhile, where nothing stays, the directory that it makes as it starts.
-
-    It is for the sockets of hosts within this process, of which there are none, and it would stay
-    if this process is killed.
-    """
-    before = os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="wheelmount-", ignore_cleanup_errors=True) as place:
-        os.environ["TMPDIR"] = place
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["TMPDIR"]
-            else:
-                os.environ["TMPDIR"] = before
+    """Have the directory that Monarch makes as it starts, for sockets, go if this is killed."""
+    before = os.environ.get(process.TEMPORARY)
+    kind = f"wheelmount-client-{os.getuid()}-"
+    place = process.make_directory(Path(tempfile.gettempdir()), kind)
+    os.environ[process.TEMPORARY] = str(place)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[process.TEMPORARY]
+        else:
+            os.environ[process.TEMPORARY] = before
 
 
 @contextlib.contextmanager

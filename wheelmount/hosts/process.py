@@ -8,6 +8,8 @@ are private as well. An actor calls ``settle``: what it makes is for others to s
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import fcntl
 import json
 import logging
@@ -20,7 +22,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from wheelmount.config import Settings
 from wheelmount.hosts import gate
 
 log = logging.getLogger("wheelmount")
@@ -38,6 +39,10 @@ BEFORE = "WHEELMOUNT_BEFORE"
 """Variable that says what ``prepare`` has changed: JSON of ``umask`` and ``TMPDIR``."""
 
 TEMPORARY = "TMPDIR"
+"""Variable that says where temporary files go."""
+
+OF_WORKER = "worker-"
+"""Prefix of the directories of workers that nothing of ours has started."""
 
 
 def main() -> None:
@@ -87,24 +92,36 @@ def environment() -> Mapping[str, str]:
     return variables
 
 
-def make_directory(settings: Settings) -> Path:
-    """A directory for ``prepare`` that goes when this process is gone and another one is made.
+def make_directory(place: Path, prefix: str) -> Path:
+    """A private directory of this process, for temporary files.
 
-    It is locked as long as this process runs; those that are not are removed.
+    It is locked as long as this process runs. Those that are not, of processes that were killed,
+    are removed with the next one that is made.
+
+    Args:
+        place: where it is made; others may write there.
+        prefix: of its name, for its kind.
     """
-    place = settings.private_runtime()
-    for old in place.glob("worker-*"):
-        if _lock(old, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            shutil.rmtree(old, ignore_errors=True)
+    for old in place.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # gone
+            mine = old.lstat().st_uid == os.geteuid()
+            if mine and _lock(old, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                shutil.rmtree(old, ignore_errors=True)
     while True:
-        path = Path(tempfile.mkdtemp(prefix="worker-", dir=place))
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
         if _lock(path, fcntl.LOCK_EX) and path.exists():
+            atexit.register(_remove, path, os.getpid())
             return path
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _lock(path: Path, how: int) -> bool:
     try:
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # gone
         return False
     try:

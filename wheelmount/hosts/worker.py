@@ -60,7 +60,11 @@ def main() -> None:
         if not arguments.address.startswith(LOCAL):
             listen_at(Address.parse(arguments.address), settings)
         mark = os.environ.get(MARK)
-        process.prepare(process.make_directory(settings) if mark is None else temporary(Path(mark)))
+        if mark is None:
+            runtime = settings.private_runtime()
+            process.prepare(process.make_directory(runtime, process.OF_WORKER))
+        else:
+            process.prepare(temporary(Path(mark)))
     except WheelmountError as error:
         parser.error(f"{error.message}; {error.hint}")
     serve(arguments.address)
