@@ -39,7 +39,10 @@ def _edited(package: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(_newer, r"it has wheelmount 9\.\S+, and this client"), (_edited, "it has other code of wheelmount")],
+    [
+        (_newer, r"it has wheelmount 9\.\S+, and this client"),
+        (_edited, "it has other code of wheelmount"),
+    ],
 )
 def test_is_refused_by_name(
     source: Path,

@@ -138,7 +138,7 @@ def test_what_a_user_runs_has_the_usual_rights_and_its_temporary_files_go(
 
 def _run(settings: Settings, script: str) -> list[str]:
     with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
-        result = runners.run({"host0": Command(script=script)})["host0"]
+        result = runners.run({"host0": Command(script=script.encode())})["host0"]
         assert isinstance(result, Result)
         assert result.stderr == b""
         return result.stdout.decode().split()

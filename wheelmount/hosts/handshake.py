@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
-from monarch.actor import Actor, concurrent_endpoint
 
 import wheelmount
 from wheelmount.errors import HostError
+from wheelmount.hosts.actor import Actor, concurrent_endpoint
 
 Versions = Mapping[str, str]
 """By name of a package; ``code`` is a hash of wheelmount's own files."""
