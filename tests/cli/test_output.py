@@ -63,6 +63,6 @@ def test_one_host_reads_what_the_command_is_given(cli: Cli, source: Path, workpl
     script.write_text("wc -c; cat .hidden")
     given = "x" * 300_000
     one = cli("run", source, "--quiet", script, input=given, stdin=None)
-    assert one.stdout == "== host0 ==\n300000\nhidden\n"
+    assert one.stdout == "300000\nhidden\n"
     two = cli("run", source, "--quiet", "--hosts", "local:2", script, input=given, stdin=None)
     assert two.stdout == "".join(f"== host{n} ==\n0\nhidden\n" for n in range(2))

@@ -148,7 +148,7 @@ def test_a_client_that_is_killed_takes_nothing_with_it(
     cli("up", "--hosts", "local:1")
     _run_and_kill(source, workplace)  # before it could say that the mount is whole
     done = cli("run", source, "-", input="cat .hidden", stdin=None)
-    assert done.stdout == "== host0 ==\nhidden\n", done.stderr
+    assert done.stdout == "hidden\n", done.stderr
     assert cli("down").returncode == 0
     running = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
     assert ["sleep", "60"] not in running
@@ -167,7 +167,7 @@ def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(
     (source / ".hidden").write_text("edited\n")
     done = cli("run", source, "-", input="cat .hidden; sha256sum <large", stdin=None)
     digest = hashlib.sha256((source / "large").read_bytes()).hexdigest()
-    assert done.stdout == f"== host0 ==\nedited\n{digest}  -\n", done.stderr
+    assert done.stdout == f"edited\n{digest}  -\n", done.stderr
     (found,) = mounts_shown(cli)
     assert found["identity"] == left["identity"], "the same mount"
     assert found["held"] == found["size"]

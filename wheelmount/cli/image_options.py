@@ -55,6 +55,11 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Show this of the host, read-only without :rw; may be repeated.",
     )
     @click.option("--nv", is_flag=True, help="Let it use the host's NVIDIA devices.")
+    @click.option(
+        "--privileged",
+        is_flag=True,
+        help="Leave root in it all that root may do on the host; only root's containers differ.",
+    )
     @wraps(command)
     def wrapped(
         *arguments: Any,
@@ -65,6 +70,7 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
         instance: str | None,
         binds: tuple[str, ...],
         nv: bool,
+        privileged: bool,
         **values: Any,
     ) -> Any:
         values["image"] = None
@@ -77,6 +83,7 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
                 instance,
                 [parse_bind(bind) for bind in binds],
                 nv,
+                privileged,
             )
         return command(*arguments, **values)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from io import RawIOBase
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -19,6 +20,12 @@ from wheelmount.errors import InputError, SourceError, WheelmountError
 
 if TYPE_CHECKING:
     from wheelmount.hosts.runners import Output, Result, Results  # with Monarch
+
+HELD = 256 << 10
+"""Bytes of a stream that are kept in memory; more go to a file."""
+
+PIECE = 1 << 20
+"""Bytes of such a file that are printed at a time."""
 
 COLOURS = "cyan", "magenta", "green", "yellow", "blue"
 """Of hosts' names on a terminal."""
@@ -67,6 +74,7 @@ class Show:
 
     def __init__(self, *, as_json: bool, live: bool, directory: Path | None) -> None:
         self._as_json, self._live, self._directory = as_json, live, directory
+        self._kept: _Kept | None = None
 
     @contextmanager
     def open(self, progress: ConsoleProgress) -> Iterator[Output | None]:
@@ -82,21 +90,24 @@ class Show:
             lines = _Lines(progress)
             yield lines
             lines.flush()
+        elif self._as_json:
+            self._kept = _Kept()
+            yield self._kept
         else:
-            yield None
+            self._kept = _InOrder(progress)
+            yield self._kept
 
     def end(self, results: Results, progress: ConsoleProgress) -> int:
         """Show what came of it; gives the exit code."""
         from wheelmount.hosts.runners import worst
 
         if self._as_json:
-            records = [_record(n, *item) for n, item in enumerate(results.items())]
-            print(json.dumps(records))
+            self._print_json(results)
         elif self._directory is not None:
             for name, result in results.items():
                 if not isinstance(result, WheelmountError):
                     print(f"{name} {result.code} {self._directory / name}.out")
-        elif not self._live:
+        elif not self._live and self._kept is None:
             for name, result in results.items():
                 if not isinstance(result, WheelmountError):
                     _print(name, result)
@@ -108,6 +119,16 @@ class Show:
             progress.error(results.shortfall)
         return worst(results)
 
+    def _print_json(self, results: Results) -> None:
+        """One record after the other: all of them may be larger than memory."""
+        for rank, (name, result) in enumerate(results.items()):
+            record = _record(rank, name, result)
+            if self._kept is not None and "stdout" in record:
+                for stream in ("stdout", "stderr"):
+                    record[stream] = self._kept.take(name, stream).decode(errors="replace")
+            print(", " if rank else "[", json.dumps(record), sep="", end="")
+        print("]" if results else "[]")
+
 
 def standard_input() -> RawIOBase | None:
     """What this command is given; None if nothing."""
@@ -115,6 +136,85 @@ def standard_input() -> RawIOBase | None:
         return open(0, "rb", buffering=0, closefd=False)
     except OSError:
         return None
+
+
+class _Kept:
+    """Keeps output for later, in files beyond some of it."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[str, str], SpooledTemporaryFile[bytes]] = {}
+
+    def __call__(self, host: str, stream: str, data: bytes) -> None:
+        key = host, stream
+        if key not in self._files:
+            self._files[key] = SpooledTemporaryFile(HELD)  # noqa: SIM115 - closed when taken
+        self._files[key].write(data)
+
+    def pieces(self, host: str, stream: str) -> Iterator[bytes]:
+        """What was kept of a stream, which then is no more."""
+        if (file := self._files.pop((host, stream), None)) is not None:
+            with file:
+                file.seek(0)
+                while piece := file.read(PIECE):
+                    yield piece
+
+    def take(self, host: str, stream: str) -> bytes:
+        """All of it at once."""
+        return b"".join(self.pieces(host, stream))
+
+
+class _InOrder(_Kept):
+    """Prints host by host: the first one's as it comes, others' when it is their turn.
+
+    What a single host writes is printed as it is, with nothing added.
+    """
+
+    def __init__(self, progress: ConsoleProgress) -> None:
+        super().__init__()
+        self._progress = progress
+        self._hosts: list[str] = []
+        self._ended: dict[str, bool] = {}
+        self._plain = False
+        self._last: dict[str, bytes] = {}
+
+    def begin(self, hosts: Sequence[str]) -> None:
+        self._hosts, self._plain = list(hosts), len(hosts) == 1
+
+    def end(self, host: str, *, lost: bool) -> None:
+        self._ended[host] = lost
+        while self._hosts and self._hosts[0] in self._ended:
+            now = self._hosts.pop(0)
+            if not self._ended[now]:
+                self._print(now, "stdout", b"")
+            for stream, last in self._last.items():
+                if not last.endswith(b"\n"):
+                    self._write(stream, b"\n")
+            self._last.clear()
+            for stream in ("stdout", "stderr"):
+                for piece in self.pieces(self._hosts[0], stream) if self._hosts else ():
+                    self._print(self._hosts[0], stream, piece)
+
+    def __call__(self, host: str, stream: str, data: bytes) -> None:
+        if self._hosts and host == self._hosts[0]:
+            self._print(host, stream, data)
+        else:
+            super().__call__(host, stream, data)
+
+    def _print(self, host: str, stream: str, data: bytes) -> None:
+        if not self._plain and stream not in self._last:
+            title = f"== {host} ==\n" if stream == "stdout" else f"== {host} stderr ==\n"
+            self._last[stream] = b"\n"
+            self._write(stream, title.encode())
+        if data:
+            if not self._plain:
+                self._last[stream] = data[-1:]
+            self._write(stream, data)
+
+    def _write(self, stream: str, data: bytes) -> None:
+        to = sys.stdout if stream == "stdout" else sys.stderr
+        with self._progress.aside() if to.isatty() else nullcontext():
+            to.buffer.write(data)
+            to.flush()
 
 
 class _Lines:

@@ -242,6 +242,7 @@ _KNOWN = {
     "debootstrap is not in PATH": "install debootstrap (examples/setup.sh does)",
     "while mounting overlay": "an overlay cannot lie in that directory any more: use another one "
     "(--overlay NAME), or set WHEELMOUNT_STATE_DIR",
+    "seccomp": "this apptainer was built without seccomp: install Debian's, or give --privileged",
     "No space left": "free some space, or set TMPDIR to a larger directory",
     "/dev/fuse": "load the fuse module; as root: chmod 666 /dev/fuse",
 }

@@ -16,6 +16,8 @@ from typing import NamedTuple
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.containers.overlay import Overlay, remove_tree
+from wheelmount.containers.privileges import of_command, write_profile
+from wheelmount.containers.privileges import options as limits
 from wheelmount.containers.process import Stream, attend, undisturbed
 from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import InputError, SourceError, UnavailableError
@@ -60,6 +62,7 @@ class Container:
         files: texts it finds at these absolute paths, read-only: pip's and uv's configuration.
         cwd: where commands start in it; default its user's home directory.
         nv: let it use the host's NVIDIA devices, with the host's driver.
+        privileged: leave root, where root starts it, all that it may do on the host.
 
     Raises:
         InputError: a path or a name that could be taken for something else on a command line.
@@ -74,6 +77,7 @@ class Container:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     cwd: str | None = None
     nv: bool = False
+    privileged: bool = False
 
     def __post_init__(self) -> None:
         for path in (self.workdir, self.writer.path):
@@ -114,13 +118,18 @@ class Container:
         """The command line that runs ``argv`` in this container where it is started already."""
         # A user's instance is entered as the root that it was started as.
         privileges = [o for o in apptainer.exec_privileges() if o != "--fakeroot"]
+        if self._confined:
+            privileges = of_command(self._profile)
         command = [str(apptainer.find()), "--silent", "exec", *privileges, "--cleanenv"]
         return [*command, "--no-eval", *self._inside(), f"instance://{instance}", *_checked(argv)]
 
     def options(self) -> list[str]:
         """What shuts it off, and what it is shown."""
         # --no-eval: else the environment's values are expanded by a shell.
-        options = [*apptainer.exec_privileges(), "--containall", "--no-eval", "--network", "none"]
+        privileges = apptainer.exec_privileges()
+        if self._confined:
+            privileges = limits(self._profile, nv=self.nv)
+        options = [*privileges, "--containall", "--no-eval", "--network", "none"]
         # What the machine's own configuration shows every container.
         options += ["--no-mount", "bind-paths"]
         options += ["--workdir", str(self._scratch), "--overlay", str(self._layer.absolute())]
@@ -163,6 +172,14 @@ class Container:
         return self.workdir.absolute() / "env"
 
     @property
+    def _profile(self) -> Path:
+        return self.workdir.absolute() / "seccomp.json"
+
+    @property
+    def _confined(self) -> bool:
+        return os.geteuid() == 0 and not self.privileged
+
+    @property
     def _scratch(self) -> Path:
         return self.workdir.absolute() / "scratch"
 
@@ -197,6 +214,8 @@ class Container:
         for number, text in enumerate(self._texts.values()):
             (self._files / str(number)).write_bytes(text.encode(errors="surrogateescape"))
         self.write_environment()
+        if self._confined:
+            write_profile(self._profile)
         self.writer.create()
 
     def write_environment(self) -> None:

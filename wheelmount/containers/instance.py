@@ -49,6 +49,7 @@ class Record:
         packages: the wheelhouse it shows, or None.
         binds: what else of the host it sees.
         nv: whether it has NVIDIA devices.
+        privileged: see `Container`.
         since: when it was started, in seconds since the epoch.
         pid: the process that ends when it has ended.
     """
@@ -60,6 +61,7 @@ class Record:
     nv: bool
     since: float
     pid: int
+    privileged: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,17 +281,20 @@ class Instance:
             nv=container.nv,
             since=time.time(),
             pid=process["ppid"],
+            privileged=container.privileged,
         )
 
     def _refuse_other(self, found: Record, container: Container) -> None:
-        wanted = str(container.image.absolute()), container.writer.name, container.nv
+        image = str(container.image.absolute())
+        wanted = image, container.writer.name, container.nv, container.privileged
         packages = container.packages and str(container.packages)
         if (
-            (found.image, found.overlay, found.nv) != wanted
+            (found.image, found.overlay, found.nv, found.privileged) != wanted
             or (packages and packages != found.packages)
             or (container.binds and _binds(container) != found.binds)
         ):
             shown = f" and {found.packages} at /packages" if found.packages else ""
+            shown += ", privileged" if found.privileged else ""
             raise ContainerError(
                 f"instance {self.name} on {self.host} is another one: it runs {found.image} with "
                 f"the overlay {found.overlay}{shown}",

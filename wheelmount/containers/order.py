@@ -45,6 +45,7 @@ class Order:
         files: texts it finds at these paths.
         cwd: where the command starts in it; default the home directory.
         nv: whether it may use NVIDIA devices.
+        privileged: see `Container`.
         terminal: size of the terminal elsewhere that the command is to have; None for none.
         identity: tells containers of one host apart.
     """
@@ -63,6 +64,7 @@ class Order:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     cwd: str | None = None
     nv: bool = False
+    privileged: bool = False
     terminal: Size | None = None
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
@@ -134,4 +136,5 @@ class Order:
             files=self.files,
             cwd=self.cwd,
             nv=self.nv,
+            privileged=self.privileged,
         )

@@ -10,16 +10,20 @@ import contextlib
 import errno
 import fcntl
 import os
-import selectors
+import select
 import signal
 import struct
 import subprocess
 import termios
+import threading
 import tty
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 _CHUNK = 1 << 16
+
+_GLANCE = 0.1
+"""Seconds between looks at whether the command has ended."""
 
 
 Size = tuple[int, int]
@@ -83,24 +87,54 @@ class Terminal:
             process: the command.
         """
         os.close(self.inner)  # the last one to close it ends the terminal
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._stdin, selectors.EVENT_READ)
-            ready.register(self._outer, selectors.EVENT_READ)
+        # One for each direction: whoever types may wait for what is shown, and the other way round.
+        ended, ending = os.pipe()
+        shows = threading.Thread(target=self._show, args=(ended,), daemon=True)
+        types = threading.Thread(target=self._type, args=(ended,), daemon=True)
+        try:
+            os.set_blocking(self._outer, False)
+            for each in (shows, types):
+                each.start()
+            while shows.is_alive() and process.poll() is None:
+                shows.join(_GLANCE)
+            shows.join(_GLANCE)  # what the command left may have the terminal still
+            os.write(ending, b"x")
+            shows.join()  # until all is shown that was written
+        finally:
+            with contextlib.suppress(OSError):
+                os.write(ending, b"x")
+            for each in (shows, types):
+                if each.ident is not None:
+                    each.join(_GLANCE)  # it may wait for who reads what is shown
+            for descriptor in (ended, ending):
+                os.close(descriptor)
+
+    def _show(self, ended: int) -> None:
+        with contextlib.suppress(OSError):  # our terminal was closed; a signal tells
             while True:
-                found = {key.fd for key, _ in ready.select(0.5)}
-                if self._outer in found:
-                    shown = _read(self._outer)
-                    if not shown:
-                        return
-                    _write(self._stdout, shown)
-                elif process.poll() is not None:  # something it left has the terminal still
+                ready, _, _ = select.select([self._outer, ended], [], [])
+                shown = _read(self._outer)
+                if shown == b"" or (shown is None and ended in ready):
                     return
-                if self._stdin in found:
-                    typed = _read(self._stdin)
-                    if not typed:
-                        ready.unregister(self._stdin)
-                        typed = b"\x04"  # what a terminal ends its input with
-                    _write(self._outer, typed)
+                _write(self._stdout, shown or b"")
+
+    def _type(self, ended: int) -> None:
+        while ended not in (ready := select.select([self._stdin, ended], [], [])[0]):
+            try:
+                typed = os.read(self._stdin, _CHUNK) if ready else b""
+            except OSError:
+                typed = b""
+            rest = memoryview(typed or b"\x04")  # what a terminal ends its input with
+            while rest:
+                try:
+                    rest = rest[os.write(self._outer, rest) :]
+                except BlockingIOError:  # the command does not read
+                    if ended in select.select([ended], [self._outer], [])[0]:
+                        return
+                except OSError:
+                    return
+            if not typed:
+                return
 
     def _resize(self, _number: int = 0, _frame: FrameType | None = None) -> None:
         with contextlib.suppress(OSError):
@@ -111,9 +145,12 @@ def _set_size(terminal: int, size: bytes) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
 
 
-def _read(descriptor: int) -> bytes:
+def _read(descriptor: int) -> bytes | None:
+    """What there is; None if there is nothing now, and no bytes if nobody has the other end."""
     try:
         return os.read(descriptor, _CHUNK)
+    except BlockingIOError:
+        return None
     except OSError as error:
         if error.errno != errno.EIO:  # what Linux says when nobody has the other end
             raise

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +21,12 @@ from wheelmount.errors import HostError
 from wheelmount.hosts import engine, process, worker
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 
-CHUNK = 4 << 20
-"""Bytes of output that travel in one message; Monarch's messages should stay below 16 MiB."""
+CHUNK = 2 << 20
+"""Bytes of a stream that travel in one message; Monarch's messages should stay below 16 MiB."""
+
+PIPE = 1 << 20
+"""Bytes that a pipe is to hold, so that few looks move much."""
+
 
 GRACE = 3.0
 """Seconds between asking a command to end and ending it."""
@@ -29,7 +35,7 @@ PATIENCE = 5.0
 """Seconds that a question for more output waits for some: few questions, also from 1,000 hosts."""
 
 LEASE = 60.0
-"""Seconds that a command runs on when nobody asks for its output: its client is gone."""
+"""Seconds that a command runs on of which its client does not say that it still wants it."""
 
 GLANCE = 0.02
 """Seconds between looks at whether there is more output."""
@@ -75,16 +81,20 @@ class Report:
 
 
 class _Run:
-    """One command, and the files that its output goes to."""
+    """One command, and the pipes that it writes to and reads from.
+
+    Pipes, so that it waits with its next output until the client has room for it.
+    """
 
     def __init__(
         self, command: Command, directory: Path, environment: Mapping[str, str], fed: bool
     ) -> None:
         directory.mkdir()
         self._directory = directory
-        self._offsets = {"stdout": 0, "stderr": 0}
         self._started = self.asked = time.monotonic()
         self._seconds: float | None = None
+        self._outputs: dict[str, int] = {}
+        self._input = -1
         argv, cwd = list(command.argv), command.cwd
         if command.script is not None:
             script = directory / "script"
@@ -97,60 +107,79 @@ class _Run:
             note = directory / "note"
             note.write_bytes(command.note)
             argv.append(str(note))
-        with (directory / "stdout").open("wb") as out, (directory / "stderr").open("wb") as err:
-            try:
-                self._process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.PIPE if fed else subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    cwd=cwd or tempfile.gettempdir(),
-                    env={**environment, **command.environment},
-                    start_new_session=True,
-                )
-            except OSError as error:
-                shutil.rmtree(directory, ignore_errors=True)
-                raise HostError(
-                    f"cannot run {argv[0]}: {error.strerror}", hint="is it installed on the host?"
-                ) from None
+        theirs = {}
+        try:
+            for stream in ("stdout", "stderr"):
+                self._outputs[stream], theirs[stream] = _pipe()
+            if fed:
+                theirs["stdin"], self._input = _pipe()
+            for ours in (*self._outputs.values(), *([self._input] if fed else ())):
+                os.set_blocking(ours, False)
+            self._process = subprocess.Popen(
+                argv,
+                stdin=theirs.get("stdin", subprocess.DEVNULL),
+                stdout=theirs["stdout"],
+                stderr=theirs["stderr"],
+                cwd=cwd or tempfile.gettempdir(),
+                env={**environment, **command.environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._close()
+            raise HostError(
+                f"cannot run {argv[0]}: {error.strerror}", hint="is it installed on the host?"
+            ) from None
+        finally:
+            for descriptor in theirs.values():
+                os.close(descriptor)
 
-    async def report(self) -> Report:
+    async def report(self, limit: int) -> Report:
         deadline = time.monotonic() + PATIENCE
         while True:
             self.asked = time.monotonic()
             code = self._process.poll()
             if code is not None and self._seconds is None:
                 self._seconds = time.monotonic() - self._started
-            stdout, stderr = self._more("stdout"), self._more("stderr")
+            stdout, stderr = self._more("stdout", limit), self._more("stderr", limit)
             more = bool(stdout or stderr)
             if more or code is not None or time.monotonic() > deadline:
                 if more or code is None:
                     return Report(stdout, stderr, None, time.monotonic() - self._started)
                 number = 128 - code if code < 0 else code
                 return Report(stdout, stderr, number, self._seconds or 0)
-            await asyncio.sleep(GLANCE)
+            await _ready([each for each in self._outputs.values() if each >= 0])
 
-    def _more(self, stream: str) -> bytes:
-        with (self._directory / stream).open("rb") as file:
-            file.seek(self._offsets[stream])
-            piece = file.read(CHUNK // 2)
-        self._offsets[stream] += len(piece)
-        return piece
+    def _more(self, stream: str, limit: int) -> bytes:
+        found = bytearray()
+        while self._outputs[stream] >= 0 and len(found) < limit:
+            try:
+                piece = os.read(self._outputs[stream], limit - len(found))
+            except BlockingIOError:
+                break
+            if not piece:
+                os.close(self._outputs[stream])
+                self._outputs[stream] = -1
+            found += piece
+        return bytes(found)
 
-    def feed(self, data: bytes) -> bool:
-        pipe = self._process.stdin
-        if pipe is None or pipe.closed:
-            return False
-        try:
-            pipe.write(data)
-            pipe.flush()
-            if not data:
-                pipe.close()
-        except OSError:  # it does not want any
-            with contextlib.suppress(OSError):
-                pipe.close()
-            return False
-        return True
+    async def feed(self, data: bytes) -> bool:
+        rest = memoryview(data)
+        while self._input >= 0:
+            try:
+                rest = rest[os.write(self._input, rest) :] if rest else rest
+            except BlockingIOError:
+                if self._process.poll() is not None:  # who has its input now wants none
+                    return False
+                await _ready(writing=[self._input])
+                continue
+            except OSError:  # it does not want any
+                data, rest = b"", rest[:0]
+            if not rest:
+                if not data:
+                    os.close(self._input)
+                    self._input = -1
+                return bool(data)
+        return False
 
     def end(self) -> None:
         if self._process.poll() is None:
@@ -160,16 +189,58 @@ class _Run:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(GRACE)
                     break
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in self._outputs.values():
+            if descriptor >= 0:
+                # What the command left running may write on, as to a file that is gone.
+                threading.Thread(target=_drain, args=(descriptor,), daemon=True).start()
+        self._outputs = dict.fromkeys(self._outputs, -1)
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = -1
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _pipe() -> tuple[int, int]:
+    reading, writing = os.pipe()
+    with contextlib.suppress(OSError):  # more than this user may have in all pipes
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE)
+    return reading, writing
+
+
+def _drain(descriptor: int) -> None:
+    os.set_blocking(descriptor, True)
+    try:
+        while os.read(descriptor, PIPE):
+            pass
+    finally:
+        os.close(descriptor)
+
+
+async def _ready(reading: Sequence[int] = (), writing: Sequence[int] = ()) -> None:
+    """Wait until there is something to do at pipes, for a moment at most."""
+    loop, woken = asyncio.get_running_loop(), asyncio.Event()
+    for descriptor in reading:
+        loop.add_reader(descriptor, woken.set)
+    for descriptor in writing:
+        loop.add_writer(descriptor, woken.set)
+    try:
+        await asyncio.wait_for(woken.wait(), GLANCE)
+    except asyncio.TimeoutError:
+        pass
+    finally:
+        for descriptor in reading:
+            loop.remove_reader(descriptor)
+        for descriptor in writing:
+            loop.remove_writer(descriptor)
 
 
 class Runner(Actor):  # type: ignore[misc]
     """Runs commands on its host."""
 
-    def __init__(self, host: str, rank: int) -> None:
+    def __init__(self, host: str, rank: int, lease: float) -> None:
         process.settle()
         self._environment = {
             name: value
@@ -180,6 +251,7 @@ class Runner(Actor):  # type: ignore[misc]
         mark = os.environ.get(worker.MARK)  # what is in its directory goes with the host
         place = None if mark is None else str(Path(mark).parent)
         self._directory = Path(tempfile.mkdtemp(prefix="run-", dir=place))
+        self._lease = lease
         self._runs: dict[str, _Run] = {}
         self._watch: asyncio.Task[None] | None = None
 
@@ -199,14 +271,19 @@ class Runner(Actor):  # type: ignore[misc]
             self._watch = asyncio.create_task(self._end_abandoned())
 
     @concurrent_endpoint
-    async def report(self, key: str) -> Report:
-        """More of its output; waits for some, for a while."""
-        return await self._runs[key].report()
+    async def report(self, key: str, limit: int) -> Report:
+        """More of its output, of each stream ``limit`` bytes at most; waits for some, a while."""
+        return await self._run(key).report(limit)
+
+    @concurrent_endpoint
+    async def renew(self, key: str) -> None:
+        """Say that its client still wants it, even if it does not ask for output."""
+        self._run(key).asked = time.monotonic()
 
     @concurrent_endpoint
     async def feed(self, key: str, data: bytes) -> bool:
         """Give it input, empty for the end of it; gives whether it takes more."""
-        return await asyncio.to_thread(self._runs[key].feed, data)
+        return await self._run(key).feed(data)
 
     @concurrent_endpoint
     async def end(self, key: str) -> None:
@@ -228,10 +305,18 @@ class Runner(Actor):  # type: ignore[misc]
         self._runs.clear()
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def _run(self, key: str) -> _Run:
+        if key not in self._runs:
+            raise HostError(
+                f"the command was ended: its client had not been heard of for {self._lease:g} s",
+                hint="the client must go on, and reach its hosts, while commands run",
+            )
+        return self._runs[key]
+
     async def _end_abandoned(self) -> None:
         while True:
-            await asyncio.sleep(LEASE / 10)
+            await asyncio.sleep(self._lease / 10)
             for key, run in list(self._runs.items()):
-                if time.monotonic() - run.asked > LEASE:
+                if time.monotonic() - run.asked > self._lease:
                     del self._runs[key]
                     await asyncio.to_thread(run.end)

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import RawIOBase
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Protocol, runtime_checkable
 
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine, handshake
 from wheelmount.hosts.host import Host
-from wheelmount.hosts.runner import PATIENCE, Command, Report, Runner
+from wheelmount.hosts.runner import CHUNK, LEASE, PATIENCE, Command, Report, Runner
 
 TAIL = 64 << 10
 """Bytes of a stream's end that a result keeps where the output went elsewhere."""
 
-READ = 64 << 10
-"""Bytes of input that are passed on at a time."""
+FLIGHT = 16 << 20
+"""Bytes of output of all hosts together that are on their way at most, of either stream."""
 
 Output = Callable[[str, str, bytes], None]
-"""Told of output as it comes: host, ``stdout`` or ``stderr``, bytes."""
+"""Told of output as it comes: host, ``stdout`` or ``stderr``, bytes. It may take its time: hosts'
+commands wait with their next output meanwhile."""
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """An ``Output`` that is also told which hosts there are, and when each has ended."""
+
+    def begin(self, hosts: Sequence[str]) -> None:
+        """Hear of them, in their order, before anything else."""
+
+    def end(self, host: str, *, lost: bool) -> None:
+        """Hear that no more comes from one, where the command ended or the host was lost."""
+
+    def __call__(self, host: str, stream: str, data: bytes) -> None:
+        """See ``Output``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +77,18 @@ class Runners:
         hosts: where.
         timeout: seconds within which a host must answer (not: a command finish).
         actors: the hosts' runners by name, if they are there already; they stay.
+        lease: seconds that a command runs on of which hosts do not hear that it is still wanted.
     """
 
     def __init__(
-        self, hosts: Sequence[Host], timeout: float, actors: Mapping[str, Any] | None = None
+        self,
+        hosts: Sequence[Host],
+        timeout: float,
+        actors: Mapping[str, Any] | None = None,
+        *,
+        lease: float = LEASE,
     ) -> None:
-        self._timeout = timeout
+        self._timeout, self._lease = timeout, lease
         self._hosts = hosts
         self._procs: dict[str, Any] = {}
         self._greetings: dict[str, Any] = {}
@@ -78,7 +102,7 @@ class Runners:
                 procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount_run")
                 self._procs[host.name] = procs
                 self._greetings[host.name] = handshake.begin(procs)
-                self.actors[host.name] = procs.spawn("runner", Runner, host.name, rank)
+                self.actors[host.name] = procs.spawn("runner", Runner, host.name, rank, self._lease)
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -111,21 +135,39 @@ class Runners:
         """
         fed = stdin if len(commands) == 1 else None
         results = Results()
+        listener = output if isinstance(output, Listener) else None
+        if listener is not None:
+            listener.begin(list(commands))
 
-        async def one(name: str, command: Command) -> None:
+        async def one(name: str, command: Command, tell: _Teller | None, limit: int) -> None:
             try:
-                results[name] = await self._run(name, command, output, fed)
+                results[name] = await self._run(name, command, output, tell, fed, limit)
             except WheelmountError as error:
                 results[name] = error
+            if tell is not None and listener is not None:
+                lost = isinstance(results[name], WheelmountError)
+                await tell(lambda: listener.end(name, lost=lost))
 
         async def everything() -> None:
-            await asyncio.gather(*(one(name, command) for name, command in commands.items()))
+            tell = None if output is None else _Teller()
+            limit = max(TAIL, min(CHUNK, FLIGHT // max(len(commands), 1)))
+            try:
+                await asyncio.gather(*(one(*item, tell, limit) for item in commands.items()))
+            finally:
+                if tell is not None:
+                    tell.close()
 
         engine.complete(everything())
         return Results({name: results[name] for name in commands})
 
     async def _run(
-        self, name: str, command: Command, output: Output | None, stdin: RawIOBase | None
+        self,
+        name: str,
+        command: Command,
+        output: Output | None,
+        tell: _Teller | None,
+        stdin: RawIOBase | None,
+        limit: int,
     ) -> Result:
         if (greeting := self._greetings.pop(name, None)) is not None:
             handshake.compare(name, await engine.answer(greeting, self._timeout))
@@ -133,44 +175,130 @@ class Runners:
         self._running.add((name, key))
         start = actor.start.call_one(key, command, stdin is not None)
         await engine.answer(start, self._timeout)
+        tasks = [asyncio.create_task(self._renew(actor, key))]
         if stdin is not None:
-            self._feed(actor, key, stdin)
+            tasks.append(asyncio.create_task(_feed(actor, key, _Reader(stdin))))
         streams = {"stdout": bytearray(), "stderr": bytearray()}
         bound = self._timeout + PATIENCE
-        while True:
-            report: Report = await engine.answer(actor.report.call_one(key), bound)
-            for stream, piece in (("stdout", report.stdout), ("stderr", report.stderr)):
-                streams[stream] += piece
-                if output is not None:
-                    del streams[stream][:-TAIL]
-                    if piece:
-                        output(name, stream, piece)
-            if report.code is not None:
-                break
+        try:
+            while True:
+                report: Report = await engine.answer(actor.report.call_one(key, limit), bound)
+                for stream, piece in (("stdout", report.stdout), ("stderr", report.stderr)):
+                    streams[stream] += piece
+                    if output is not None and tell is not None:
+                        del streams[stream][:-TAIL]
+                        if piece:
+                            await tell(partial(output, name, stream, piece))
+                if report.code is not None:
+                    break
+        finally:
+            for task in tasks:
+                task.cancel()
         await engine.answer(actor.end.call_one(key), self._timeout)
         self._running.discard((name, key))
         return Result(
             report.code, bytes(streams["stdout"]), bytes(streams["stderr"]), report.seconds
         )
 
-    def _feed(self, actor: Any, key: str, stdin: RawIOBase) -> None:
-        loop = asyncio.get_running_loop()
+    async def _renew(self, actor: Any, key: str) -> None:
+        with contextlib.suppress(WheelmountError):  # who asks for output hears of it too
+            while True:
+                await asyncio.sleep(self._lease / 6)
+                await engine.answer(actor.renew.call_one(key), self._timeout)
 
-        async def give(data: bytes) -> bool:
-            taken: bool = await engine.answer(actor.feed.call_one(key, data), None)
-            return taken
 
-        def pump() -> None:
+async def _feed(actor: Any, key: str, reader: _Reader) -> None:
+    """Pass input on, as fast as the command takes it."""
+    with contextlib.suppress(WheelmountError):  # the command has ended
+        while True:
+            data = await reader.read()
+            if not await engine.answer(actor.feed.call_one(key, data), None) or not data:
+                return
+
+
+class _Teller:
+    """Tells an ``Output``, in a thread of its own: it may wait for somebody who reads.
+
+    A daemon, as it may wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._told: SimpleQueue[tuple[asyncio.Future[None], Callable[[], None]] | None]
+        self._told = SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    async def __call__(self, tell: Callable[[], None]) -> None:
+        """Have it told, and wait until it was; raises what it raises."""
+        done = self._loop.create_future()
+        self._told.put((done, tell))
+        await done
+
+    def close(self) -> None:
+        """End the thread, when it can."""
+        self._told.put(None)
+
+    def _work(self) -> None:
+        while (item := self._told.get()) is not None:
+            done, tell = item
+            error = None
             try:
-                while True:
-                    data = stdin.read(READ) or b""
-                    if not asyncio.run_coroutine_threadsafe(give(data), loop).result() or not data:
-                        return
-            except (OSError, RuntimeError, WheelmountError, asyncio.CancelledError):
-                return  # the command or this process has ended
+                tell()
+            except Exception as raised:
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(_settle, done, error)
 
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():  # given up
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+class _Reader:
+    """Reads input ahead, in a thread of its own, while a piece of it is on its way."""
+
+    def __init__(self, stdin: RawIOBase) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stdin = stdin
+        self._held = bytearray()
+        self._ended = False
+        self._changed = threading.Condition()
+        self._some = asyncio.Event()
         # A daemon: it may wait for ever for somebody to type.
-        threading.Thread(target=pump, daemon=True).start()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    async def read(self) -> bytes:
+        """All that there is, some at least; nothing at the end."""
+        while True:
+            await self._some.wait()
+            with self._changed:
+                data = bytes(self._held)
+                self._held.clear()
+                self._changed.notify()
+                if data or self._ended:
+                    return data
+                self._some.clear()
+
+    def _work(self) -> None:
+        while not self._ended:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._held) < CHUNK)
+            try:
+                data = self._stdin.read(CHUNK // 2) or b""
+            except OSError:
+                data = b""
+            with self._changed:
+                self._held += data
+                self._ended = not data
+                try:
+                    self._loop.call_soon_threadsafe(self._some.set)
+                except RuntimeError:  # the loop has ended
+                    return
 
 
 def worst(results: Results) -> int:

@@ -37,6 +37,7 @@ class Image:
         instance: name of the instance to work in; None for a container that ends with the command.
         binds: source, target and whether it may be written, of what else of a host it sees.
         nv: whether it may use NVIDIA devices.
+        privileged: see `Container`.
     """
 
     paths: Mapping[str, Path] = dataclasses.field(default_factory=dict)
@@ -46,6 +47,7 @@ class Image:
     instance: str | None = None
     binds: Sequence[tuple[str, str, bool]] = ()
     nv: bool = False
+    privileged: bool = False
 
     def own(self, host: str) -> Path:
         """The image that is named for ``host``.
@@ -172,6 +174,7 @@ def order(host: str, image: Image, shown: Shown | None, settings: Settings) -> O
         environment=redirect.environment(),
         files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
         nv=image.nv,
+        privileged=image.privileged,
     )
 
 

@@ -1,0 +1,59 @@
+"""What is pasted into a container's terminal arrives, however much it is."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import read_terminal
+from wheelmount.config import Settings
+from wheelmount.containers.order import PROGRAM, Order
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(200)]
+
+COMMAND = [sys.executable, "-m", "wheelmount.cli.main"]
+PASTED = "".join(f"{number:>98}!\n" for number in range(1000)).encode()
+COUNT = "echo re''ady; cat >/tmp/pasted; echo; wc -c </tmp/pasted"
+
+
+def test_much_is_pasted_into_a_shell(sif: Path, workplace: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(workplace / "work")
+        words = ["shell", "-q", "--image", str(sif), "--hosts", "local:1", "sh", "-c", COUNT]
+        os.execv(COMMAND[0], [*COMMAND, *words])  # noqa: S606
+    said = bytearray()
+    while b"ready" not in said:
+        said += os.read(terminal, 4096)
+
+    def paste() -> None:
+        rest = memoryview(PASTED + b"\x04")
+        while rest:
+            rest = rest[os.write(terminal, rest[:4096]) :]
+
+    threading.Thread(target=paste, daemon=True).start()
+    shown = read_terminal(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"100000" in shown.split()  # the terminal may show what was typed later than that
+
+
+def test_much_is_pasted_from_afar(sif: Path, workplace: Path, settings: Settings) -> None:
+    """As on another machine: the terminal is there, what is typed comes by a pipe."""
+    runtime = str(settings.private_runtime())
+    order = Order("n1", str(sif), "mine", settings.state_dir, runtime, terminal=(24, 80))
+    (workplace / "note").write_bytes(order.encode(["sh", "-c", COUNT]))
+    done = subprocess.run(
+        [sys.executable, *PROGRAM[1:], str(workplace / "note")],
+        input=PASTED,
+        capture_output=True,
+        check=True,
+        timeout=100,
+    )
+    assert b"100000" in done.stdout.split()

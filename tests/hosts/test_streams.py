@@ -1,0 +1,146 @@
+"""What commands read and write flows as fast as the slower end takes it, and no faster."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Cli
+from wheelmount.config import Settings
+from wheelmount.errors import HostError
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Result, Runners
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+
+COMMAND = [sys.executable, "-m", "wheelmount.cli.main"]
+
+
+def _copying(settings: Settings, command: Command, data: bytes) -> tuple[str, Result]:
+    """Hash of what a command gives back of what it is given, by way of a pipe."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with open(writing, "wb") as file:
+            file.write(data)
+
+    threading.Thread(target=write, daemon=True).start()
+    digest = hashlib.sha256()
+    with (
+        open(reading, "rb", buffering=0) as stdin,
+        LocalHosts(1, settings) as hosts,
+        Runners(list(hosts), 30) as runners,
+    ):
+        result = runners.run({"host0": command}, lambda _h, _s, piece: digest.update(piece), stdin)
+    found = result["host0"]
+    assert isinstance(found, Result), found
+    return digest.hexdigest(), found
+
+
+def test_what_goes_in_comes_out(settings: Settings) -> None:
+    data = os.urandom(50_000_000)
+    digest, result = _copying(settings, Command(("cat",)), data)
+    assert (result.code, digest) == (0, hashlib.sha256(data).hexdigest())
+
+
+def test_a_command_need_not_read(settings: Settings) -> None:
+    _, result = _copying(settings, Command(("sh", "-c", "sleep 0.5; exit 3")), bytes(5_000_000))
+    assert result.code == 3
+
+
+def test_a_reader_that_pauses_is_waited_for_by_who_writes(
+    settings: Settings, workplace: Path
+) -> None:
+    """Longer than a command runs on without a word of its client."""
+    mark = workplace / "written"
+    script = (
+        "for n in $(seq 64); do head -c 1048576 /dev/zero; echo $n >" + str(mark) + "; done; exit 5"
+    )
+    taken: list[int] = []
+
+    def pause(_host: str, _stream: str, piece: bytes) -> None:
+        if not taken:
+            time.sleep(4)
+            assert int(mark.read_text()) < 32, "it waits"
+        taken.append(len(piece))
+
+    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30, lease=1) as runners:
+        results = runners.run({"host0": Command(script=script.encode())}, pause)
+    result = results["host0"]
+    assert isinstance(result, Result), result
+    assert (result.code, sum(taken)) == (5, 64 << 20)
+
+
+def test_a_command_that_nobody_wants_any_more_ends(settings: Settings) -> None:
+    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30, lease=1) as runners:
+        runners._lease = 1000  # it does not say so any more
+        blocked = threading.Event()
+
+        def block(_host: str, _stream: str, _piece: bytes) -> None:
+            blocked.wait(20)
+
+        def unblock() -> None:
+            deadline = time.monotonic() + 20
+            while _sleeping("43.21") and time.monotonic() < deadline:
+                time.sleep(0.1)
+            blocked.set()
+
+        threading.Timer(1, unblock).start()
+        command = Command(script=b"yes | head -c 1000; sleep 43.21")
+        error = runners.run({"host0": command}, block)["host0"]
+        assert isinstance(error, HostError)
+        assert "had not been heard of" in error.message
+
+
+def _sleeping(mark: str) -> bool:
+    lines = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    return ["sleep", mark] in lines
+
+
+def test_in_order_begins_with_the_first_line(cli: Cli, source: Path, workplace: Path) -> None:
+    go = workplace / "go"
+    script = workplace / "script"
+    script.write_text(
+        'echo "begin $WHEELMOUNT_RANK"; echo bad >&2\n'
+        f"while [ $WHEELMOUNT_RANK = 0 -a ! -e {go} ]; do sleep 0.05; done; printf end"
+    )
+    command = [*COMMAND, "run", "-q", "--hosts", "local:2", str(source), str(script)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as client:  # type: ignore[call-overload]
+        assert client.stdout.readline() == b"== host0 ==\n"
+        assert client.stdout.readline() == b"begin 0\n"
+        go.touch()
+        out, errors = client.communicate(timeout=60)
+    assert out == b"end\n== host1 ==\nbegin 1\nend\n"
+    assert errors == b"== host0 stderr ==\nbad\n== host1 stderr ==\nbad\n"
+    alone = cli("run", "-q", "--hosts", "local:1", source, script)
+    assert (alone.stdout, alone.stderr) == ("begin 0\nend", "bad\n"), "nothing is added"
+
+
+def test_much_output_takes_little_memory(source: Path, workplace: Path) -> None:
+    script = workplace / "script"
+    script.write_text("head -c 134217728 /dev/zero")
+    command = [*COMMAND, "run", "-q", "--hosts", "local:3", str(source), str(script)]
+    measure = "import os, resource, subprocess, sys; " + (
+        "code = subprocess.run(sys.argv[1:]).returncode; "
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); "
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", measure, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    # Of all processes that it waited for; hosts have less.
+    assert int(done.stderr) < 260 << 10
