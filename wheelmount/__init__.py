@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wheelmount.hosts import engine as engine  # its switches must be set before Monarch starts
-
 if TYPE_CHECKING:
     from wheelmount.mount.remote import RemoteMount, remotemount
 

@@ -151,13 +151,3 @@ def test_a_host_that_does_not_come_up_is_given_up(
     monkeypatch.setattr(sys, "executable", str(slow))
     with pytest.raises(HostError, match="host0 does not come up"):
         LocalHosts(1, replace(settings, start_timeout=0.5), namespaces=False).start()
-
-
-def test_monarchs_switches_are_set_before_it_is_imported() -> None:
-    code = """
-import os, sys, wheelmount
-from wheelmount.hosts import engine
-assert "monarch" not in sys.modules
-assert all(os.environ[name] for name in engine.SWITCHES)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

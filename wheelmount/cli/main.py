@@ -13,6 +13,7 @@ import click
 from wheelmount import __version__
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import WheelmountError
+from wheelmount.hosts import engine
 
 INTERRUPTED = 130
 
@@ -77,6 +78,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; the only place that turns an error into an exit code."""
+    engine.own_process()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)  # as ^C: everything is taken down on the way out
     try:

@@ -1,7 +1,9 @@
 """Monarch, set up once: its switches, its noise, its futures and its failures.
 
-Everything that touches Monarch's own settings stands here. The switches are environment variables
-because they must be in force before Monarch starts, here and in every process that it starts.
+Everything that touches Monarch's own settings stands here. The switches are environment variables,
+as only those reach all processes that Monarch starts. In a process of wheelmount's own they stay;
+in a program of the user's they are there while Monarch reads them, and what that program made of
+its environment and of Monarch is given back.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -34,10 +37,11 @@ SWITCHES = {
     "MONARCH_FILE_LOG_LEVEL": "error",
 }
 
-for _name, _value in SWITCHES.items():
-    # When this is imported, which is with the package, and not in start(): some are read while
-    # Monarch is imported, and modules with actors must import it.
-    os.environ.setdefault(_name, _value)
+OURS = re.compile(r"The actor (<[^>]*>\.)*<wheelmount\.")
+"""How a report on the failure of an actor of wheelmount's begins."""
+
+LOGGER = "logger-"
+"""Begin of the name of the actor that Monarch adds to each process to pass its output on."""
 
 MESH_TIMEOUT = 5.0
 """Seconds that processes and actors have to stop, all together."""
@@ -59,10 +63,24 @@ _lock = threading.Lock()
 _started = False
 _address: Address | None = None
 _identity: dict[str, str] = {}
+_own = False
+_hook_before: Callable[[Any], object] | None = None
 
 ADDRESS = "HYPERACTOR_MESH_DEFAULT_TRANSPORT"
 """Variable of Monarch that says where a host's processes listen. It goes to what they start, and
 beats what the client tells them of itself."""
+
+
+def own_process() -> None:
+    """Say that this process is wheelmount's own, before Monarch is imported.
+
+    Its environment, and so that of all that it starts, has Monarch's switches from here on; and no
+    failure of an actor ends it.
+    """
+    global _own
+    _own = True
+    for name, value in SWITCHES.items():
+        os.environ.setdefault(name, value)
 
 
 def start(address: Address | None = None, authority: Authority | None = None) -> None:
@@ -86,18 +104,21 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
                     hint="use hosts of one kind in one process",
                 )
             return
-        with quiet(), _temporary():
+        lacking = {name: value for name, value in SWITCHES.items() if name not in os.environ}
+        with quiet(), variables({**lacking, process.TEMPORARY: _temporary()}):
             gate.close()
             import monarch.actor
+            from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
             from monarch.config import configure
 
-            configure(
+            reload_config_from_env()  # it may have been imported before
+            configure(  # what hosts are told of
                 rdma_tcp_fallback_parallelism=4,
                 rdma_max_chunk_size_mb=4,
                 message_ack_every_n_messages=1,
+                get_proc_state_max_idle="3s",
             )
-            # The default raises KeyboardInterrupt in the main thread, wherever that may be.
-            monarch.actor.unhandled_fault_hook = lambda _fault: True
+            _pass_over_own_failures()
             try:
                 if address is not None:
                     if authority is not None and address.scheme == SECURE:
@@ -112,20 +133,46 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
         _started, _address = True, address
 
 
+def _pass_over_own_failures() -> None:
+    """Have failures of wheelmount's actors not end this process.
+
+    Calls to such an actor fail, and that says it. What Monarch does by default, for any actor, is
+    to raise KeyboardInterrupt in the main thread, wherever that may be. Failures of other actors
+    go where they went before.
+    """
+    import monarch.actor
+
+    global _hook_before
+    before = _hook_before = monarch.actor.unhandled_fault_hook
+
+    def hook(failure: Any) -> object:
+        # A process that fails is reported twice, for its logger and for the actor that is there
+        # for something.
+        ours = OURS.match(failure.report()) or failure.mesh_name.startswith(LOGGER)
+        return True if _own or ours else before(failure)
+
+    monarch.actor.unhandled_fault_hook = hook
+
+
 @contextlib.contextmanager
-def _temporary() -> Iterator[None]:
-    """Have the directory that Monarch makes as it starts, for sockets, go if this is killed."""
-    before = os.environ.get(process.TEMPORARY)
-    kind = f"wheelmount-client-{os.getuid()}-"
-    place = process.make_directory(Path(tempfile.gettempdir()), kind)
-    os.environ[process.TEMPORARY] = str(place)
+def variables(given: Mapping[str, str]) -> Iterator[None]:
+    """Have variables in the environment meanwhile, and then what was there before."""
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[process.TEMPORARY]
-        else:
-            os.environ[process.TEMPORARY] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _temporary() -> str:
+    """Have the directory that Monarch makes as it starts, for sockets, go if this is killed."""
+    kind = f"wheelmount-client-{os.getuid()}-"
+    return str(process.make_directory(Path(tempfile.gettempdir()), kind))
 
 
 @contextlib.contextmanager
@@ -153,13 +200,13 @@ def identify(address: Address, authority: Authority, *, others: bool = False) ->
     """
     from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
 
-    variables = authority.issue(address.names())
-    os.environ.update(variables)
-    reload_config_from_env()
-    if not others:
-        _identity.update(variables)
-        for name in variables:
-            del os.environ[name]
+    certificate = authority.issue(address.names())
+    if others:
+        os.environ.update(certificate)
+    else:
+        _identity.update(certificate)
+    with variables(certificate):
+        reload_config_from_env()
 
 
 def address() -> Address | None:
@@ -191,11 +238,12 @@ def stop() -> None:
         if not _started:
             return
         _started = False
-        from monarch.actor import shutdown_context
+        import monarch.actor
 
         with quiet(), contextlib.suppress(Exception):
             # Some milliseconds; where a host is lost, or stays, all that it is given.
-            shutdown_context(host_timeout=FLUSH).get(timeout=STOP_TIMEOUT)
+            monarch.actor.shutdown_context(host_timeout=FLUSH).get(timeout=STOP_TIMEOUT)
+        monarch.actor.unhandled_fault_hook = _hook_before
 
 
 @contextlib.contextmanager

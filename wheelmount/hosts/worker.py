@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("address")
     parser.add_argument("--guard", type=int)
     arguments = parser.parse_args()
+    engine.own_process()
     if arguments.guard is not None:
         os.set_inheritable(arguments.guard, False)
         guarded = (arguments.guard, Path(arguments.address.removeprefix(LOCAL)))

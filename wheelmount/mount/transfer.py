@@ -30,7 +30,8 @@ from wheelmount.mount.ring import Ring, Staged
 from wheelmount.mount.stream import Ticket
 
 # Which transport is in use is told by the status, not by a warning in the middle of the output.
-warnings.filterwarnings("ignore", category=RDMATcpFallbackWarning)
+# Of wheelmount's own buffers: a user's program may have others.
+warnings.filterwarnings("ignore", category=RDMATcpFallbackWarning, module=r"wheelmount\.")
 
 STAGING_THREADS = 8
 """Threads that read and hash blocks; more than cores because disks are waited for."""

@@ -1,0 +1,140 @@
+"""What a program of the user's finds of itself and of Monarch beside wheelmount."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.hosts
+
+BEGIN = """
+import os, sys, time
+os.environ["HYPERACTOR_TLS_CA"] = "the user's own"
+before = dict(os.environ)
+if "early" in sys.argv:
+    import monarch.actor
+import wheelmount
+assert "early" in sys.argv or "monarch" not in sys.modules
+
+import psutil
+from monarch.actor import Actor, endpoint, this_host
+import monarch.actor
+from wheelmount import config, remotemount
+from wheelmount.errors import HostError
+from wheelmount.hosts import engine
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Runners
+
+class Theirs(Actor):
+    @endpoint
+    async def fail(self) -> None:
+        raise ValueError("of the user's own")
+
+def same():
+    now = dict(os.environ)
+    now.pop("HYPERACTOR_EXECUTION_ID", None)  # Monarch's own, which it sets when it is imported
+    assert now == {**before}, {k: v for k, v in now.items() if before.get(k) != v}
+
+same()
+"""
+
+
+def _run(
+    body: str, source: Path, workplace: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    program = workplace / "program.py"
+    program.write_text(BEGIN + textwrap.dedent(body))
+    switches = "HYPERACTOR_", "MONARCH_"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(switches)}
+    done = subprocess.run(
+        [sys.executable, str(program), *arguments],
+        env=environment | {"SOURCE": str(source), "MNT": str(workplace / "mnt-{host}")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    print(done.returncode, done.stdout, done.stderr)
+    return done
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_program_has_its_environment_and_its_hook_back(
+    source: Path, workplace: Path, when: str
+) -> None:
+    body = """
+    hook = monarch.actor.unhandled_fault_hook
+    with (
+        LocalHosts(1, namespaces=False) as hosts,
+        remotemount(hosts, os.environ["SOURCE"], os.environ["MNT"]) as mount,
+    ):
+        same()
+        mount.wait(60)
+        same()
+    same()
+    from wheelmount.hosts.address import Address
+    from wheelmount.hosts.credentials import Authority
+    engine.identify(Address("tls", "127.0.0.1", 0), Authority.make())
+    same()
+    engine.stop()
+    assert monarch.actor.unhandled_fault_hook is hook
+    """
+    assert _run(body, source, workplace, when).returncode == 0
+
+
+@pytest.mark.fuse
+def test_a_failure_of_the_user_s_own_ends_the_program_as_ever(
+    source: Path, workplace: Path
+) -> None:
+    fail = """
+    {}
+    actor = this_host().spawn_procs({{"procs": 1}}).spawn("theirs", Theirs)
+    actor.fail.broadcast()
+    time.sleep(60)
+    """
+    mount = 'm = remotemount(this_host(), os.environ["SOURCE"], os.environ["MNT"]); m.open()'
+    hosts = "hosts = LocalHosts(1, namespaces=False); hosts.start()"
+    alone = _run(fail.format("pass"), source, workplace)
+    assert alone.returncode != 0
+    assert "of the user's own" in alone.stderr
+    for beside in (mount, hosts):
+        done = _run(fail.format(beside), source, workplace)
+        assert done.returncode == alone.returncode
+        assert "of the user's own" in done.stderr
+
+
+@pytest.mark.fuse
+def test_a_loss_of_wheelmount_s_own_does_not_end_the_program(source: Path, workplace: Path) -> None:
+    body = """
+    faults = []
+    monarch.actor.unhandled_fault_hook = faults.append
+    with (
+        LocalHosts(2, namespaces=False) as hosts,
+        Runners(list(hosts), 30) as runners,
+        remotemount(hosts, os.environ["SOURCE"], os.environ["MNT"]) as mount,
+    ):
+        mount.wait(60)
+        theirs = this_host().spawn_procs({"procs": 1}).spawn("theirs", Theirs)
+        for process in psutil.Process(hosts.pids[0]).children():
+            if "wheelmount.mount.server" not in process.cmdline():
+                process.kill()
+        results = runners.run({host.name: Command(("sleep", "0.1")) for host in hosts})
+        assert isinstance(results["host0"], HostError), results
+        assert results["host1"].code == 0, results
+        time.sleep(2)  # for what else Monarch has to say
+        assert not faults
+        theirs.fail.broadcast()
+        deadline = time.monotonic() + 30
+        while not faults and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (fault,) = faults
+        assert fault.mesh_name.startswith("theirs")
+    """
+    assert _run(body, source, workplace).returncode == 0
