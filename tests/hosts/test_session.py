@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.sharedctypes
 from dataclasses import replace
 
 import pytest
@@ -81,3 +82,30 @@ def test_only_one_process_changes_it(settings: Settings) -> None:
         other.join()
     with impatient.lock():  # what was killed holds nothing
         pass
+
+
+def _change(settings: Settings, overlaps: multiprocessing.sharedctypes.Synchronized[int]) -> None:
+    session = Session("one", settings)
+    inside = session.directory.parent.parent / "inside"
+    for _ in range(50):
+        with session.lock():
+            try:
+                inside.touch(exist_ok=False)
+            except FileExistsError:
+                overlaps.value += 1
+            _make(session)
+            session.forget()  # so that all of it is removed
+            inside.unlink(missing_ok=True)
+
+
+def test_only_one_changes_what_is_made_and_removed_in_turns(settings: Settings) -> None:
+    context = multiprocessing.get_context("fork")
+    overlaps = context.Value("i", 0)
+    works = [context.Process(target=_change, args=(settings, overlaps)) for _ in range(3)]
+    for work in works:
+        work.start()
+    for work in works:
+        work.join(100)
+    assert [work.exitcode for work in works] == [0, 0, 0]
+    assert overlaps.value == 0
+    assert not Session("one", settings).directory.exists()

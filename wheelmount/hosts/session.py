@@ -30,6 +30,9 @@ VERSION = 1
 DEFAULT = "default"
 """Name of the session that commands use when they are told neither hosts nor a session."""
 
+GLANCE = 0.5
+"""Seconds between looks at whether what is waited for is still there."""
+
 _RECORD, _HANDLES, _LOCK = "session.json", "handles", "lock"
 
 
@@ -130,21 +133,25 @@ class Session:
             WaitError: another process does, for longer than hosts may take to start.
         """
         timeout = self.settings.start_timeout
-        private_directory(self.directory)
+        deadline = time.monotonic() + timeout
         lock = FileLock(self.directory / _LOCK, mode=0o600)
-        try:
-            lock.acquire(timeout)
-        except Timeout:
-            raise WaitError(
-                f"another wheelmount changes session {self.name} for {timeout:g} s already",
-                hint="wait for it, or end it",
-            ) from None
+        while True:
+            private_directory(self.directory)  # it may have been removed since it was waited for
+            try:
+                lock.acquire(min(timeout, GLANCE))
+                break
+            except (Timeout, FileNotFoundError):
+                if time.monotonic() > deadline:
+                    raise WaitError(
+                        f"another wheelmount changes session {self.name} for {timeout:g} s already",
+                        hint="wait for it, or end it",
+                    ) from None
         try:
             yield
         finally:
-            lock.release()
-            if not self.exists:
+            if not self.exists:  # before it is let go of: nobody may have a lock that is removed
                 shutil.rmtree(self.directory, ignore_errors=True)
+            lock.release()
 
     def make(self, spec: str, kind: str, hosts: Hosts) -> Record:
         """Have hosts that run be this session; whoever does holds ``lock``."""

@@ -97,9 +97,9 @@ class Agent(Actor):  # type: ignore[misc]
         if self._directory.exists():  # what an agent left that was lost
             await asyncio.to_thread(serving.stop, self._directory, force=True)
         await asyncio.to_thread(serving.clear, settings, order.mntpoint)
-        made = point.prepare(order.mntpoint, cover=order.cover)
         own = settings.store == MEMORY and kernel.may_mount()
         store = settings.private_store(mounted=own) / self._directory.name
+        made = point.prepare(order.mntpoint, cover=order.cover)  # last: it is to be taken back
         task = Task(
             self._host,
             order.source,
