@@ -290,6 +290,33 @@ def test_private_directories_are_private(tmp_path: Path) -> None:
         private_directory(tmp_path / "link")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="gives directories to another user")
+@pytest.mark.parametrize("what", ["directory", "link", "file"])
+def test_a_name_that_another_user_has_taken_is_done_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    tmp_path.chmod(0o1777)
+    name = tmp_path / f"wheelmount-{os.getuid()}"
+    if what == "directory":
+        name.mkdir(mode=0o700)
+    elif what == "link":
+        name.symlink_to(tmp_path)
+    else:
+        name.touch()
+    os.chown(name, NOBODY, NOBODY, follow_symlinks=False)
+    decoy = tmp_path / f"{name.name}-0-decoy"
+    decoy.mkdir(mode=0o700)
+    os.chown(decoy, NOBODY, NOBODY)
+    settings = Settings(runtime_dir=str(tmp_path), store=str(tmp_path))
+    place = settings.private_runtime()
+    assert place not in (name, decoy)
+    assert (place.stat().st_uid, place.stat().st_mode & 0o777) == (0, 0o700)
+    assert "made by another user" in _said(caplog)
+    assert settings.private_runtime() == settings.private_store(mounted=False) == place
+    name.rmdir() if what == "directory" else name.unlink()
+    assert settings.private_runtime() == place, "what lies there is still found"
+
+
 @pytest.mark.parametrize("kind", _classes(WheelmountError))
 def test_errors_survive_the_way_between_processes(kind: type[WheelmountError]) -> None:
     error = pickle.loads(pickle.dumps(kind("what", hint="do")))  # noqa: S301

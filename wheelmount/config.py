@@ -13,8 +13,9 @@ import dataclasses
 import functools
 import logging
 import os
-import stat
+import secrets
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import platformdirs
 
 from wheelmount.errors import ConfigError, SourceError
-from wheelmount.trust import Found, Trusted, places, read
+from wheelmount.trust import Found, Trusted, is_private, places, read
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -137,7 +138,7 @@ class Settings:
 
     def private_runtime(self) -> Path:
         """The user's own runtime directory, made 0700 if it is not there."""
-        return private_directory(Path(self.runtime_dir) / f"wheelmount-{os.getuid()}")
+        return _private_place(Path(self.runtime_dir))
 
     def private_store(self, *, mounted: bool) -> Path:
         """The user's own store directory, made 0700 if it is not there.
@@ -148,26 +149,55 @@ class Settings:
         if self.store == MEMORY and mounted:
             return private_directory(self.private_runtime() / "stores")
         place = "/dev/shm" if self.store == MEMORY else self.store  # noqa: S108 - private, see above
-        return private_directory(Path(place) / f"wheelmount-{os.getuid()}")
+        return _private_place(Path(place))
 
 
 def private_directory(path: Path) -> Path:
     """Make ``path`` (and its parents) with mode 0700, or check that it is ours already.
 
     Raises:
-        ConfigError: somebody else owns it, it is a symlink, or others may enter it.
+        ConfigError: another user owns it, it is a symlink, or others may enter it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        if not is_private(path):
+            ours = path.lstat().st_uid == os.getuid()
             raise ConfigError(
                 f"{path} is not a private directory of yours",
-                hint="remove it, or set WHEELMOUNT_RUNTIME_DIR and WHEELMOUNT_STORE elsewhere",
+                hint=f"run: chmod 700 {path}; or remove it"
+                if ours
+                else "set WHEELMOUNT_RUNTIME_DIR and WHEELMOUNT_STORE elsewhere",
             ) from None
     return path
+
+
+def _private_place(parent: Path) -> Path:
+    """This user's own directory in one that all may write to, the same each time.
+
+    Where another user has made one of its name, it has a name that none could foresee.
+
+    Raises:
+        ConfigError: see ``private_directory``.
+    """
+    path = parent / f"wheelmount-{os.getuid()}"
+    if is_private(path):
+        return path
+    # By age, for the first of them is in use; also where the name is free again.
+    for other in sorted(parent.glob(f"{path.name}-*")):
+        if is_private(other):
+            return other
+    try:
+        taken = path.lstat().st_uid != os.getuid()
+    except FileNotFoundError:
+        taken = False
+    if not taken:
+        return private_directory(path)
+    log.warning("security: %s was made by another user; another name is taken", path)
+    return private_directory(
+        path.with_name(f"{path.name}-{int(time.time()):x}-{secrets.token_hex(4)}")
+    )
 
 
 DEFAULT = "default"

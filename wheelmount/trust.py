@@ -118,6 +118,19 @@ def _private_group(path: Path, gid: int) -> bool:
     return (gid == 0 or named) and {*group.gr_mem} <= {user.pw_name, "root"}
 
 
+def is_private(path: Path) -> bool:
+    """Whether a directory is this user's own and for nobody else to enter."""
+    try:
+        state = path.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(state.st_mode)
+        and state.st_uid == os.getuid()
+        and not state.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    )
+
+
 def places(directory: Path) -> Iterator[Path]:
     """Directories where files for a directory may lie: itself and those above it.
 
@@ -148,12 +161,7 @@ class Trusted:
         self.directory = directory
 
     def __contains__(self, found: Found) -> bool:
-        try:
-            state = self.directory.lstat()
-        except OSError:
-            return False
-        private = state.st_uid == os.getuid() and not state.st_mode & 0o077
-        return private and stat.S_ISDIR(state.st_mode) and (self.directory / _key(found)).is_file()
+        return is_private(self.directory) and (self.directory / _key(found)).is_file()
 
     def add(self, found: Found) -> None:
         """Trust a file as it is. The directory must be there."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import signal
 import sys
-from types import FrameType
-
-import click
-
-from wheelmount import __version__
-from wheelmount.cli.console import ConsoleProgress
-from wheelmount.errors import WheelmountError
-from wheelmount.hosts import engine
 
 INTERRUPTED = 130
 
+try:
+    import contextlib
+    import importlib
+    import logging
+    import signal
+    from types import FrameType
+
+    import click
+
+    from wheelmount import __version__
+    from wheelmount.cli.console import ConsoleProgress
+    from wheelmount.errors import WheelmountError
+    from wheelmount.hosts import engine
+except KeyboardInterrupt:  # there is nothing to take down yet
+    sys.exit(INTERRUPTED)
+
+log = logging.getLogger("wheelmount")
 
 COMMANDS = {
     "download": "wheels:download",
@@ -78,10 +84,10 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; the only place that turns an error into an exit code."""
-    engine.own_process()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)  # as ^C: everything is taken down on the way out
     try:
+        engine.own_process()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)  # as ^C: everything is taken down on the way out
         code = cli.main(standalone_mode=False)
     except WheelmountError as error:
         ConsoleProgress().error(error)
@@ -93,6 +99,17 @@ def main() -> None:
         with contextlib.suppress(OSError):
             print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        log.debug("unexpected", exc_info=True)
+        unexpected = WheelmountError(
+            f"unexpected {type(error).__name__}: {error}",
+            hint="report this as a defect, with what -v says",
+        )
+        ConsoleProgress().error(unexpected)
+        sys.exit(unexpected.exit_code)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)  # Python itself would print a traceback
     sys.exit(code if isinstance(code, int) else 0)
 
 

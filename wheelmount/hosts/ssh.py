@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import secrets
 import selectors
@@ -23,6 +24,10 @@ from wheelmount.hosts.address import Address
 from wheelmount.hosts.network import INSTALL, NetworkHosts
 
 log = logging.getLogger("wheelmount")
+
+
+LINE = 64 << 10
+"""Bytes of the line by which a host says where its worker is, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,7 @@ class SshHosts(NetworkHosts):
         timeout = self._settings.start_timeout
         deadline = time.monotonic() + timeout
         found: dict[str, Address] = {}
+        said = dict.fromkeys(self._names, b"")
         with selectors.DefaultSelector() as selector:
             for name, process in zip(self._names, self._processes, strict=True):
                 stdout = cast(IO[bytes], process.stdout)
@@ -139,19 +145,29 @@ class SshHosts(NetworkHosts):
                     )
                 for key, _ in ready:
                     name, process = key.data
-                    selector.unregister(key.fileobj)
-                    found[name] = self._address(name, process)
+                    more = os.read(key.fd, LINE)  # and no whole line, which may never come
+                    said[name] += more
+                    if not more or b"\n" in said[name] or len(said[name]) > LINE:
+                        selector.unregister(key.fileobj)
+                        found[name] = self._address(name, process, said[name])
         return [found[name] for name in self._names]
 
-    def _address(self, name: str, process: subprocess.Popen[bytes]) -> Address:
-        line = cast(IO[bytes], process.stdout).readline()
+    def _address(self, name: str, process: subprocess.Popen[bytes], line: bytes) -> Address:
         try:
-            said: dict[str, Any] = json.loads(line)
+            said = json.loads(line)
         except ValueError:
             raise HostError(f"{name}: {_last_words(process)}", hint=_hint(process)) from None
+        if not isinstance(said, dict):
+            said = {}
         if "error" in said:
-            raise HostError(f"{name}: {said['error']}", hint=said["hint"])
-        return Address.parse(said["address"])
+            raise HostError(f"{name}: {said['error']}", hint=said.get("hint"))
+        try:
+            return Address.parse(str(said.get("address")))
+        except InputError:
+            raise HostError(
+                f"{name} does not say where its worker is",
+                hint="wheelmount must be installed there in the same version",
+            ) from None
 
     def stop(self) -> None:
         """End them and all that runs on them."""

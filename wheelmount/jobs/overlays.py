@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,5 +38,6 @@ def told(results: Results) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, result in results.items():
         if not isinstance(result, WheelmountError) and result.code == 0:
-            found += [each for each in json.loads(result.stdout) if each["host"] == name]
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # it says something else
+                found += [each for each in json.loads(result.stdout) if each["host"] == name]
     return found

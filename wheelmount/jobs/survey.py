@@ -41,11 +41,11 @@ def survey(
             continue
         try:
             report = json.loads(result.stdout)
-        except ValueError:
+            ahead = report["time"] - now
+        except (ValueError, TypeError, KeyError):
             said = result.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
             found[name] = HostError(f"doctor said {said[-1]} there")
         else:
-            ahead = report["time"] - now
             found[name] = report | {"skew": ahead if ahead > 0 else min(0, ahead + result.seconds)}
     return found
 

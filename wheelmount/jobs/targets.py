@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping
 
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, WheelmountError
+from wheelmount.errors import HostError, InputError, WheelmountError
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Result
 from wheelmount.hosts.spec import HostSpec
@@ -77,11 +77,14 @@ def _target(name: str, result: Result | WheelmountError) -> Target:
     if result.code:
         said = result.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
         raise HostError(f"{name} does not say which Python it has: {said[-1]}", hint=_HINT)
-    return _parse(name, result.stdout.decode())
+    return _parse(name, result.stdout.decode(errors="replace"))
 
 
 def _parse(name: str, said: str) -> Target:
     version, _, platform = said.strip().partition(" ")
     if not platform:
         raise HostError(f"{name} has no glibc that wheels can be chosen for", hint=_HINT)
-    return Target.parse(version, platform)
+    try:
+        return Target.parse(version, platform)
+    except InputError as error:
+        raise HostError(f"{name} does not say which Python it has: {error}", hint=_HINT) from None
