@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import os
-import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Cli
+from wheelmount.config import Settings
 from wheelmount.errors import HostError
+from wheelmount.hosts.spec import parse
+from wheelmount.progress import SILENT
+
+HostsBy = Callable[..., None]
+
+
+@pytest.fixture
+def hosts_by(workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> HostsBy:
+    """Starts a host by an ssh that does something else."""
+
+    def start(program: str, seconds: float = 20) -> None:
+        ssh = workplace / "ssh"
+        ssh.write_text(f"#!/bin/sh\n{program}\n")
+        ssh.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{workplace}:{os.environ['PATH']}")
+        limited = replace(settings, start_timeout=seconds)
+        parse("ssh:a").make(limited, namespaces=False, progress=SILENT).start()
+
+    return start
 
 
 @pytest.mark.parametrize(
-    "said",
-    ["[]", "{}", "3", '{"address": 3}', '{"address": "tls://"}', '{"error": "x"}', "no JSON"],
+    "said", ["[]", "{}", "3", '{"address": 3}', '{"address": "tls://"}', '{"error": "x"}', "text"]
 )
-def test_what_an_ssh_host_says_of_itself(
-    cli: Cli, workplace: Path, source: Path, said: str
-) -> None:
-    done = _up(cli, workplace, f"echo '{said}'; exec sleep 1")
-    assert done.returncode == HostError.exit_code
-    assert done.stderr.startswith("error: a")
-    assert "Traceback" not in done.stderr
+def test_what_an_ssh_host_says_of_itself(hosts_by: HostsBy, said: str) -> None:
+    with pytest.raises(HostError, match=r"^a"):
+        hosts_by(f"echo '{said}'")
 
 
-def test_a_line_without_an_end(cli: Cli, workplace: Path) -> None:
-    done = _up(cli, workplace, "exec cat /dev/zero")
-    assert done.returncode == HostError.exit_code
-    silent = _up(cli, workplace, "printf x; exec sleep 60", WHEELMOUNT_START_TIMEOUT="1")
-    assert (silent.returncode, "a: no worker within 1 s" in silent.stderr) == (68, True)
-
-
-def _up(
-    cli: Cli, workplace: Path, program: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Bring up a host by an ssh that does something else."""
-    ssh = workplace / "ssh"
-    ssh.write_text(f"#!/bin/sh\n{program}\n")
-    ssh.chmod(0o755)
-    path = f"{workplace}:{os.environ['PATH']}"
-    return cli("up", "--hosts", "ssh:a", "-q", env={**os.environ, "PATH": path, **variables})
+def test_a_line_without_an_end(hosts_by: HostsBy) -> None:
+    with pytest.raises(HostError, match=r"^a"):
+        hosts_by("head -c 1000000 /dev/zero")
+    with pytest.raises(HostError, match="a: no worker within 1 s"):
+        hosts_by("printf x; exec sleep 3", 1)
