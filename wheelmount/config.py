@@ -70,11 +70,11 @@ class Settings:
     in pods ``python``."""
 
     block_size: int = 0
-    """Bytes that travel, are hashed and arrive as one: a multiple of 4096, or 0 to choose by size
-    and number of hosts."""
+    """Bytes that travel, are hashed and arrive as one: a multiple of 4096, or 0 to choose."""
 
     in_flight: int = 6
-    """Blocks that one host fetches at the same time, shared by all trees; two in each at least."""
+    """Blocks that one host fetches at the same time, shared by all trees; fewer over a slow link,
+    more over a long one."""
 
     ring: int = 32
     """Blocks the client keeps staged in memory: its bound is ``ring * block_size`` bytes."""
@@ -89,7 +89,7 @@ class Settings:
     """Seconds a read in the mount waits for its bytes before it fails with EIO."""
 
     fetch_timeout: float = 30.0
-    """Seconds one block may take to travel before it is asked for again."""
+    """Seconds without a byte after which a block is asked for again."""
 
     start_timeout: float = 60.0
     """Seconds a host, a mount or a container may take to come up."""

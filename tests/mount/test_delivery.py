@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +15,16 @@ import pytest
 
 from wheelmount import remotemount
 from wheelmount.config import Settings
+from wheelmount.errors import TransferError
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount import delivery
 from wheelmount.mount.delivery import Delivery
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.outlet import Lender, Outlet
+from wheelmount.mount.receiver import AGAIN
 from wheelmount.mount.remote import RemoteMount
+from wheelmount.mount.source import Source
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -184,6 +189,81 @@ def test_a_read_brings_its_bytes_from_the_host_that_gives_them(
     assert found["host1"]["held"] == 10 << 20
     passed = found["host0"]["held"]
     assert abs(passed - (10 << 20) * (blocks // 2) / blocks) <= 64 << 10
+
+
+def test_a_source_that_stalls_fails_nothing(
+    large: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(settings, fetch_timeout=1)
+    stalled: list[int] = []
+    fill = Source.fill
+
+    def slow(source: Source, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        if not stalled:
+            stalled.append(block)
+            time.sleep(4)
+        return fill(source, block, view)
+
+    monkeypatch.setattr(Source, "fill", slow)
+    with (
+        LocalHosts(2, settings, namespaces=False) as hosts,
+        remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        mount.wait(60)
+        assert mount.sent == 10 << 20, "nobody asked the client for what others had to give"
+        for path in mount.mntpoints.values():
+            _same(large, path)
+
+
+def test_what_could_not_be_had_is_asked_for_again(
+    large: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = Source.fill
+
+    def broken(source: Source, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        if block == 0:
+            raise OSError(errno.EIO, "the disk fails")
+        return fill(source, block, view)
+
+    with (
+        LocalHosts(2, settings, namespaces=False) as hosts,
+        remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(Source, "fill", broken)
+            with pytest.raises(TransferError, match="did not arrive"):
+                mount.wait(60)
+            first = Path(mount.mntpoints["host0"], "one")
+            with pytest.raises(OSError, match="Input/output"):
+                first.read_bytes()
+        time.sleep(AGAIN)
+        assert first.read_bytes() == (large / "one").read_bytes()
+        assert not mount.refresh(), "nothing changed"
+        mount.wait(60)
+        assert all(found["held"] == 10 << 20 for found in mount.status().values())
+        for path in mount.mntpoints.values():
+            _same(large, path)
+
+
+def test_a_delivery_that_fails_by_itself_is_no_success(
+    large: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("this must not happen")
+
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(Delivery, "fetch", fail)
+                mount.open()
+                with pytest.raises(ValueError, match="must not happen"):
+                    mount.wait(60)
+            assert not mount.refresh()
+            mount.wait(60)
+            _same(large, mount.mntpoints["host0"])
+        finally:
+            mount.close(force=True)
 
 
 LOSING = """

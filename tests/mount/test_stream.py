@@ -22,10 +22,11 @@ from wheelmount.errors import StoreError, TransferError, UnreachableError
 from wheelmount.hosts import engine
 from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
+from wheelmount.mount import stream
 from wheelmount.mount.inlet import Inlet
 from wheelmount.mount.outlet import Outlet, outlet
 from wheelmount.mount.ring import Staged
-from wheelmount.mount.stream import REPLY, REQUEST, Ticket
+from wheelmount.mount.stream import GIVEN, REPLY, REQUEST, STEP, Ticket
 
 SIZE = 3 << 20
 HERE = "127.0.0.1"
@@ -47,7 +48,7 @@ def _reached(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> Address | N
 
 def _head(length: int, size: int) -> bytes:
     head: bytes = msgpack.packb((0, length, size, b"digest", ()))
-    return REPLY.pack(True, len(head)) + head
+    return REPLY.pack(GIVEN, len(head)) + head
 
 
 class Lending:
@@ -101,7 +102,9 @@ async def _read(inlet: Inlet, ticket: Ticket, block: int = 0, packed: bool = Fal
         assert staged.length == staged.size
         return bytes(memory[: staged.size])
 
-    return await inlet.read(ticket, block, packed, memory, then)
+    found, took = await inlet.read(ticket, block, packed, memory, then)
+    assert took >= 0
+    return found
 
 
 def test_blocks_come_over_few_connections(address: Address | None) -> None:
@@ -242,13 +245,86 @@ def test_a_wait_is_bounded(silent: tuple[Ticket, socket.socket]) -> None:
     _run(work, timeout=0.2)
 
 
+class Late(Lending):
+    """Takes a while to have a block."""
+
+    @contextlib.contextmanager
+    def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
+        time.sleep(1.5)
+        with super().lend(block, packed) as lent:
+            yield lent
+
+
+def test_who_waits_itself_says_so(address: Address | None) -> None:
+    lender = Late()
+    late = Outlet(lender, timeout=0.3)
+
+    async def work(inlet: Inlet) -> None:
+        for _ in range(2):
+            assert await _read(inlet, late.ticket) == lender.blocks[0]
+
+    try:
+        _run(work, timeout=0.5)
+    finally:
+        late.close()
+
+
+def test_a_block_may_take_longer_than_a_timeout_as_long_as_it_comes(
+    silent: tuple[Ticket, socket.socket],
+) -> None:
+    ticket, server = silent
+    data = os.urandom(20 * STEP)
+
+    def slow() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(_head(len(data), len(data)))
+            for begin in range(0, len(data), STEP):
+                connection.sendall(data[begin : begin + STEP])
+                time.sleep(0.1)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+
+    async def work(inlet: Inlet) -> None:
+        assert await _read(inlet, ticket) == data
+
+    _run(work, timeout=1)
+    thread.join()
+
+
+def test_who_takes_a_block_slowly_gets_all_of_it(address: Address | None) -> None:
+    """A link that needs longer for a block than the time-out of who gives it."""
+    lender = Lending()
+    outlet = Outlet(lender, timeout=0.5)
+    try:
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(stream.connect(outlet.ticket.where))
+            connection.settimeout(10)
+            connection.sendall(REQUEST.pack(outlet.ticket.secret, 0, False))
+            reply = bytearray(REPLY.size)
+            assert stream.receive(connection, memoryview(reply))
+            kind, size = REPLY.unpack(reply)
+            assert kind == GIVEN
+            assert stream.receive(connection, memoryview(bytearray(size)))
+            found = bytearray()
+            while len(found) < SIZE:
+                piece = bytearray(min(SIZE // 12, SIZE - len(found)))
+                assert stream.receive(connection, memoryview(piece))
+                found += piece
+                time.sleep(0.1)
+            assert found == lender.blocks[0]
+    finally:
+        outlet.close()
+
+
 def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None:
     ticket, server = silent
 
     def drip() -> None:
         connection, _ = server.accept()
         with connection, contextlib.suppress(OSError):
-            connection.sendall(REPLY.pack(True, 1000))
+            connection.sendall(REPLY.pack(GIVEN, 1000))
             while True:
                 connection.sendall(b"x")
                 time.sleep(0.02)
@@ -257,7 +333,7 @@ def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None
     thread.start()
 
     async def work(inlet: Inlet) -> None:
-        with pytest.raises(TimeoutError, match="took too long"):
+        with pytest.raises(TimeoutError, match="too slowly"):
             await _read(inlet, ticket)
 
     _run(work, timeout=0.3)
@@ -267,9 +343,9 @@ def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None
 @pytest.mark.parametrize(
     "said",
     [
-        REPLY.pack(True, 1 << 31),
-        REPLY.pack(True, 5) + b"never",
-        REPLY.pack(True, 3) + msgpack.packb((0, 1)),
+        REPLY.pack(GIVEN, 1 << 31),
+        REPLY.pack(GIVEN, 5) + b"never",
+        REPLY.pack(GIVEN, 3) + msgpack.packb((0, 1)),
         *(_head(length, size) for length, size in ((SIZE + 1, 1), (1, 2), (1, -1))),
     ],
 )

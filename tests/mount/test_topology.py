@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from itertools import pairwise
 
@@ -94,9 +95,16 @@ def test_hosts_that_are_added_are_below_the_others(fanout: int) -> None:
 
 
 def test_blocks_are_larger_for_more_bytes_and_smaller_for_more_steps() -> None:
-    sizes = [block_size(size, 4) for size in (0, 1 << 20, 32 << 20, 256 << 20, GIB, 100 * GIB)]
+    of = functools.partial(block_size, device=True)
+    sizes = [of(size, 4) for size in (0, 1 << 20, 32 << 20, 256 << 20, GIB, 100 * GIB)]
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[-1]) == (LEAST_BLOCK, MOST_BLOCK)
-    assert block_size(64 << 20, 1024) < block_size(64 << 20, 4)
-    assert block_size(64 << 20, 16, fanout=1) < block_size(64 << 20, 16), "a chain has more steps"
+    assert of(64 << 20, 1024) < of(64 << 20, 4)
+    assert of(64 << 20, 16, fanout=1) < of(64 << 20, 16), "a chain has more steps"
     assert all(size & size - 1 == 0 for size in sizes)
+
+
+def test_blocks_are_small_where_they_come_by_streams_and_never_too_many() -> None:
+    assert block_size(32 * GIB, 4) == LEAST_BLOCK
+    assert block_size(100 * GIB, 4) == 1 << 20
+    assert block_size(10_000 * GIB, 4) == MOST_BLOCK

@@ -1,32 +1,10 @@
-"""Counters of what travelled, and what they say of the transport."""
+"""Counters of what travelled, and by which way."""
 
 from __future__ import annotations
 
-import socket
-import threading
 from pathlib import Path
 
-import pytest
-
 from wheelmount.mount import traffic
-
-
-def test_the_network_is_counted() -> None:
-    before = traffic.network_received()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        sender = threading.Thread(target=_send, args=(server.getsockname(), 1 << 20))
-        sender.start()
-        connection, _ = server.accept()
-        with connection:
-            while connection.recv(1 << 16):
-                pass
-        sender.join()
-    assert traffic.network_received() - before >= 1 << 20
-
-
-def _send(address: tuple[str, int], size: int) -> None:
-    with socket.create_connection(address) as connection:
-        connection.sendall(bytes(size))
 
 
 def test_ports_of_rdma_devices_are_counted(tmp_path: Path) -> None:
@@ -44,16 +22,20 @@ def test_ports_of_rdma_devices_are_counted(tmp_path: Path) -> None:
     assert traffic.rdma_received(tmp_path) == 4 * 1024 + 4
 
 
-@pytest.mark.parametrize(
-    ("received", "rdma", "network", "transport"),
-    [
-        (100, 120, 5, "rdma"),
-        (100, 20, 130, "tcp"),
-        (100, 20, 30, "local"),
-        (0, 500, 500, "none"),
-    ],
-)
-def test_the_transport_is_what_counted_the_bytes(
-    received: int, rdma: int, network: int, transport: str
-) -> None:
-    assert traffic.transport(received, rdma, network) == transport
+def test_each_block_is_counted_by_its_way() -> None:
+    found = traffic.Traffic()
+    assert found.summary()["transport"] == "none"
+    found.note("host1", 10, traffic.LOCAL)
+    found.note(traffic.CLIENT, 20, traffic.TLS)
+    found.note("host1", 5, traffic.LOCAL)
+    summary = found.summary()
+    assert summary["transport"] == "tls"
+    assert summary["ways"] == {"local": 15, "tls": 20}
+    assert summary["received"] == {"host1": 15, "client": 20}
+    assert traffic.describe(summary) == "tls and local"
+
+
+def test_rdma_that_no_device_counted_is_doubted() -> None:
+    doubted = {"ways": {"rdma": 10, "tcp": 3}, "devices": 9}
+    assert "Monarch may use TCP and tcp" in traffic.describe(doubted)
+    assert traffic.describe(doubted | {"devices": 10}) == "rdma and tcp"

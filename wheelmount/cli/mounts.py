@@ -21,7 +21,7 @@ from wheelmount.errors import InputError, MountError, WheelmountError
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import overlays, records
-from wheelmount.mount import serving
+from wheelmount.mount import serving, traffic
 from wheelmount.mount.point import View
 from wheelmount.mount.task import Task
 from wheelmount.progress import SILENT
@@ -226,7 +226,7 @@ def _line(record: dict[str, Any]) -> str:
     words.append(f"{record['files']} files, {record['size'] / 1e6:.1f} MB, {arrived}")
     if record["delivery"]:
         sources = ", ".join(sorted(record["delivery"]["received"]))
-        words.append(f"by {record['delivery']['transport']} from {sources or 'nobody'}")
+        words.append(f"by {traffic.describe(record['delivery'])} from {sources or 'nobody'}")
         if reused := record["delivery"].get("reused"):
             words.append(f"{reused / 1e6:.1f} MB of it were in other mounts")
     words.append(f"generation {record['generation']}")

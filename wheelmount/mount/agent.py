@@ -36,6 +36,7 @@ from wheelmount.mount.task import Task
 from wheelmount.mount.topology import Route
 from wheelmount.mount.traffic import Traffic
 from wheelmount.mount.transfer import Key, Said, fetch_description
+from wheelmount.mount.wire import Upstream
 
 GLANCE = 0.5
 """Seconds between looks at whether a mount is still somebody's working directory."""
@@ -129,23 +130,24 @@ class Agent(Actor):  # type: ignore[misc]
         look = None
         if isinstance(store, Store):
             look = functools.partial(elsewhere.find, settings, self._directory, store)
+        key, timeout = store.layout.key, settings.fetch_timeout
         receiver = Receiver(
             self._host,
             store,
-            source,
+            Upstream(key, source, route.peers, timeout),
             route,
             in_flight=settings.in_flight,
             compress=settings.compress,
-            timeout=settings.fetch_timeout,
+            timeout=timeout,
             tell=self._link.tell,
             look=look,
         )
         if isinstance(store, Store):
             self._traffic = receiver.traffic
         async with self._received:
-            if before := self._receivers.get(store.layout.key):
+            if before := self._receivers.get(key):
                 before.close()
-            self._receivers[store.layout.key] = receiver
+            self._receivers[key] = receiver
             self._received.notify_all()
         return receiver
 
@@ -164,12 +166,12 @@ class Agent(Actor):  # type: ignore[misc]
         return await (await self._relay(key)).outlet(device)
 
     @concurrent_endpoint
-    async def digest(self, key: Key, block: int) -> Said:
-        """What a block of a tree is; see ``Relay.digest``."""
-        return await (await self._relay(key)).digest(block)
+    async def digest(self, key: Key, block: int) -> Said | None:
+        """What a block of a tree is; see ``Relay.say``."""
+        return await (await self._relay(key)).say(block)
 
     @concurrent_endpoint
-    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any]:
+    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any] | None:
         """Have a block of a tree ready for another host; see ``Relay.stage``."""
         return await (await self._relay(key)).stage(block, packed)
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, WaitError, WheelmountError
+from wheelmount.errors import HostError, StoreError, TransferError, WaitError, WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.mount.agents import Agents
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.outlet import outlet
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.source import Source
+from wheelmount.mount.stream import PATIENCE
 from wheelmount.mount.topology import SMALL, Route, routes
 from wheelmount.progress import Progress, Task
 
@@ -64,11 +65,18 @@ class Delivery:
         self._threads: list[threading.Thread] = []
         self._wanted: list[set[str]] = []
         self._outcome: dict[str, Any] = {}
+        self._fault: BaseException | None = None
         self._outlet = outlet(self._ring, settings.fetch_timeout)
         ticket = None if self._outlet is None else self._outlet.ticket
         try:
             with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
-                self.actor = offer(self._ring, ticket, layout.encode(before), self.arrived)
+                self.actor = offer(
+                    self._ring,
+                    ticket,
+                    settings.fetch_timeout,
+                    layout.encode(before),
+                    self.arrived,
+                )
                 engine.one(self.actor.ready.call_one(), settings.start_timeout)
         except BaseException:
             if self._outlet is not None:
@@ -104,8 +112,8 @@ class Delivery:
         Returns:
             See ``engine.gather``.
         """
-        # Every block is bounded by the time it may take; so is the whole by the sum.
-        bound = self._settings.fetch_timeout * (self.layout.blocks + 1)
+        # Every wait for a block is bounded; so is the whole by the sum.
+        bound = self._settings.fetch_timeout * (self.layout.blocks + PATIENCE)
         bound += self._settings.start_timeout
         with self._progress.task("send", unit="B") as task:
             task.total(self.layout.size * len(calls))
@@ -136,9 +144,28 @@ class Delivery:
         """
         wanted = set(names)
         self._wanted.append(wanted)
-        thread = threading.Thread(target=self.deliver, args=(wanted, agents), daemon=True)
+        thread = threading.Thread(target=self._deliver, args=(wanted, agents), daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
+        try:
+            self.deliver(names, agents)
+        except BaseException as error:  # whoever waits is to hear of it
+            log.exception("a delivery fails")
+            self._fault = error
+
+    def repair(self, agents: Mapping[str, Any]) -> dict[str, WheelmountError]:
+        """As ``failures``, after hosts have fetched again what did not arrive."""
+        kinds = TransferError, StoreError
+        with contextlib.suppress(Exception):
+            self.failures()
+        names = {name for wanted in self._wanted for name in wanted}
+        names -= {n for n, end in self._outcome.items() if not isinstance(end, kinds)}
+        if names and not self.ended:
+            self._fault = None
+            self.begin(names, agents)
+        return self.failures()
 
     def deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
         """Have hosts fetch everything; what comes of those counts that are among ``names`` then."""
@@ -194,12 +221,15 @@ class Delivery:
 
         Raises:
             WaitError: the time is over.
+            BaseException: what the delivery itself failed with.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 raise WaitError(f"not everything arrived within {timeout:g} s")
+        if self._fault is not None:
+            raise self._fault
         return engine.errors(self._outcome)
 
     def end(self) -> None:

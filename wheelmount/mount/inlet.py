@@ -16,7 +16,7 @@ import msgpack
 from wheelmount.errors import TransferError, UnreachableError
 from wheelmount.mount import stream
 from wheelmount.mount.ring import Staged
-from wheelmount.mount.stream import REPLY, REQUEST, Ticket, Where
+from wheelmount.mount.stream import GIVEN, REPLY, REQUEST, WAIT, Ticket, Where
 
 READERS = 1024
 """Threads, and so blocks that one host waits for at the same time, at most. Far more than are ever
@@ -29,12 +29,15 @@ be as many in a block as it has bytes."""
 
 Result = TypeVar("Result")
 
+_Arrived = tuple[Staged, float]
+
 
 class Inlet:
     """Gets blocks from outlets, over connections that are kept for the next block.
 
     Args:
-        timeout: seconds until a block begins to come, and again until it is there.
+        timeout: seconds within which some bytes of a block must come, or word that the other end
+            waits for it itself.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -42,7 +45,8 @@ class Inlet:
         self._idle: defaultdict[Where, list[socket.socket]] = defaultdict(list)
         self._reached: set[Where] = set()
         self._threads = ThreadPoolExecutor(READERS, "wheelmount-inlet")
-        self._closed = False
+        self._readings: set[_Reading] = set()
+        self._resting = self._closed = False
 
     async def read(
         self,
@@ -51,7 +55,7 @@ class Inlet:
         packed: bool,
         memory: memoryview,
         then: Callable[[Staged], Result],
-    ) -> Result:
+    ) -> tuple[Result, float]:
         """Get a block, and go on with it on the same thread.
 
         Args:
@@ -60,35 +64,43 @@ class Inlet:
             packed: whether to have it compressed, if it is worth it.
             memory: to have it in, of the size of a block. If this fails, some may be changed, now
                 or a little later.
-            then: called with what it is once all is there; what it returns is returned.
+            then: called with what it is once all is there.
+
+        Returns:
+            What ``then`` returned, and seconds from the first bytes of the block to the last.
 
         Raises:
             UnreachableError: nobody could be connected to, the first time already.
             TimeoutError: it took too long.
-            TransferError: the other end cannot give it, or hung up.
+            TransferError: the other end cannot give it, or hung up; or this inlet is closed.
         """
+        if self._closed:
+            raise TransferError("nothing is fetched any more")
         reading = _Reading(ticket, block, packed, memory)
+        self._readings.add(reading)
         work = self._threads.submit(self._read, reading, then)
         try:
             return await asyncio.wrap_future(work)
         except asyncio.CancelledError:
             reading.give_up()
             raise
+        finally:
+            self._readings.discard(reading)
 
-    def _read(self, reading: _Reading, then: Callable[[Staged], Result]) -> Result:
+    def _read(self, reading: _Reading, then: Callable[[Staged], Result]) -> tuple[Result, float]:
         where = reading.ticket.where
         try:
-            staged, connection = self._through(reading)
+            (staged, seconds), connection = self._through(reading)
         except TimeoutError as error:
             raise TimeoutError(f"{stream.name(where)}: {error}") from None
         except OSError as error:
             raise TransferError(f"{stream.name(where)}: {error.strerror or error}") from None
         self._idle[where].append(connection)
-        if self._closed:
-            self.close()
-        return then(staged)
+        if self._resting:
+            self.rest()
+        return then(staged), seconds
 
-    def _through(self, reading: _Reading) -> tuple[Staged, socket.socket]:
+    def _through(self, reading: _Reading) -> tuple[_Arrived, socket.socket]:
         where = reading.ticket.where
         while (connection := self._pop(where)) is not None:
             try:
@@ -114,8 +126,15 @@ class Inlet:
             return None
 
     def close(self) -> None:
-        """Let go of connections that nobody reads from; the others follow."""
+        """Give up all that is being read, and read nothing more. Not for other threads."""
         self._closed = True
+        for reading in self._readings:
+            reading.give_up()
+        self.rest()
+
+    def rest(self) -> None:
+        """Let go of connections that nobody reads from; the others follow."""
+        self._resting = True
         for where in list(self._idle):
             while (connection := self._pop(where)) is not None:
                 connection.close()
@@ -139,8 +158,8 @@ class _Reading:
             if self._connection is not None:
                 stream.hang_up(self._connection)
 
-    def through(self, connection: socket.socket, timeout: float) -> Staged:
-        """Read it.
+    def through(self, connection: socket.socket, timeout: float) -> _Arrived:
+        """Read it; also gives seconds from its first bytes to the last.
 
         Raises:
             ConnectionError: the other end hung up.
@@ -152,29 +171,31 @@ class _Reading:
             if self.given_up:
                 stream.hang_up(connection)
         try:
-            staged = self._receive(connection, timeout)
+            arrived = self._receive(connection, timeout)
         except BaseException:
             connection.close()
             raise
         finally:
             with self._turn:
                 self._connection = None
-        return staged
+        return arrived
 
-    def _receive(self, connection: socket.socket, timeout: float) -> Staged:
+    def _receive(self, connection: socket.socket, timeout: float) -> _Arrived:
         connection.settimeout(timeout)
-        deadline = time.monotonic() + timeout
         connection.sendall(self._request)
         reply = bytearray(REPLY.size)
-        _fill(connection, memoryview(reply), deadline)
-        good, size = REPLY.unpack(reply)
+        kind = WAIT
+        while kind == WAIT:
+            _fill(connection, memoryview(reply))
+            kind, size = REPLY.unpack(reply)
+        began = time.monotonic()
         try:
             if size > HEAD + NUMBER * len(self._memory):
                 raise ValueError("its head is too large")
             head = bytearray(size)
-            _fill(connection, memoryview(head), deadline)
+            _fill(connection, memoryview(head))
             said = msgpack.unpackb(head, use_list=False)
-            if not good:
+            if kind != GIVEN:
                 message, hint = said
                 raise TransferError(message, hint=hint)
             staged = Staged(*said)
@@ -182,10 +203,10 @@ class _Reading:
                 raise ValueError("it does not fit")
         except (ValueError, TypeError) as error:  # of msgpack, too
             raise TransferError(f"what came is no block: {error}") from None
-        _fill(connection, self._memory[: staged.size], time.monotonic() + timeout)
-        return staged
+        _fill(connection, self._memory[: staged.size])
+        return staged, time.monotonic() - began
 
 
-def _fill(connection: socket.socket, view: memoryview, deadline: float) -> None:
-    if not stream.receive(connection, view, deadline):
+def _fill(connection: socket.socket, view: memoryview) -> None:
+    if not stream.receive(connection, view):
         raise ConnectionError("it hung up")

@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import astuple
 from typing import Any, Protocol
@@ -21,7 +22,17 @@ from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.engine import translate
 from wheelmount.mount import stream
 from wheelmount.mount.ring import Staged
-from wheelmount.mount.stream import CONNECT_TIMEOUT, REPLY, REQUEST, Ticket
+from wheelmount.mount.stream import (
+    CONNECT_TIMEOUT,
+    GIVEN,
+    PATIENCE,
+    PULSE,
+    REFUSED,
+    REPLY,
+    REQUEST,
+    WAIT,
+    Ticket,
+)
 
 log = logging.getLogger("wheelmount")
 
@@ -39,7 +50,7 @@ class Outlet:
 
     Args:
         lender: has them.
-        timeout: seconds that a block may take to be sent.
+        timeout: seconds within which others must take some bytes, and hear something.
 
     Attributes:
         ticket: by which others get them.
@@ -54,6 +65,7 @@ class Outlet:
         self._open: set[socket.socket] = set()
         self._closed = False
         self._turn = threading.Lock()
+        self._pulses = _Pulses(timeout)
         where, self._listening = stream.listen()
         self.ticket = Ticket(where, secrets.token_bytes(16))
         self._context = None
@@ -63,6 +75,7 @@ class Outlet:
 
     def close(self) -> None:
         """Hang up on all, and let nobody connect."""
+        self._pulses.close()
         with self._turn:
             self._closed = True
             for each in [self._listening, *self._open]:
@@ -118,20 +131,61 @@ class Outlet:
                 return
             connection.settimeout(self._timeout)
             try:
-                with self._lender.lend(block, packed) as (staged, view):
-                    connection.sendall(_reply(True, astuple(staged)))
-                    connection.sendall(view)
+                with contextlib.ExitStack() as lent:
+                    with self._pulses.at(connection):
+                        staged, view = lent.enter_context(self._lender.lend(block, packed))
+                    connection.sendall(_reply(GIVEN, astuple(staged)))
+                    stream.send(connection, view)
             except OSError:
                 raise
             except Exception as error:
                 failure = translate(error)
-                connection.sendall(_reply(False, (failure.message, failure.hint)))
+                connection.sendall(_reply(REFUSED, (failure.message, failure.hint)))
             connection.settimeout(None)  # the next block may be wanted much later
 
 
-def _reply(good: bool, said: tuple[Any, ...]) -> bytes:
+class _Pulses:
+    """Says ``WAIT`` to all who wait for a block, so that they do not think that this end is gone.
+
+    Args:
+        timeout: see ``Outlet``.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._patience = PATIENCE * timeout
+        self._waiting: dict[socket.socket, float] = {}
+        self._turn = threading.Lock()
+        self._closed = threading.Event()
+        args = (PULSE * timeout,)
+        threading.Thread(target=self._run, args=args, name="wheelmount-pulse", daemon=True).start()
+
+    @contextlib.contextmanager
+    def at(self, connection: socket.socket) -> Iterator[None]:
+        """While a block is waited for that is to go to a connection; nothing else is sent there."""
+        with self._turn:
+            self._waiting[connection] = time.monotonic() + self._patience
+        try:
+            yield
+        finally:
+            with self._turn:
+                del self._waiting[connection]
+
+    def _run(self, interval: float) -> None:
+        while not self._closed.wait(interval):
+            with self._turn:
+                now = time.monotonic()
+                for connection, until in self._waiting.items():
+                    if now < until:
+                        with contextlib.suppress(OSError):  # who waits there hears of it
+                            connection.sendall(REPLY.pack(WAIT, 0))
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def _reply(kind: int, said: tuple[Any, ...]) -> bytes:
     head: bytes = msgpack.packb(said)
-    return REPLY.pack(good, len(head)) + head
+    return REPLY.pack(kind, len(head)) + head
 
 
 def outlet(lender: Lender, timeout: float) -> Outlet | None:

@@ -12,31 +12,32 @@ import asyncio
 import contextlib
 import functools
 import mmap
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from blake3 import blake3
 
-from wheelmount.errors import TransferError, UnreachableError, WheelmountError
-from wheelmount.hosts import rdma
+from wheelmount.errors import StoreError, TransferError, WheelmountError
 from wheelmount.hosts.engine import translate
 from wheelmount.mount.elsewhere import Elsewhere
-from wheelmount.mount.inlet import Inlet
 from wheelmount.mount.packing import Choice, Processors, unpack
 from wheelmount.mount.recut import Recut
 from wheelmount.mount.relay import Relay
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.store import Store
-from wheelmount.mount.stream import Ticket
-from wheelmount.mount.topology import SHARE, Route
+from wheelmount.mount.topology import MOST_BLOCK, SHARE, Route
 from wheelmount.mount.traffic import CLIENT, Traffic
 from wheelmount.mount.transfer import Said
+from wheelmount.mount.window import Window
+from wheelmount.mount.wire import Wire
 
 ATTEMPTS, PAUSE = 3, 0.2
 """Times the client is asked for a block that arrives with the wrong hash or not at all, and seconds
 that more are waited each time."""
+
+AGAIN = 2.0
+"""Seconds for which a block that could not be had counts as such. Then it is asked for once more,
+by whoever wants it."""
 
 
 class Receiver:
@@ -45,13 +46,13 @@ class Receiver:
     Args:
         host: its name.
         store: where blocks go.
-        source: the client's actor.
+        wire: leads to the client, and to hosts.
         route: who is between the client and this host.
         in_flight: blocks fetched at the same time because they are next, shared by all trees, and
-            because somebody reads them. Others that peers ask for come on top: were those to wait
-            for these, two hosts could wait for each other.
+            because somebody reads them; fewer over a slow link, see ``Window``. Others that peers
+            ask for come on top: were those to wait for these, two hosts could wait for each other.
         compress: as in the settings.
-        timeout: seconds a block may take.
+        timeout: seconds within which others must say something.
         tell: called with every block that is whole, and with one that failed and the reason.
         look: looks for what is here already; called once, on a thread.
 
@@ -64,7 +65,7 @@ class Receiver:
         self,
         host: str,
         store: Store | Recut,
-        source: Any,
+        wire: Wire,
         route: Route,
         *,
         in_flight: int,
@@ -79,18 +80,18 @@ class Receiver:
         self._store = store
         self._look = look
         self._looking: asyncio.Task[Elsewhere | None] | None = None
-        self._source = source
+        self._wire = wire
         self._route = route
         self._in_flight = in_flight
         self._timeout = timeout
         self._tell = tell
-        self._queues: list[deque[int]] = [deque() for _ in route.trees]
-        for block in store.missing():
-            self._queues[block % len(route.trees)].append(block)
+        usual = max(SHARE, in_flight // len(route.trees))
+        most = usual * max(1, MOST_BLOCK // self.layout.block_size)
+        self._windows = [Window(usual, most) for _ in route.trees]
         self._demand = asyncio.Semaphore(in_flight)
         self._demanded: set[asyncio.Task[None]] = set()
         self._flying: dict[int, asyncio.Task[None]] = {}
-        self._failed: dict[int, WheelmountError] = {}
+        self._failed: dict[int, tuple[float, WheelmountError]] = {}
         self._lost: set[str] = set()
         self._ended = False
         self._calls: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
@@ -98,18 +99,17 @@ class Receiver:
         self._choices: defaultdict[str, Choice] = defaultdict(lambda: Choice(spare))
         self._compress = compress
         self._buffers: list[memoryview] = []
-        self._tickets: dict[str, Ticket | None] = {}
-        self._inlet = Inlet(timeout)
         self.relay = Relay(store, self.ensure, self._confirm, self.traffic, timeout, route.below)
         self._unreported = 0
-        self._reported = time.monotonic()
+        self._reported = 0.0
+        self._reports: set[asyncio.Task[None]] = set()
 
     def want(self, block: int) -> None:
         """Get a block that a read waits for, ahead of all that merely are to come."""
         if self._store.has(block):
             self._tell(block, None)
-        elif block in self._failed:
-            self._tell(block, self._failed[block].message)
+        elif error := self._failure_of(block):
+            self._tell(block, error.message)
         else:
             task = asyncio.ensure_future(self._meet(block))
             self._demanded.add(task)
@@ -119,36 +119,62 @@ class Receiver:
         async with self._demand:
             await self.ensure(block)
 
+    def _failure_of(self, block: int) -> WheelmountError | None:
+        """Why a block could not be had a moment ago, if that is so."""
+        when, error = self._failed.get(block, (0.0, None))
+        return error if asyncio.get_running_loop().time() < when + AGAIN else None
+
     async def run(self) -> None:
-        """Fetch everything.
+        """Fetch everything that is missing. May be called again where that failed.
 
         Raises:
             TransferError: something did not arrive; all the rest did.
         """
-        share = max(SHARE, self._in_flight // len(self._queues))
-        await asyncio.gather(*(self._work(queue) for queue in self._queues * share))
+        await self._fetch_missing()
+        if self._store.missing() and not any(
+            isinstance(error, StoreError) for _, error in self._failed.values()
+        ):  # what failed a while ago may be had now
+            await asyncio.sleep(AGAIN)
+            await self._fetch_missing()
         self._buffers.clear()
-        self._inlet.close()
+        self._wire.rest()
         self._look = self._looking = None
         with contextlib.suppress(Exception):  # for people only
-            await self._answer(self._report())
+            await self._report()
         self._check()
-        if self._failed:
-            block, error = next(iter(self._failed.items()))
+        if missing := self._store.missing():
+            reasons = (self._failed[block] for block in missing if block in self._failed)
+            _, error = next(reasons, (0.0, TransferError("it was not asked for")))
             raise TransferError(
-                f"{len(self._failed)} of {self.layout.blocks} blocks did not arrive at "
-                f"{self._host}; block {block}: {error.message}",
+                f"{len(missing)} of {self.layout.blocks} blocks did not arrive at "
+                f"{self._host}; one of them: {error.message}",
                 hint=error.hint,
             )
+
+    async def _fetch_missing(self) -> None:
+        queues: list[deque[int]] = [deque() for _ in self._windows]
+        for block in self._store.missing():
+            queues[block % len(queues)].append(block)
+        await asyncio.gather(
+            *(
+                self._work(queue, window)
+                for queue, window in zip(queues, self._windows, strict=True)
+                for _ in range(min(len(queue), window.most))
+            )
+        )
+
+    async def _work(self, queue: deque[int], window: Window) -> None:
+        while queue and not self._ended:
+            await window.room()
+            if queue:
+                await self.ensure(queue.popleft())
 
     def close(self) -> None:
         """Fetch nothing more, tell of nothing, and give nothing."""
         self._ended = True
-        for queue in self._queues:
-            queue.clear()
         for task in self._demanded:
             task.cancel()
-        self._inlet.close()
+        self._wire.close()
         self.relay.close()
 
     async def stop(self) -> None:
@@ -169,7 +195,7 @@ class Receiver:
 
     async def _confirm(self, block: int) -> Said:
         """See with the client that a block is right which arrived before this receiver was."""
-        digest, changed = await self._answer(self._source.digest.call_one(self.layout.key, block))
+        digest, changed = await self._wire.digest(CLIENT, block)
         memory = self._buffer()
         view = memory[: self.layout.length(block)]
         await asyncio.to_thread(self._store.read_block, block, view)
@@ -179,34 +205,37 @@ class Receiver:
             self._buffers.append(memory)
         return digest, changed
 
-    async def _work(self, queue: deque[int]) -> None:
-        while queue:
-            await self.ensure(queue.popleft())
-
     async def ensure(self, block: int) -> WheelmountError | None:
         """Have a block in the store; returns why it cannot be had if that is so."""
-        if not self._store.has(block) and block not in self._failed:
-            await asyncio.shield(self._fly(block))
-        return self._failed.get(block)
+        if not self._store.has(block) and self._failure_of(block) is None:
+            await asyncio.wait({self._fly(block)})
+        return None if self._store.has(block) else self._failed[block][1]
 
     def _fly(self, block: int) -> asyncio.Task[None]:
         task = self._flying.get(block)
         if task is None:
+            self._window(block).begin()
             task = self._flying[block] = asyncio.ensure_future(self._get(block))
         return task
+
+    def _window(self, block: int) -> Window:
+        return self._windows[block % len(self._windows)]
 
     async def _get(self, block: int) -> None:
         try:
             await self._from_anybody(block)
         except Exception as error:
-            self._failed[block] = self._failure(error)
+            failure = self._failure(error)
+            self._failed[block] = asyncio.get_running_loop().time(), failure
             if not self._ended:
-                self._tell(block, self._failed[block].message)
+                self._tell(block, failure.message)
         else:
+            self._failed.pop(block, None)
             if not self._ended:
                 self._tell(block, None)
         finally:
             del self._flying[block]
+            self._window(block).end()
 
     async def _from_anybody(self, block: int) -> None:
         for host in self._above(block):
@@ -225,15 +254,15 @@ class Receiver:
                     self._lost.add(host)
             finally:
                 self._calls[host].discard(call)
-        reason = TransferError(f"its hash was wrong {ATTEMPTS} times")
+        reason: WheelmountError = TransferError(f"its hash was wrong {ATTEMPTS} times")
         for attempt in range(ATTEMPTS):
             self._check()
             await asyncio.sleep(attempt * PAUSE)
             try:
                 if await self._fetch(block, CLIENT):
                     return
-            except TransferError as error:  # a connection that failed may be had again
-                reason = error
+            except (TransferError, TimeoutError, asyncio.TimeoutError) as error:
+                reason = self._failure(error)  # a connection that failed may be had again
         raise reason
 
     def _check(self) -> None:
@@ -246,57 +275,25 @@ class Receiver:
 
     async def _fetch(self, block: int, host: str) -> bool:
         """Get a block from a host once; False if what came is not what was sent."""
-        above = self._route.peers[host] if host != CLIENT else self._source
-        if (here := await self._here(block)) and await self._reuse(here, block, above):
+        if (here := await self._here(block)) and await self._reuse(here, block, host):
             return True
+        clock = asyncio.get_running_loop().time
         choice = self._choices[host]
         packed = choice.packed() if self._compress == "auto" else self._compress == "always"
-        began = time.monotonic()
+        began = clock()
         memory = self._buffer()
-        staged, spare = await self._read(host, above, block, packed, memory)
+        keep = functools.partial(self._keep, block, packed, memory)
+        (staged, spare), took, way = await self._wire.read(host, block, packed, memory, keep)
+        ended = clock()
+        self._window(block).note(ended - began - took, took)
         if spare is None:
             return False
         # Only now used again: into the memory of a transfer that failed bytes may still come.
         self._buffers.append(spare)
-        self.traffic.note(host, staged.size)
-        choice.note(packed, staged.length, began, time.monotonic())
+        self.traffic.note(host, staged.size, way)
+        choice.note(packed, staged.length, began, ended)
         self._count(staged.length)
         return True
-
-    async def _read(
-        self, host: str, above: Any, block: int, packed: bool, memory: memoryview
-    ) -> tuple[Staged, memoryview | None]:
-        """Have a block come by a stream, or by ``RDMABuffer``; gives what ``_keep`` does."""
-        keep = functools.partial(self._keep, block, packed, memory)
-        if ticket := await self._ticket(host, above):
-            try:
-                return await self._inlet.read(ticket, block, packed, memory, keep)
-            except UnreachableError:
-                self._tickets[host] = None
-        staged = await self._read_buffer(above, block, packed, memory)
-        return await asyncio.to_thread(keep, staged)
-
-    async def _ticket(self, host: str, above: Any) -> Ticket | None:
-        """By what blocks of a host are to be had; None: by ``RDMABuffer``."""
-        if host not in self._tickets:
-            call = above.outlet.call_one(self.layout.key, rdma.usable())
-            self._tickets.setdefault(host, await self._answer(call))
-        return self._tickets[host]
-
-    async def _read_buffer(
-        self, above: Any, block: int, packed: bool, memory: memoryview
-    ) -> Staged:
-        call = above.stage.call_one(self.layout.key, block, packed)
-        staged: Staged
-        staged, buffer = await self._answer(call)
-        sent = 0
-        try:
-            await buffer.read_into(memory[: staged.size], timeout=max(1, int(self._timeout)))
-            sent = staged.size
-        finally:
-            with contextlib.suppress(Exception):
-                above.release.broadcast(self.layout.key, block, packed, sent)
-        return staged
 
     async def _here(self, block: int) -> Elsewhere | None:
         """Where a block may be on this host already, as soon as that is known."""
@@ -307,9 +304,9 @@ class Receiver:
         found = await asyncio.shield(self._looking)
         return found if found is not None and found.covers(block) else None
 
-    async def _reuse(self, here: Elsewhere, block: int, above: Any) -> bool:
-        """Take a block from where it may be on this host, if it is what others have."""
-        said = await self._answer(above.digest.call_one(self.layout.key, block))
+    async def _reuse(self, here: Elsewhere, block: int, host: str) -> bool:
+        """Take a block from where it may be on this host, if it is what another has."""
+        said = await self._wire.digest(host, block)
         memory = self._buffer()
         view = memory[: self.layout.length(block)]
         kept = await asyncio.to_thread(
@@ -320,10 +317,6 @@ class Receiver:
             self.traffic.reused += len(view)
             self._count(len(view))
         return kept
-
-    async def _answer(self, call: Any) -> Any:
-        """What another process says, within the time that a block may take."""
-        return await asyncio.wait_for(call.as_asyncio(), self._timeout)
 
     def _buffer(self) -> memoryview:
         if self._buffers:
@@ -356,19 +349,26 @@ class Receiver:
 
     def _count(self, length: int) -> None:
         self._unreported += length
-        if time.monotonic() - self._reported > self._route.report:
-            with contextlib.suppress(Exception):
-                self._report()
+        now = asyncio.get_running_loop().time()
+        if now > self._reported + self._route.report:
+            self._reported = now
+            reporting = asyncio.ensure_future(self._report())
+            self._reports.add(reporting)
+            reporting.add_done_callback(self._forget_report)
 
-    def _report(self) -> Any:
+    def _forget_report(self, report: asyncio.Task[None]) -> None:
+        self._reports.discard(report)
+        if not report.cancelled():
+            report.exception()  # for people only
+
+    async def _report(self) -> None:
         length, self._unreported = self._unreported, 0
-        self._reported = time.monotonic()
-        return self._source.arrived.call_one(self._host, length)
+        await self._wire.report(self._host, length)
 
     def _failure(self, error: Exception) -> WheelmountError:
         if isinstance(error, TimeoutError | asyncio.TimeoutError):
             return TransferError(
-                f"it did not come within {self._timeout:g} s", hint="is the client alive?"
+                f"nothing came for {self._timeout:g} s", hint="is the client alive?"
             )
         failure = translate(error)
         if isinstance(failure, TransferError) or isinstance(error, WheelmountError):

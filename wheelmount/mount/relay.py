@@ -13,9 +13,9 @@ from wheelmount.mount.outlet import Outlet, outlet
 from wheelmount.mount.recut import Recut
 from wheelmount.mount.ring import Ring, Staged
 from wheelmount.mount.store import Store
-from wheelmount.mount.stream import Ticket
+from wheelmount.mount.stream import PATIENCE, PULSE, Ticket
 from wheelmount.mount.traffic import Traffic
-from wheelmount.mount.transfer import Offer, Said, choose
+from wheelmount.mount.transfer import Offer, Said, choose, within
 
 KEPT = 12
 """Blocks a host keeps staged for others; they are read from its store again where need be."""
@@ -29,7 +29,7 @@ class Relay:
         ensure: has a block arrive there, or returns why it cannot be had.
         confirm: says of a block that arrived before this relay was made what it is.
         traffic: told about what was given.
-        timeout: seconds that a block may take.
+        timeout: seconds within which whoever waits for a block here must hear something.
         below: how many hosts ask this one first, by turns of blocks; see ``Route``.
     """
 
@@ -93,11 +93,16 @@ class Relay:
             self._given[block] = await self._confirm(block)
         return self._given[block]
 
-    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any]:
+    async def say(self, block: int) -> Said | None:
+        """As ``digest``; None: ask again, it takes a while."""
+        return await within(PULSE * self._timeout, self.digest(block))
+
+    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any] | None:
         """Have a block staged, until ``release``; see ``Offer`` and ``digest``."""
-        await self.digest(block)
+        if await self.say(block) is None:
+            return None
         if self._offer is None:
-            self._offer = Offer(self._ring)
+            self._offer = Offer(self._ring, self._timeout)
         return await self._offer.stage(block, packed)
 
     def release(self, block: int, packed: bool, sent: int) -> None:
@@ -114,10 +119,10 @@ class Relay:
         if block not in self._given or not self._store.has(block):
             having = asyncio.run_coroutine_threadsafe(self.digest(block), self._loop)
             try:
-                having.result(self._timeout)
+                having.result(PATIENCE * self._timeout)
             except futures.TimeoutError:
                 having.cancel()
-                raise TransferError(f"it did not come within {self._timeout:g} s") from None
+                raise TransferError("it did not come") from None
         with self._ring.lend(block, packed) as lent:
             self._traffic.sent = self._ring.sent
             yield lent

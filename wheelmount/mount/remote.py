@@ -19,7 +19,7 @@ from wheelmount.errors import (
     WaitError,
     WheelmountError,
 )
-from wheelmount.hosts import engine
+from wheelmount.hosts import engine, rdma
 from wheelmount.hosts.host import Host, as_hosts
 from wheelmount.mount import adoption, point, topology
 from wheelmount.mount.agents import Agents
@@ -213,7 +213,8 @@ class RemoteMount:
         return made
 
     def _block_size(self, tree: Tree) -> int:
-        best = topology.block_size(tree.size, len(self.hosts), self._settings.fanout)
+        device, fanout = rdma.usable(), self._settings.fanout
+        best = topology.block_size(tree.size, len(self.hosts), fanout, device=device)
         return self._settings.block_size or best
 
     def _offer(self, layout: Layout, before: Layout | None = None) -> Delivery:
@@ -402,7 +403,7 @@ class RemoteMount:
         """Have all hosts at the same generation, but those that are lost."""
         failed: dict[str, WheelmountError] = {}
         if self._delivery is not None:
-            failed = self._delivery.failures()
+            failed = self._delivery.repair(self._agents)
             self._lost |= self._delivery.changed  # what was torn on the way to the hosts
         if self._behind:
             answers = self._agents.call(lambda agent: agent.advance.call_one(), self._behind)

@@ -21,6 +21,7 @@ from typing import Protocol
 from wheelmount.errors import TransferError, WaitError
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.packing import pack
+from wheelmount.mount.stream import PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class _Slot:
     number: int
     holders: int = 0
     given: int = 0  # how often its block was fetched
-    lease: float = 0.0  # when holders that said nothing since count as gone
+    lent: int = 0  # of the holders, those who let go for certain
+    lease: float = 0.0  # when the others count as gone that said nothing since
     staged: Staged | None = None
     error: BaseException | None = None
     ready: threading.Event = field(default_factory=threading.Event)
@@ -72,7 +74,8 @@ class Ring:
     Args:
         filler: reads them.
         slots: size of the ring in blocks.
-        lease: seconds after which a holder that never released its block is given up.
+        lease: seconds after which a holder that never released its block is given up. Who has it
+            lent holds it for as long as it takes; others wait for that longer, see ``PATIENCE``.
         readers: how many are to fetch a block, each once, compressed and not counted apart; 0 if
             that is not known. Who comes after them has it read again.
     """
@@ -111,13 +114,13 @@ class Ring:
             WaitError: all slots stayed taken for the length of a lease.
             TransferError: there is no such block.
         """
-        return self._stage((block, packed))[1]
+        return self._stage((block, packed), self._lease, lent=False)[1]
 
-    def _stage(self, key: Key) -> tuple[_Slot, Staged]:
+    def _stage(self, key: Key, timeout: float, *, lent: bool) -> tuple[_Slot, Staged]:
         block, packed = key
         if block >= self.layout.blocks:
             raise TransferError(f"there is no block {block}")
-        slot, mine = self._take(key)
+        slot, mine = self._take(key, timeout, lent=lent)
         if mine:
             try:
                 slot.staged = self._fill(slot.number, block, packed)
@@ -129,9 +132,9 @@ class Ring:
                 raise
             finally:
                 slot.ready.set()
-        elif not slot.ready.wait(self._lease):
-            self._drop(key, slot)
-            raise WaitError(f"block {block} was not read in {self._lease:g} s")
+        elif not slot.ready.wait(timeout):
+            self._drop(key, slot, lent=lent)
+            raise WaitError(f"block {block} was not read in {timeout:g} s")
         if slot.staged is None:
             raise slot.error or WaitError(f"block {block} was not read")
         return slot, slot.staged
@@ -144,9 +147,10 @@ class Ring:
         if slot is not None:
             self._drop((block, packed), slot, given=sent > 0)
 
-    def _drop(self, key: Key, slot: _Slot, *, given: bool = False) -> None:
+    def _drop(self, key: Key, slot: _Slot, *, given: bool = False, lent: bool = False) -> None:
         with self._turn:
             slot.holders = max(0, slot.holders - 1)
+            slot.lent -= lent
             slot.given += given
             over = 0 < self._readers(key[0]) <= slot.given
             # One that is being read is not over: who lets go late held it in another slot.
@@ -162,7 +166,7 @@ class Ring:
     @contextmanager
     def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
         """A block and its bytes, staged while they are sent; see ``stage``."""
-        slot, staged = self._stage((block, packed))
+        slot, staged = self._stage((block, packed), PATIENCE * self._lease, lent=True)
         self._count(staged.size)  # now: who has it is not to know sooner
         given = False
         try:
@@ -171,7 +175,7 @@ class Ring:
         finally:
             if not given:
                 self._count(-staged.size)
-            self._drop((block, packed), slot, given=given)
+            self._drop((block, packed), slot, given=given, lent=True)
 
     def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
         """Have a block in the ring that is in memory already.
@@ -202,8 +206,8 @@ class Ring:
         with self._turn:
             self.sent += sent
 
-    def _take(self, key: Key) -> tuple[_Slot, bool]:
-        deadline = time.monotonic() + self._lease
+    def _take(self, key: Key, timeout: float, *, lent: bool) -> tuple[_Slot, bool]:
+        deadline = time.monotonic() + timeout
         with self._turn:
             while True:
                 now = time.monotonic()
@@ -215,11 +219,12 @@ class Ring:
                     self._used[key] = slot
                     self._used.move_to_end(key)
                     slot.holders += 1
+                    slot.lent += lent
                     slot.lease = now + self._lease
                     return slot, mine
                 if now >= deadline:
                     raise WaitError(
-                        f"all blocks of a ring were taken for {self._lease:g} s",
+                        f"all blocks of a ring were taken for {timeout:g} s",
                         hint="raise WHEELMOUNT_RING, or look for hosts that hang",
                     )
                 self._turn.wait(min(1.0, deadline - now))
@@ -228,7 +233,8 @@ class Ring:
         if self._free:
             return self._free.pop()
         for key, slot in self._used.items():
-            if slot.ready.is_set() and (not slot.holders or now > slot.lease):
+            gone = not slot.holders or (now > slot.lease and not slot.lent)
+            if slot.ready.is_set() and gone:
                 del self._used[key]
                 return _Slot(slot.number)
         return None

@@ -88,8 +88,6 @@ class Server:
         raise self.vfs.failure(number, reason)
 
     async def _arrival(self, block: int, number: int) -> None:
-        if block in self._failed:
-            raise self.vfs.failure(number, self._failed[block])
         with trio.move_on_after(FEED_TIMEOUT):  # who delivers may be about to connect
             await self._fed.wait()
         if self._feeder is None:
@@ -97,8 +95,11 @@ class Server:
         event = self._waiting.get(block)
         if event is None:
             event = self._waiting[block] = trio.Event()
+            self._failed.pop(block, None)  # it is asked for again
             await self._send(self._feeder, {"want": block})
         await event.wait()
+        if block in self._failed:
+            raise self.vfs.failure(number, self._failed[block])
 
     def _wake(self, block: int) -> None:
         event = self._waiting.pop(block, None)

@@ -23,13 +23,26 @@ from dataclasses import dataclass, replace
 from wheelmount.errors import UnreachableError
 from wheelmount.hosts import engine, gate
 from wheelmount.hosts.address import SECURE, Address
+from wheelmount.mount.traffic import LOCAL, TCP, TLS
 
 REQUEST = struct.Struct("<16sI?")
 """What is asked for: secret, block, whether to compress it."""
 
-REPLY = struct.Struct("<?I")
-"""Whether it can be had, and bytes of the head that follows: the fields of a ``Staged`` before that
-many bytes of it, or a message and a hint (msgpack)."""
+REPLY = struct.Struct("<BI")
+"""What follows (``REFUSED``, ``GIVEN``, ``WAIT``), and bytes of its head (msgpack)."""
+
+REFUSED, GIVEN, WAIT = 0, 1, 2
+"""A message and a hint; the fields of a ``Staged`` before that many bytes of it; nothing yet: the
+other end itself waits for the block, and another reply will follow."""
+
+STEP = 4096
+"""Bytes that must come within a time-out; a whole block may take as long as its link needs."""
+
+PULSE = 0.25
+"""Part of a time-out after which the other end hears ``WAIT``, and again."""
+
+PATIENCE = 40
+"""Time-outs that ``WAIT`` is said for; then whatever the block is waited for counts as stuck."""
 
 CONNECT_TIMEOUT = 5.0
 """Seconds until a way that swallows what is sent counts as closed; there is another."""
@@ -123,26 +136,43 @@ def trust(protocol: ssl._SSLMethod) -> ssl.SSLContext:
     return context
 
 
-def receive(connection: socket.socket, view: memoryview, deadline: float | None = None) -> bool:
+def receive(connection: socket.socket, view: memoryview) -> bool:
     """Fill memory; False if the other end hung up before.
 
     Args:
-        connection: with a timeout that bounds each step.
+        connection: with its time-out, if it has one: for each step of ``STEP`` bytes.
         view: the memory.
-        deadline: of ``time.monotonic``, that bounds all of it.
 
     Raises:
-        OSError: the connection failed, or it took too long.
+        TimeoutError: no step came in time.
+        OSError: the connection failed.
     """
+    timeout = connection.gettimeout()
+    step, deadline = 0, None if timeout is None else time.monotonic() + timeout
     done = 0
     while done < len(view):
         count = connection.recv_into(view[done:])
         if not count:
             return False
         done += count
-        if deadline is not None and time.monotonic() > deadline:
-            raise TimeoutError("it took too long")
+        if timeout is not None and deadline is not None:
+            now = time.monotonic()
+            if done - step >= STEP:
+                step, deadline = done, now + timeout
+            elif now > deadline:
+                raise TimeoutError("it came too slowly")
     return True
+
+
+def send(connection: socket.socket, view: memoryview) -> None:
+    """Send bytes, each call within the connection's time-out; ``sendall`` counts it for all.
+
+    Raises:
+        OSError: the connection failed, or nothing was taken in time.
+    """
+    done = 0
+    while done < len(view):
+        done += connection.send(view[done:])
 
 
 def hang_up(connection: socket.socket) -> None:
@@ -155,6 +185,13 @@ def hang_up(connection: socket.socket) -> None:
 def name(where: Where) -> str:
     """A place, for people."""
     return "another process of this machine" if isinstance(where, str) else str(where)
+
+
+def way(where: Where) -> str:
+    """How bytes come from a place, as ``Traffic`` counts them."""
+    if isinstance(where, str):
+        return LOCAL
+    return TLS if where.scheme == SECURE else TCP
 
 
 def _abstract(name: str) -> str:

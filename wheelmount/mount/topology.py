@@ -23,6 +23,9 @@ SMALL = 1 << 20
 LEAST_BLOCK, MOST_BLOCK = 256 << 10, 4 << 20
 """Bytes. Larger blocks than this gain nothing more, and take memory in all rings."""
 
+MANY = 1 << 17
+"""Blocks of which each end remembers a few hundred bytes."""
+
 SHARE = 2
 """Blocks on their way to a host in each tree at least, so that no link waits for what another
 brings."""
@@ -35,25 +38,37 @@ REPORT = 0.25
 """Seconds between reports to the client of what has arrived, at least; more for many hosts."""
 
 
-def block_size(size: int, hosts: int, fanout: int = 0) -> int:
+def block_size(size: int, hosts: int, fanout: int = 0, *, device: bool = False) -> int:
     """Bytes of a block, a power of two.
 
     The last block is passed on once for each step of the way, behind others, which takes
     ``steps * SHARE * block``; all blocks together cost ``size / block * BLOCK_COST``. The sum is
     least at the root of their quotient. On faster links blocks matter less in both ways.
 
+    By streams a block costs next to nothing more than its bytes, and what a reader waits for is to
+    come soon over a slow link: there they are small, unless they were too many to be kept account
+    of.
+
     Args:
         size: bytes that each host is to get.
         hosts: number of hosts.
         fanout: see ``Topology``.
+        device: whether bytes travel by RDMA.
     """
+    if not device:
+        return min(max(_power(size / MANY), LEAST_BLOCK), MOST_BLOCK)
     children = fanout or FANOUT
     steps, reached = 1, children
     while reached < hosts:
         reached = (reached + 1) * children
         steps += 1
     best = math.sqrt(size * BLOCK_COST / (steps * SHARE))
-    return min(max(1 << round(math.log2(max(best, 1))), LEAST_BLOCK), MOST_BLOCK)
+    return min(max(_power(best), LEAST_BLOCK), MOST_BLOCK)
+
+
+def _power(number: float) -> int:
+    """The power of two that is next to a number."""
+    return 1 << round(math.log2(max(number, 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""What a host received and from whom, and which transport it came by.
+"""What a host received: from whom, and by which way.
 
-The transport is told from what the machine itself counted meanwhile, not from what was meant to be
-used: Monarch falls back from verbs to TCP without a word. The counters are those of the whole
-machine (of its network namespace, for TCP), so what else travels at that time counts too.
+Each block is counted by the way that it took. Of ``RDMABuffer`` only Monarch knows whether a device
+carried it, and it falls back to TCP without a word; there the counters of the machine's devices are
+a second witness, which cannot tell what else travels at that time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ CLIENT = ""
 FILE = "delivery"
 """Name of a file in a mount's directory: the traffic of its newest generation, for the status."""
 
+RDMA, MESSAGES, TLS, TCP, LOCAL = "rdma", "messages", "tls", "tcp", "local"
+"""Ways: ``RDMABuffer`` where both ends have a device, and where not, which is in messages of
+Monarch; streams over a network, encrypted or not; streams between processes of one machine."""
+
 SYS = Path("/sys")
-PROC = Path("/proc")
 
 WORD = 4
 """Bytes that ``port_rcv_data`` counts by: Documentation/ABI/stable/sysfs-class-infiniband."""
@@ -38,12 +41,6 @@ def rdma_received(sys: Path = SYS) -> int:
     return total
 
 
-def network_received(proc: Path = PROC) -> int:
-    """Bytes that came in at network interfaces, the loopback's among them; see proc_net(5)."""
-    lines = (proc / "net/dev").read_text().splitlines()[2:]
-    return sum(int(line.partition(":")[2].split()[0]) for line in lines)
-
-
 class Traffic:
     """Bytes of blocks that one host got and gave; compressed ones as they travelled."""
 
@@ -53,23 +50,26 @@ class Traffic:
         self.reused = 0
         """Bytes that need not travel: other mounts had them here."""
         self._received: Counter[str] = Counter()
-        self._before = rdma_received(), network_received()
+        self._ways: Counter[str] = Counter()
+        self._before = rdma_received()
 
-    def note(self, host: str, size: int) -> None:
-        """So many bytes came from a host, or from ``CLIENT``."""
+    def note(self, host: str, size: int, way: str) -> None:
+        """So many bytes came from a host, or from ``CLIENT``, by one of the ways above."""
         self._received[host] += size
+        self._ways[way] += size
 
     def summary(self) -> dict[str, Any]:
-        """For people and programs: ``transport``, ``received`` by host, ``sent``, ``reused``, and
-        what the machine counted meanwhile; all in bytes."""
-        rdma = rdma_received() - self._before[0]
-        network = network_received() - self._before[1]
+        """For people and programs: ``transport`` (the way of most bytes, ``none`` if nothing came),
+        ``ways``, ``received`` by host, ``sent``, ``reused``, and ``devices`` (what RDMA devices of
+        the machine received meanwhile); all in bytes."""
+        most = self._ways.most_common(1)
         return {
-            "transport": transport(sum(self._received.values()), rdma, network),
+            "transport": most[0][0] if most else "none",
+            "ways": dict(self._ways),
             "received": {host or "client": size for host, size in self._received.items()},
             "sent": self.sent,
             "reused": self.reused,
-            "counted": {"rdma": rdma, "network": network},
+            "devices": rdma_received() - self._before,
         }
 
     def write(self, directory: Path) -> None:
@@ -80,24 +80,6 @@ class Traffic:
             new.replace(directory / FILE)
 
 
-def transport(received: int, rdma: int, network: int) -> str:
-    """By what bytes came, judged by what the machine counted meanwhile.
-
-    Args:
-        received: bytes that came.
-        rdma: bytes that came in at RDMA devices.
-        network: bytes that came in at network interfaces.
-
-    Returns:
-        ``rdma``, ``tcp``, ``local`` (sockets of one machine, which nothing counts), or ``none``.
-    """
-    if not received:
-        return "none"
-    if rdma >= received:
-        return "rdma"
-    return "tcp" if network >= received else "local"
-
-
 def read(directory: Path) -> dict[str, Any] | None:
     """What ``Traffic.write`` left, if anything."""
     try:
@@ -105,3 +87,12 @@ def read(directory: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return found
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """By which ways bytes came, for people, that of most of them first."""
+    ways: dict[str, int] = summary["ways"]
+    words = sorted(ways, key=lambda way: -ways[way])
+    if RDMA in ways and summary["devices"] < ways[RDMA]:
+        words[words.index(RDMA)] = f"{RDMA}, not counted by any device: Monarch may use TCP"
+    return " and ".join(words) or "none"

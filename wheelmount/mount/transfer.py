@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from blake3 import blake3
 
@@ -27,14 +27,19 @@ from wheelmount.hosts.actor import (
     concurrent_endpoint,
 )
 from wheelmount.mount.ring import Ring, Staged
-from wheelmount.mount.stream import Ticket
+from wheelmount.mount.stream import PULSE, Ticket
 
 # Which transport is in use is told by the status, not by a warning in the middle of the output.
 # Of wheelmount's own buffers: a user's program may have others.
 warnings.filterwarnings("ignore", category=RDMATcpFallbackWarning, module=r"wheelmount\.")
 
+Result = TypeVar("Result")
+
 STAGING_THREADS = 8
 """Threads that read and hash blocks; more than cores because disks are waited for."""
+
+PIECE = 1 << 20
+"""Bytes of a description that are fetched at once: each must come within a time-out."""
 
 Key = tuple[bytes, bool, int]
 """See ``Cut.key``."""
@@ -42,7 +47,7 @@ Key = tuple[bytes, bool, int]
 Said = tuple[bytes, tuple[int, ...]]
 """``digest`` and ``changed`` of ``Staged``."""
 
-_offered: dict[str, tuple[Ring, Ticket | None, bytes, Callable[[str, int], None]]] = {}
+_offered: dict[str, tuple[Ring, Ticket | None, float, bytes, Callable[[str, int], None]]] = {}
 """What this process offers by name: an actor is made from what can be pickled, a ring cannot."""
 
 
@@ -51,24 +56,37 @@ class Offer:
 
     Args:
         ring: what is offered; its memory is registered once.
+        timeout: seconds within which others must hear something.
     """
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring, timeout: float) -> None:
         self._ring = ring
+        self._soon = PULSE * timeout
         self._buffers: dict[int, Any] = {}
         self._threads = ThreadPoolExecutor(STAGING_THREADS, "wheelmount-stage")
 
-    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any]:
+    async def stage(self, block: int, packed: bool) -> tuple[Staged, Any] | None:
         """Have a block in the ring until ``release``.
 
         Returns:
-            What it is, and an ``RDMABuffer`` to read it by.
+            What it is, and an ``RDMABuffer`` to read it by; None: ask again, it takes a while.
         """
-        staged = await self._stage(block, packed)
+        staging = asyncio.ensure_future(self._stage(block, packed))
+        staged = await within(self._soon, staging)
+        if staged is None:
+            staging.add_done_callback(lambda done: self._let_go(done, block, packed))
+            return None
         return staged, self._buffer(staged)
 
-    async def digest(self, block: int) -> Said:
-        """What a block is, which is not to be read."""
+    def _let_go(self, done: asyncio.Future[Staged], block: int, packed: bool) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._ring.release(block, packed)
+
+    async def digest(self, block: int) -> Said | None:
+        """What a block is, which is not to be read; None: ask again, it takes a while."""
+        return await within(self._soon, self._digest(block))
+
+    async def _digest(self, block: int) -> Said:
         staged = await self._stage(block, False)
         self._ring.release(block)
         return staged.digest, staged.changed
@@ -94,18 +112,31 @@ class Offer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+async def within(seconds: float, work: Awaitable[Result]) -> Result | None:
+    """What something comes to; None if it takes longer, and goes on by itself.
+
+    Args:
+        seconds: to wait for it.
+        work: the coroutine or task.
+    """
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    if done:
+        return task.result()
+    task.add_done_callback(lambda late: late.cancelled() or late.exception())  # it is heard
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Description:
     """Where the description of a tree can be fetched.
 
     Attributes:
-        buffer: an ``RDMABuffer``.
-        length: bytes.
-        digest: blake3 of them.
+        buffers: an ``RDMABuffer`` and its bytes for each piece of it.
+        digest: blake3 of them all.
     """
 
-    buffer: Any
-    length: int
+    buffers: tuple[tuple[Any, int], ...]
     digest: bytes
 
 
@@ -116,10 +147,13 @@ class SourceActor(Actor):  # type: ignore[misc]
     """
 
     def __init__(self, name: str) -> None:
-        ring, self._ticket, self._description, self._arrived = _offered.pop(name)
+        ring, self._ticket, timeout, description, self._arrived = _offered.pop(name)
         self._key = ring.layout.key
-        self._buffer = RDMABuffer(memoryview(self._description))
-        self._offer = Offer(ring)
+        view = memoryview(description)
+        pieces = (view[at : at + PIECE] for at in range(0, len(view), PIECE))
+        buffers = tuple((RDMABuffer(piece), len(piece)) for piece in pieces)
+        self._description = Description(buffers, blake3(view).digest())
+        self._offer = Offer(ring, timeout)
 
     @concurrent_endpoint
     async def ready(self) -> None:
@@ -128,8 +162,7 @@ class SourceActor(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def describe(self) -> Description:
         """The tree."""
-        digest = blake3(self._description).digest()
-        return Description(self._buffer, len(self._description), digest)
+        return self._description
 
     @concurrent_endpoint
     async def outlet(self, key: Key, device: bool) -> Ticket | None:
@@ -138,13 +171,13 @@ class SourceActor(Actor):  # type: ignore[misc]
         return choose(self._ticket, device)
 
     @concurrent_endpoint
-    async def digest(self, key: Key, block: int) -> Said:
+    async def digest(self, key: Key, block: int) -> Said | None:
         """See ``Offer.digest``."""
         self._check(key)
         return await self._offer.digest(block)
 
     @concurrent_endpoint
-    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any]:
+    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any] | None:
         """See ``Offer.stage``."""
         self._check(key)
         return await self._offer.stage(block, packed)
@@ -178,13 +211,18 @@ def choose(ticket: Ticket | None, device: bool) -> Ticket | None:
 
 
 def offer(
-    ring: Ring, ticket: Ticket | None, description: bytes, arrived: Callable[[str, int], None]
+    ring: Ring,
+    ticket: Ticket | None,
+    timeout: float,
+    description: bytes,
+    arrived: Callable[[str, int], None],
 ) -> Any:
     """Offer a directory to hosts.
 
     Args:
         ring: its blocks.
         ticket: of their outlet; None where there is none.
+        timeout: seconds within which hosts must hear something.
         description: of its tree, as it is to be sent ahead.
         arrived: called with a host's name and a number of bytes as they arrive.
 
@@ -194,19 +232,26 @@ def offer(
     from monarch.actor import this_proc
 
     name = f"source_{secrets.token_hex(4)}"
-    _offered[name] = ring, ticket, description, arrived
+    _offered[name] = ring, ticket, timeout, description, arrived
     return this_proc().spawn(name, SourceActor, name)
 
 
 async def fetch_description(source: Any, timeout: float) -> bytes:
     """The description of the tree that ``source`` offers.
 
+    Args:
+        source: the client's actor.
+        timeout: seconds for each piece of it.
+
     Raises:
         TransferError: it did not arrive whole.
     """
     description = await asyncio.wait_for(source.describe.call_one().as_asyncio(), timeout)
-    data = bytearray(description.length)
-    await description.buffer.read_into(memoryview(data), timeout=max(1, int(timeout)))
+    data = bytearray(sum(length for _, length in description.buffers))
+    view = memoryview(data)
+    for buffer, length in description.buffers:
+        await buffer.read_into(view[:length], timeout=max(1, int(timeout)))
+        view = view[length:]
     if blake3(data).digest() != description.digest:
         raise TransferError("the description of the tree arrived damaged", hint="try again")
     return bytes(data)
