@@ -29,6 +29,7 @@ COMMANDS = {
     "check": "wheels:check",
     "mount": "mounts:mount",
     "refresh": "mounts:refresh",
+    "verify": "mounts:verify",
     "umount": "mounts:umount",
     "status": "mounts:status",
     "run": "run:run",

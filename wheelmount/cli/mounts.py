@@ -17,7 +17,7 @@ from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, MountError, WheelmountError
+from wheelmount.errors import InputError, MountError, StoreError, WheelmountError
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import overlays, records
@@ -93,6 +93,57 @@ def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
 def _say(points: Mapping[str, str], changed: bool) -> None:
     for host, point in points.items():
         print(f"{host} {point} {'refreshed' if changed else 'unchanged'}", flush=True)
+
+
+@click.command()
+@click.argument("targets", nargs=-1)
+@click.option("--repair", is_flag=True, help="Replace what is damaged, from other hosts or here.")
+@options.as_json
+@options.quiet
+def verify(targets: tuple[str, ...], repair: bool, as_json: bool, quiet: bool) -> None:
+    """Have hosts compare all bytes that mounts show with the hashes with which they came.
+
+    TARGETS are mount points, sources or identities that status shows; default all. Files that
+    differ are named; the command ends with 74 if one stays damaged.
+    """
+    from wheelmount.jobs import apart, mounts, sessions
+
+    settings, progress = config.load(), ConsoleProgress(quiet=quiet)
+    works = [
+        partial(sessions.verified, *mount, repair)
+        if isinstance(mount, _OfSession)
+        else partial(mounts.verified, mount, repair, settings)
+        for mount in _find(settings, targets).values()
+    ]
+    answers = apart.raise_first(apart.each(works, progress, "verify"))
+    records = [
+        {"host": host, "mntpoint": points[host], **found.summary()}
+        for found_by_host, points in answers
+        for host, found in found_by_host.items()
+    ]
+    if as_json:
+        print(json.dumps(records))
+    else:
+        print("\n".join(line for record in records for line in _verified_lines(record)))
+    bad = sum(len(record["wrong"]) + len(record["unknown"]) for record in records)
+    if bad:
+        raise StoreError(
+            f"{bad} files are damaged, or have no hashes to be compared with",
+            hint=None if repair else "`wheelmount verify --repair` brings the right bytes",
+        )
+
+
+def _verified_lines(record: dict[str, Any]) -> Iterator[str]:
+    where = f"{record['host']} {record['mntpoint']}"
+    rate = record["size"] / 1e9 / max(record["seconds"], 1e-9)
+    yield (
+        f"{where} {record['files']} files, {record['size'] / 1e6:.1f} MB verified in "
+        f"{record['seconds']:.1f} s, {rate:.1f} GB/s"
+    )
+    for path in record["damaged"]:
+        yield f"{where} {'damaged' if path in record['wrong'] else 'repaired'}: {path}"
+    for path in record["unknown"]:
+        yield f"{where} without hashes: {path}"
 
 
 class _OfSession(NamedTuple):
@@ -234,6 +285,10 @@ def _line(record: dict[str, Any]) -> str:
     words.append(f"up {time.time() - record['started']:.0f} s")
     if not record["visible"]:
         words.append(f"in a namespace of its own: nsenter -m -t {record['pid']}")
+    if verified := record.get("verified"):
+        words.append(f"verified {time.time() - verified['time']:.0f} s ago")
+        if verified["wrong"]:
+            words.append(f"damaged: {', '.join(verified['wrong'])}")
     if record["changed"]:
         words.append(f"changed at the source: {', '.join(record['changed'])}")
     return "  ".join(words)

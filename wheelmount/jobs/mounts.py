@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import RawIOBase
 from pathlib import Path
@@ -19,6 +20,7 @@ from wheelmount.jobs import sites
 from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.mount.task import Task
+from wheelmount.mount.verify import Verified
 from wheelmount.progress import Progress
 
 ATTENTION = 200
@@ -76,6 +78,16 @@ def refresh(
     Yields:
         Whether anything had changed.
     """
+    with _standing(directories, settings, progress) as mount:
+        for _ in occasions:
+            yield mount.refresh()
+
+
+@contextlib.contextmanager
+def _standing(
+    directories: Sequence[Path], settings: Settings, progress: Progress
+) -> Iterator[RemoteMount]:
+    """Take charge of a mount that stands on this machine, for as long as this lasts."""
     within = {}
     for directory in directories:
         task = Task.read(directory)
@@ -85,8 +97,7 @@ def refresh(
         mount = RemoteMount(hosts, task.source, None, settings, progress, identity=identity)
         try:
             mount.adopt()
-            for _ in occasions:
-                yield mount.refresh()
+            yield mount
         finally:
             mount.release()
             engine.stop()
@@ -103,6 +114,24 @@ def refreshed(
     (changed,) = refresh(directories, settings, progress)
     tasks = map(Task.read, directories)
     return changed, {task.host: task.mntpoint for task in tasks}
+
+
+def verified(
+    directories: Sequence[Path], repair: bool, settings: Settings, progress: Progress
+) -> tuple[dict[str, Verified], dict[str, str]]:
+    """Have the hosts of a mount that stands verify what they show.
+
+    Args:
+        directories: see ``refresh``.
+        repair: see ``RemoteMount.verify``.
+        settings: in force.
+        progress: told about each step.
+
+    Returns:
+        What was found and where it is mounted, by host.
+    """
+    with _standing(directories, settings, progress) as mount:
+        return mount.verify(repair=repair), mount.mntpoints
 
 
 def changes(source: Path) -> Iterator[None]:

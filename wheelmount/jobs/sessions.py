@@ -20,6 +20,7 @@ from wheelmount.jobs.records import VERSIONS, MountNote, hosts_of, mounts_of
 from wheelmount.jobs.sites import RUNNERS, join
 from wheelmount.mount import serving
 from wheelmount.mount.remote import RemoteMount
+from wheelmount.mount.verify import Verified
 from wheelmount.progress import SILENT, Progress
 
 PATIENCE = 10.0
@@ -139,6 +140,14 @@ def refreshed(session: Session, note: MountNote, progress: Progress) -> tuple[bo
     """Have one of its mounts follow its directory once; see ``refresh``."""
     (found,) = refresh(session, note, progress)
     return found
+
+
+def verified(
+    session: Session, note: MountNote, repair: bool, progress: Progress
+) -> tuple[dict[str, Verified], dict[str, str]]:
+    """Have the hosts of one of its mounts verify what they show; see ``mounts.verified``."""
+    with join(session, progress) as site:
+        return site.verify(note.identity, repair=repair)
 
 
 def unmount(session: Session, identities: Sequence[str], force: bool, _progress: Progress) -> None:

@@ -25,6 +25,7 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import records
 from wheelmount.jobs.records import MOUNTS, MountNote, mounts_of
 from wheelmount.mount.remote import RemoteMount, remotemount
+from wheelmount.mount.verify import Verified
 from wheelmount.progress import Progress
 
 RUNNERS = "runners"
@@ -275,6 +276,23 @@ class Standing(Site):
                     mount.take(self._session.handles()[identity])
                     mount.close(force=force)
                     self._drop(key, identity)
+
+    def verify(self, identity: str, *, repair: bool) -> tuple[dict[str, Verified], dict[str, str]]:
+        """Have one of the session's mounts verified.
+
+        Args:
+            identity: of the mount.
+            repair: see ``RemoteMount.verify``.
+
+        Raises:
+            MountError: it is no more.
+        """
+        for note in mounts_of(self._session.read()).values():
+            if note.identity == identity:
+                mount = self._new(note.source, note.mntpoint, identity)
+                mount.adopt(self._session.handles()[identity])
+                return mount.verify(repair=repair), mount.mntpoints
+        raise MountError(f"session {self._session.name} has no mount {identity} any more")
 
     def _new(self, source: str, mntpoint: str | None, identity: str | None = None) -> RemoteMount:
         settings, progress = self._session.settings, self._progress

@@ -44,6 +44,9 @@ class Adapter(Protocol):
     def knows(self, number: int) -> bool:
         """Whether the kernel holds an inode."""
 
+    def drop(self, number: int) -> None:
+        """Have the kernel forget a file's bytes; not on the threads of ``serve``."""
+
     async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
         """Make the kernel forget what a change makes untrue, and call ``flip`` in between.
 

@@ -19,7 +19,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, TransferError
 from wheelmount.hosts import engine, process
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
-from wheelmount.mount import control, elsewhere, kernel, point, serving
+from wheelmount.mount import control, elsewhere, kernel, point, serving, verify
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
 from wheelmount.mount.adoption import Adopted
@@ -36,6 +36,7 @@ from wheelmount.mount.task import Task
 from wheelmount.mount.topology import Route
 from wheelmount.mount.traffic import Traffic
 from wheelmount.mount.transfer import Key, Said, fetch_description
+from wheelmount.mount.verify import Damage, Verified
 from wheelmount.mount.wire import Upstream
 
 GLANCE = 0.5
@@ -82,6 +83,7 @@ class Agent(Actor):  # type: ignore[misc]
         self._traffic: Traffic | None = None
         self._received = asyncio.Condition()
         self._moving: asyncio.Task[None] | None = None
+        self._verified: Verified | None = None
 
     @concurrent_endpoint
     async def view(self) -> View:
@@ -227,10 +229,7 @@ class Agent(Actor):  # type: ignore[misc]
         return await asyncio.to_thread(self._adopt)
 
     def _adopt(self) -> Adopted:
-        try:
-            task = Task.read(self._directory)
-        except FileNotFoundError:
-            raise MountError("the mount is gone") from None
+        task = self._task()
         store = Store.open(Path(task.store))
         if self._store is not None and self._store.generation == store.generation:
             store = self._store  # with its tree, where this host was asked before
@@ -343,6 +342,41 @@ class Agent(Actor):  # type: ignore[misc]
     async def keep(self) -> None:
         """Let the mount stay when the client is gone."""
         await self._link.keep()
+
+    @concurrent_endpoint
+    async def verify(self) -> Verified:
+        """Compare all bytes that are shown here with the hashes with which they came."""
+        task = self._task()
+        self._verified = await asyncio.to_thread(verify.verify, Path(task.store))
+        verify.note(self._directory, self._verified)
+        return self._verified
+
+    @concurrent_endpoint
+    async def piece(self, damage: Damage) -> bytes | None:
+        """The bytes of a piece of a file that another host lacks, if they are right here."""
+        return await asyncio.to_thread(verify.piece, Path(self._task().store), damage)
+
+    @concurrent_endpoint
+    async def repair(self, damage: Damage, data: bytes, last: bool) -> None:
+        """Put right bytes where they belong.
+
+        Args:
+            damage: the place.
+            data: the bytes.
+            last: whether all of the file is right then.
+        """
+        store, dress = Path(self._task().store), self._binds
+        await asyncio.to_thread(verify.repair, store, damage, data, dress=dress)
+        await asyncio.to_thread(serving.drop, self._directory, damage.number)
+        if last and self._verified is not None:
+            self._verified.repaired.append(os.fsdecode(damage.path))
+            verify.note(self._directory, self._verified)
+
+    def _task(self) -> Task:
+        try:
+            return Task.read(self._directory)
+        except FileNotFoundError:
+            raise MountError("the mount is gone") from None
 
     @concurrent_endpoint
     async def status(self) -> control.Message:

@@ -12,6 +12,7 @@ import psutil
 from wheelmount.errors import StoreError
 from wheelmount.mount import kernel
 from wheelmount.mount.layout import Layout
+from wheelmount.mount.proofs import RECORD
 from wheelmount.mount.summary import PAGE, holes, pages
 
 SLACK = 1 << 20
@@ -58,7 +59,8 @@ class Need:
         room = sum(pages(inodes[number].size) for number in new)
         empty = sum(holes(inodes[number]) for number in new)
         links = sum(PAGE for inode in inodes.values() if inode.is_symlink and inode.size > SHORT)
-        tables = sum(pages(size) for size in (description, layout.blocks, layout.places))
+        records = RECORD.size * (len(new) + layout.blocks)
+        tables = sum(pages(size) for size in (description, layout.blocks, layout.places, records))
         kernel = INODE * (len(new) + len(layout.tree.names)) + NAME * len(inodes)
         return cls(room - empty + links, empty, tables + SLACK, kernel)
 

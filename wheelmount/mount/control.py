@@ -4,6 +4,7 @@ They go over a Unix socket in the mount's private directory. A connection begins
 
 ``{"op": "status"}``              answered by one message; see ``Server.status``
 ``{"op": "show", "generation": n}`` has a generation shown; answered by ``{"ok": bool}``
+``{"op": "drop", "number": n}``   has the kernel forget a file's bytes; answered by ``{"ok": true}``
 ``{"op": "stop", "force": bool}`` answered by ``{"ok": bool}``; if not ok, the mount is in use
 ``{"op": "feed", "keep": bool}``  the connection of who delivers: it says ``{"have": block}`` and
                                   ``{"failed": block, "reason": text}`` for blocks that reads wait

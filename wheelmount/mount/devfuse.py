@@ -213,6 +213,11 @@ class DirectFuse:
         for number in directories:
             self._drop_inode(number)
 
+    def drop(self, number: int) -> None:
+        """See ``Adapter``."""
+        with contextlib.suppress(OSError):  # the kernel does not know it
+            self._wire.drop_inode(number + abi.ROOT_ID, pages=True)
+
     def _drop_inode(self, number: int) -> None:
         with contextlib.suppress(OSError):  # it is in no tree any more
             pages = self.vfs.inode(number).is_directory

@@ -56,6 +56,11 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         """See ``Adapter``."""
         return self._references.of(number) > 0
 
+    def drop(self, number: int) -> None:
+        """See ``Adapter``."""
+        with contextlib.suppress(OSError):  # the kernel does not know it
+            pyfuse3.invalidate_inode(number + pyfuse3.ROOT_INODE)
+
     async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
         """See ``Adapter``.
 

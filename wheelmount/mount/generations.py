@@ -79,6 +79,11 @@ class Generations:
         """Name of the way that the mount is shown now."""
         return self._adapter.name if self._adapter and not self.bound else "bind"
 
+    async def drop(self, number: int) -> None:
+        """Have the kernel forget what it keeps of a file's bytes."""
+        if self._adapter is not None and self._adapter.knows(number):
+            await trio.to_thread.run_sync(self._adapter.drop, number)
+
     def end(self) -> None:
         """Stop to serve through FUSE, whoever uses it."""
         if self._adapter is not None:

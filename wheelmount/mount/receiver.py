@@ -344,7 +344,7 @@ class Receiver:
         for inode in changed:
             self._store.mark_changed(inode)
         self.relay.note(block, said)
-        self._store.write(block, view)
+        self._store.write(block, view, digest)
         return True
 
     def _count(self, length: int) -> None:

@@ -34,7 +34,7 @@ class Recut:
         """See ``Store.read_block``."""
         self._store.read_block(block, view, self.layout)
 
-    def write(self, _block: int, _data: memoryview) -> None:
+    def write(self, _block: int, _data: memoryview, _digest: bytes) -> None:
         """Nothing is ever brought."""
         raise TransferError("this host has all blocks")
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Set
 from typing import Any
 
@@ -29,9 +30,13 @@ from wheelmount.mount.scan import scan
 from wheelmount.mount.source import file_digest
 from wheelmount.mount.succession import Doubt, Succession
 from wheelmount.mount.tree import Tree
+from wheelmount.mount.verify import Damage, Verified, right
 from wheelmount.progress import SILENT, Progress
 
 log = logging.getLogger("wheelmount")
+
+VERIFY_TIMEOUT = 24 * 3600.0
+"""Seconds that hosts may take to read all they have; one that dies ends the wait at once."""
 
 NAMED = 10
 """Files that an error names; the rest are counted."""
@@ -463,6 +468,57 @@ class RemoteMount:
         self.wait(warn=False)
         engine.raise_first(self._agents.call(lambda agent: agent.keep.call_one()))
         self._keep = True
+
+    def verify(self, *, repair: bool = False) -> dict[str, Verified]:
+        """Compare all bytes that hosts show with the hashes with which they came.
+
+        Args:
+            repair: replace what differs by what other hosts have, or the directory if it still
+                has it. Readers have the right bytes then, also of files that they have open.
+
+        Returns:
+            By host, what was found; ``wrong`` of it are the files that are still damaged.
+
+        Raises:
+            HostError, WaitError, MountError, StoreError: a host could not look.
+        """
+        if self._delivery is not None:
+            engine.raise_first(self._delivery.failures())
+        with self._progress.task("verify", unit="hosts") as task:
+            bound = self._settings.start_timeout + VERIFY_TIMEOUT
+            answers = self._agents.call(lambda agent: agent.verify.call_one(), timeout=bound)
+            found: dict[str, Verified] = engine.raise_first(answers)
+            if repair:
+                for name, each in found.items():
+                    self._repair(name, each)
+            task.advance(len(found))
+        return found
+
+    def _repair(self, name: str, found: Verified) -> None:
+        left = Counter(damage.path for damage in found.damaged)
+        for damage in found.damaged:
+            data = self._right(damage, name)
+            if data is None:
+                continue
+            left[damage.path] -= 1
+            call = self._agents[name].repair.call_one(damage, data, not left[damage.path])
+            try:
+                engine.one(call, self._settings.fetch_timeout)
+            except WheelmountError as error:
+                log.warning("%s: %s", name, error.message)
+                left[damage.path] += 1
+            else:
+                if not left[damage.path]:
+                    found.repaired.append(os.fsdecode(damage.path))
+
+    def _right(self, damage: Damage, besides: str) -> bytes | None:
+        """The bytes of a piece of a file from the directory, or from a host that has them right."""
+        data = right(os.fsencode(self.source) + b"/" + damage.path, damage)
+        for name, agent in self._agents.items():
+            if data is None and name != besides:
+                with contextlib.suppress(WheelmountError):  # another may have them
+                    data = engine.one(agent.piece.call_one(damage), self._settings.fetch_timeout)
+        return data
 
     def status(self) -> dict[str, Any]:
         """Where the mount stands on each host: a mapping as of ``Server.status``, or an error."""

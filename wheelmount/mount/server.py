@@ -20,7 +20,7 @@ import pyfuse3
 import trio
 
 from wheelmount.errors import MountError, UnavailableError
-from wheelmount.mount import control, point, traffic
+from wheelmount.mount import control, point, traffic, verify
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import Adapter
 from wheelmount.mount.attach import attach, set_read_ahead
@@ -181,6 +181,9 @@ class Server:
                 await self._stop(stream, force=request["force"])
             case "show":
                 await self._show(stream, request["generation"])
+            case "drop":
+                await self.generations.drop(request["number"])
+                await self._send(stream, {"ok": True})
             case "status":
                 await self._send(stream, self.status())
 
@@ -205,6 +208,7 @@ class Server:
             "held": store.held(),
             "memory": _memory(),
             "delivery": traffic.read(self.directory),
+            "verified": verify.last(self.directory),
             "waiting": len(self._waiting),
             "fed": self._feeder is not None,
             "changed": [os.fsdecode(path) for path in store.changed()],

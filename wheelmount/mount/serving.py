@@ -139,6 +139,15 @@ def show(directory: Path, generation: int) -> None:
         raise MountError(answer["message"])
 
 
+def drop(directory: Path, number: int) -> None:
+    """Have the kernel forget what it keeps of a file's bytes, which are others now.
+
+    Raises:
+        MountError: its process is gone.
+    """
+    control.ask(directory, {"op": "drop", "number": number}, STOP_TIMEOUT)
+
+
 def start(directory: Path, timeout: float) -> None:
     """Start a serving process and wait until its mount stands."""
     read, write = os.pipe()

@@ -24,9 +24,10 @@ from functools import cached_property
 from pathlib import Path
 
 import filelock
+from blake3 import blake3
 
 from wheelmount.errors import StoreError
-from wheelmount.mount import capacity, kernel
+from wheelmount.mount import capacity, kernel, proofs
 from wheelmount.mount.capacity import Need
 from wheelmount.mount.files import Files, NewFiles
 from wheelmount.mount.layout import Cut, Extent, Layout
@@ -221,6 +222,7 @@ class Store:
                 store._new_files.make()
             else:
                 store._new_files.follow(previous._files)
+                proofs.copy(directory, generation, layout.copies)
         except BaseException as error:
             _delete(directory, generation)
             if isinstance(error, OSError):
@@ -258,8 +260,13 @@ class Store:
         """Where a file's bytes are."""
         return self._files.path(number)
 
-    def write(self, block: int, data: memoryview) -> None:
+    def write(self, block: int, data: memoryview, digest: bytes | None = None) -> None:
         """Put a block's bytes into its files, and say that they are there.
+
+        Args:
+            block: which.
+            data: its bytes.
+            digest: blake3 of them; default it is made.
 
         Raises:
             StoreError: there is no room left, or this generation was forgotten.
@@ -270,6 +277,8 @@ class Store:
                 with self._turn.at(len(extents)):
                     for extent in extents:
                         self._new_files.write(extent, data)
+                digest = digest or blake3(data).digest()
+                proofs.add(self.directory, self.generation, extents, data, digest)
             except OSError as error:
                 raise capacity.failure(self.directory, error) from None
             self._have[block] = 1
@@ -348,6 +357,9 @@ class Store:
         with contextlib.suppress(StoreError), self.growing():
             if self.owned:
                 kernel.resize_tmpfs(self.directory, self._used() + self._holes())
+            summary = self.summary
+            expected = summary.files + summary.size // proofs.SMALL
+            proofs.trim(self.directory, expected, self.tree.inodes)
 
     def _holes(self) -> int:
         """Bytes that readers may yet take: whoever maps a hole and reads it is given a page."""
