@@ -22,6 +22,7 @@ from typing import Any
 
 import platformdirs
 
+from wheelmount import logind
 from wheelmount.errors import ConfigError, SourceError
 from wheelmount.trust import Found, Trusted, is_private, places, read
 
@@ -148,8 +149,8 @@ class Settings:
         """
         if self.store == MEMORY and mounted:
             return private_directory(self.private_runtime() / "stores")
-        place = "/dev/shm" if self.store == MEMORY else self.store  # noqa: S108 - private, see above
-        return _private_place(Path(place))
+        memory = self.store == MEMORY
+        return _private_place(logind.memory_place(os.getuid()) if memory else Path(self.store))
 
 
 def private_directory(path: Path) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from wheelmount import logind
 from wheelmount.config import MEMORY, Settings
 from wheelmount.containers import apptainer
 from wheelmount.containers import leftovers as containers
@@ -162,7 +163,7 @@ def fit(source: Path, free: int) -> Finding:
 
 def _shm() -> Finding:
     """Where ordinary users' mounts are in memory, and frameworks share tensors."""
-    place = "/dev/shm"  # noqa: S108 - only looked at
+    place = logind.memory_place(os.getuid())
     try:
         size = shutil.disk_usage(place).total
     except OSError as error:
@@ -174,6 +175,14 @@ def _shm() -> Finding:
             POOR,
             f"{text}: mounts of ordinary users, which are there, must fit in it",
             "mount it larger (containers: --shm-size), or set WHEELMOUNT_STORE to a directory",
+        )
+    if place != Path("/tmp") and logind.clears_memory(os.getuid()):  # noqa: S108 - only compared
+        return Finding(
+            "shm",
+            POOR,
+            f"{text}: systemd-logind deletes what is yours there at your last logout (RemoveIPC), "
+            "and mounts without a namespace of their own lose their files then",
+            "run: loginctl enable-linger; or set WHEELMOUNT_STORE to a directory",
         )
     return Finding("shm", GOOD, text)
 
