@@ -138,6 +138,7 @@ class Index:
         faults: by file name, the faults of its next answers in turn; then it works.
         requests: the path and ``Range`` of each request so far.
         password: where set, user ``me`` must give it.
+        yanked: by file name, why it was taken back.
         passwords: by name, those of further indexes with the same files, at ``/NAME/simple``.
     """
 
@@ -145,6 +146,7 @@ class Index:
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     password: str | None = None
+    yanked: dict[str, str] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Index:
@@ -217,9 +219,14 @@ class _Handler(BaseHTTPRequestHandler):
         files = [file for file in self.index.directory.iterdir() if file.is_file()]
         if kind == "files" and name in {file.name for file in files}:
             return self._file(self.index.directory / name)
+
+        def mark(file: Path) -> str:
+            reason = self.index.yanked.get(file.name)
+            return "" if reason is None else f' data-yanked="{html.escape(reason)}"'
+
         if kind == "simple" and name:
             links = "".join(
-                f'<a href="{base}/files/{file.name}#sha256={sha256(file)}">'
+                f'<a href="{base}/files/{file.name}#sha256={sha256(file)}"{mark(file)}>'
                 f"{html.escape(file.name)}</a>\n"
                 for file in files
                 if canonicalize_name(file.name.split("-")[0]) == name

@@ -23,7 +23,7 @@ def test_download_and_check(cli: Cli, uv_index: Index, workplace: Path) -> None:
     report = json.loads(done.stdout)
     assert (len(report["wheels"]), report["fetched"], done.stderr) == (2, [], "")
     done = cli("check", "wheels", "-q")
-    assert (done.returncode, done.stdout) == (0, "complete: 2 wheels, 0.0 MB\n")
+    assert (done.returncode, done.stdout) == (0, "complete for uv: 2 wheels, 0.0 MB\n")
     done = cli("check", "wheels", "c", "-q", "--json", *BOTH)
     assert done.returncode == 65
     found = json.loads(done.stdout)
@@ -48,7 +48,7 @@ def test_many_at_once(cli: Cli, uv_index: Index, workplace: Path) -> None:
         calls = [pool.submit(cli, "download", n, "-d", "wheels", "--prune") for n in wanted]
         assert [call.result().returncode for call in calls] == [0, 0, 0, 0]
     assert len(list((workplace / "work" / "wheels").glob("*.whl"))) == 5
-    assert cli("check", "wheels").stdout == "complete: 5 wheels, 0.1 MB\n"
+    assert cli("check", "wheels").stdout == "complete for uv: 5 wheels, 0.1 MB\n"
     assert not list((workplace / "work" / "wheels").glob("pylock.*.toml"))
 
 

@@ -87,6 +87,34 @@ END = ", we can conclude that your requirements are unsatisfiable.\n"
             Kind.BAD_FILE,
             "r.txt",
         ),
+        (
+            "error: Failed to download `own @ http://h/own.whl`\n  cause: Failed to fetch: http://h/"
+            "own.whl\n  cause: HTTP status client error (404 Not Found) for url (http://h/own.whl)",
+            Kind.GONE,
+            "http://h/own.whl",
+        ),
+        (
+            "error: Failed to parse: p/pyproject.toml\n  cause: Invalid `pyproject.toml`\n",
+            Kind.BAD_FILE,
+            "p/pyproject.toml",
+        ),
+        (
+            "error: Failed to read `six @ file:///w/six.whl`\n  cause: Failed to read metadata: "
+            "/w/six.whl\n  cause: Failed to read from zip file\n",
+            Kind.BAD_WHEEL,
+            "/w/six.whl",
+        ),
+        ("error: Requested extra not found: nope\n", Kind.NO_EXTRA, "nope"),
+        (
+            "error: The dependency group 'nope' was not found in the project: e/pyproject.toml\n",
+            Kind.NO_EXTRA,
+            "nope",
+        ),
+        (
+            f"{NO_SOLUTION}there is no version of a==9 and you require a==9{END}",
+            Kind.NO_VERSION,
+            "a",
+        ),
         (f"{NO_SOLUTION}you require a<2 and a>2{END}", Kind.CONFLICT, ""),
         ("", Kind.CONFLICT, ""),
     ],
@@ -101,6 +129,11 @@ def test_kinds(said: str, kind: Kind, subject: str) -> None:
 
 def test_a_reason_is_short() -> None:
     assert explain(f"{NO_SOLUTION}you require a<2 and a>2{END}").reason == "you require a<2 and a>2"
+
+
+def test_a_conflict_keeps_its_lines() -> None:
+    said = f"{NO_SOLUTION}a depends on b<1,\n      we know c.\n      And because d{END}"
+    assert explain(said).reason == "a depends on b<1, we know c.\n  And because d"
 
 
 def test_nothing_required() -> None:

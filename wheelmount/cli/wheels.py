@@ -95,6 +95,14 @@ def download(
 @click.option(
     "--contents", is_flag=True, help="Unpack wheels too that were when they were downloaded."
 )
+@click.option(
+    "--tool",
+    type=click.Choice(["uv", "pip"]),
+    default="uv",
+    show_default=True,
+    help="Whose rules count. pip, which takes fewer prereleases and all bounds of "
+    "Requires-Python, resolves for this machine's Python only.",
+)
 @options.as_json
 @options.quiet
 def check(
@@ -102,6 +110,7 @@ def check(
     wanted: Wanted | None,
     targets: list[Target],
     contents: bool,
+    tool: str,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -110,10 +119,14 @@ def check(
     Without REQUIREMENTS: all that was ever downloaded into it, and every wheel that is there.
     """
     findings = Wheelhouse(directory).check(
-        wanted, targets=targets, contents=contents, progress=ConsoleProgress(quiet=quiet)
+        wanted,
+        targets=targets,
+        contents=contents,
+        pip=tool == "pip",
+        progress=ConsoleProgress(quiet=quiet),
     )
     if as_json:
         print(json.dumps(findings.to_dict()))
     findings.raise_if_any()
     if not as_json:
-        print(f"complete: {len(findings.wheels)} wheels, {findings.size / 1e6:.1f} MB")
+        print(f"complete for {tool}: {len(findings.wheels)} wheels, {findings.size / 1e6:.1f} MB")

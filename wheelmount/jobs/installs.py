@@ -24,6 +24,7 @@ from wheelmount.jobs.containers import execute
 from wheelmount.jobs.image import Image, packages_point
 from wheelmount.jobs.sites import Site
 from wheelmount.progress import Progress
+from wheelmount.wheels.install import pinned
 from wheelmount.wheels.redirect import PACKAGES
 from wheelmount.wheels.shipment import Shipment, prepare
 from wheelmount.wheels.target import Target
@@ -101,20 +102,28 @@ def install(
                 bytecode=bytecode,
                 tree=_growing_tree(spec, into, link_mode, settings),
             )
-            return _place(spec, hosts, shipment, into, link_mode, settings, progress, output)
-        named = [str(requirement) for requirement in wanted.requirements]
-        if not wanted.by_name:  # hosts do not have the files, and ask by name
+            return _place(
+                spec, hosts, shipment, into, link_mode, target, settings, progress, output
+            )
+        if len(found) == 1:  # just what was resolved and proven, whichever tool it is
+            named = ["-r", report.requests[0]]
+        elif wanted.by_name:
+            named = [str(requirement) for requirement in wanted.requirements]
+        else:  # hosts do not have the files, and ask by name
             pins = (parse_wheel_filename(wheel)[:2] for wheel in report.wheels)
             named = [f"{name}=={version}" for name, version in pins]
         if isinstance(into, Image):
             argv = [tool, "install"] if tool == "pip" else [tool, "pip", "install"]
-            argv += ["--", *named]
+            if len(found) == 1:
+                argv += [*pinned(tool), "-r", f"{PACKAGES}/{report.requests[0]}"]
+            else:
+                argv += ["--", *named]
             return execute(spec, into, argv, house.directory, settings, progress, output=output)
         venv = _venv(into, spec)
 
         def command(host: str, path: str) -> Command:
             where = venv.replace("{host}", host)
-            return Command(("python", "-m", "wheelmount.wheels", tool, path, where, *named))
+            return Command((*_program(target), tool, path, where, *named))
 
         packages = packages_point(spec, house.directory, settings)
         with hosts() as site:
@@ -161,6 +170,7 @@ def _place(
     shipment: Shipment,
     into: Venv | Image,
     link_mode: LinkMode,
+    target: Target | None,
     settings: Settings,
     progress: Progress,
     output: Output | None,
@@ -180,7 +190,7 @@ def _place(
 
     def command(host: str, path: str) -> Command:
         where = venv.replace("{host}", host)
-        program = ("python", "-m", "wheelmount.wheels", "wheelmount", path, where)
+        program = (*_program(target), "wheelmount", path, where)
         return Command((*program, shipment.plan, link_mode))
 
     if link_mode == "copy" or spec.session is not None:  # whose mounts stay by themselves
@@ -194,6 +204,16 @@ def _place(
             f"environments are links into {packages}, which stays mounted: see wheelmount status"
         )
     return results
+
+
+def _program(target: Target | None) -> tuple[str, ...]:
+    """What installs on a host, into an environment of the Python that was named, if one was."""
+    program = ("python", "-m", "wheelmount.wheels")
+    if target is None:
+        return program
+    free = "t" if target.free_threaded else ""
+    pypy = "pypy" if target.implementation == "pypy" else ""
+    return (*program, "--python", f"{pypy}{target.minor_release}{free}")
 
 
 def _growing_tree(

@@ -1,31 +1,50 @@
 """Installs into a virtual environment of this host, from what is mounted and nothing else.
 
-Run as ``python -m wheelmount.wheels uv|pip WHEELHOUSE VENV REQUIREMENT…``, or for a tree of
-unpacked wheels ``python -m wheelmount.wheels wheelmount TREE VENV PLAN copy|symlink``. The
-environment is made where there is none, with the Python that runs this.
+Run as ``python -m wheelmount.wheels [--python X.Y] uv|pip WHEELHOUSE VENV -r FILE|REQUIREMENT…``,
+or for a tree of unpacked wheels ``… wheelmount TREE VENV PLAN copy|symlink``. The environment is
+made where there is none, with the Python that is named, or the one that runs this. Hosts that share
+a home may run it at the same time: they take turns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
+import filelock
 import uv
 
-from wheelmount.errors import WheelmountError
+from wheelmount.errors import UnavailableError, WaitError, WheelError, WheelmountError
 from wheelmount.wheels.install import clean_environment, install_command
+from wheelmount.wheels.interpreter import describe, running_version
 from wheelmount.wheels.shipment import Shipment
 
+PATIENCE = 600.0
+"""Seconds to wait for another installation into the same environment."""
 
-def main() -> int:
+
+def main(arguments: Sequence[str]) -> int:
     """Do it; gives the exit code."""
-    tool, packages, directory, *arguments = sys.argv[1:]
-    venv = Path(directory)
+    version = ""
+    if arguments[0] == "--python":
+        version, arguments = arguments[1], arguments[2:]
+    tool, packages, directory, *rest = arguments
+    try:
+        with _alone(Path(directory)):
+            return _install(tool, packages, Path(directory), rest, version)
+    except WheelmountError as error:
+        hint = f"\nhint: {error.hint}" if error.hint else ""
+        print(f"error: {error.message}{hint}", file=sys.stderr)
+        return error.exit_code
+
+
+def _install(tool: str, packages: str, venv: Path, rest: Sequence[str], version: str) -> int:
     python = venv / "bin" / "python"
     program = uv.find_uv_bin()
     # Its own cache, inside: what uv keeps elsewhere may be of another wheel with the same name,
@@ -36,32 +55,86 @@ def main() -> int:
         "PATH": os.pathsep.join([str(Path(program).parent), os.environ.get("PATH", "")]),
         "UV_CACHE_DIR": str(cache),
     }
+    if tool == "wheelmount":
+        plan, mode = rest
+        command: Sequence[str] = Shipment(Path(packages), plan).command(str(python), packages, mode)
+    else:
+        named, file = (rest, None) if rest[0] != "-r" else ((), f"{packages}/{rest[1]}")
+        command = install_command(
+            cast(Literal["uv", "pip"], tool),
+            named,
+            packages=packages,
+            python=str(python),
+            file=file,
+        )
     try:
-        command: Sequence[str]
-        if tool == "wheelmount":
-            plan, mode = arguments
-            command = Shipment(Path(packages), plan).command(str(python), packages, mode)
-        else:
-            command = install_command(
-                cast(Literal["uv", "pip"], tool), arguments, packages=packages, python=str(python)
-            )
         if not python.exists():
-            making = (
-                [program, "venv", "--quiet", "--no-cache", "--offline", "--python", sys.executable]
-                if tool != "pip"
-                else [sys.executable, "-m", "venv"]  # with pip, which Python brings along
-            )
-            made = subprocess.run([*making, directory], env=environment, check=False)
+            base = _interpreter(version, program, environment)
+            making = [program, "venv", "--quiet", "--no-cache", "--offline", "--allow-existing"]
+            making += ["--python", base]
+            if tool == "pip":
+                making = [base, "-m", "venv"]  # with pip, which Python brings along
+            made = subprocess.run([*making, str(venv)], env=environment, check=False)
             if made.returncode:
                 return made.returncode
+        elif version:
+            _refuse_other(venv, version)
         return subprocess.run(command, env=environment, check=False).returncode
-    except WheelmountError as error:
-        hint = f"\nhint: {error.hint}" if error.hint else ""
-        print(f"error: {error.message}{hint}", file=sys.stderr)
-        return error.exit_code
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 
 
+def _interpreter(version: str, program: str, environment: dict[str, str]) -> str:
+    """Path of a Python of a version, on this host."""
+    if version in ("", running_version()):
+        return sys.executable
+    command = [program, "python", "find", "--offline", "--no-python-downloads", "--system", version]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise UnavailableError(
+            f"there is no Python {version} here to make an environment with",
+            hint=f"install it, or one that is here: --python-version {running_version()}",
+        )
+    return done.stdout.strip()
+
+
+def _refuse_other(venv: Path, version: str) -> None:
+    try:
+        found = describe(str(venv)).partition(" ")[0]
+    except (OSError, subprocess.SubprocessError) as error:
+        raise WheelError(
+            f"the Python of {venv} does not say what it is: {error}", hint="remove the environment"
+        ) from None
+    if found != version:
+        raise WheelError(
+            f"{venv} has Python {found}, and the wheels are for {version}",
+            hint="name another environment with --venv, or leave --python-version out",
+        )
+
+
+@contextlib.contextmanager
+def _alone(venv: Path) -> Iterator[None]:
+    """Hold an environment against other runs of this, on other hosts too."""
+    try:
+        venv.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(venv / ".wheelmount.lock", timeout=PATIENCE)
+        with contextlib.suppress(NotImplementedError):  # of a file system without locks
+            lock.acquire()
+    except filelock.Timeout:
+        raise WaitError(
+            f"another installation has held {venv} for {PATIENCE:.0f} s",
+            hint="end it, or use another environment",
+        ) from None
+    except OSError as error:
+        raise UnavailableError(
+            f"{error.filename or venv}: {error.strerror or error}",
+            hint="name an environment that can be written: --venv PATH",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

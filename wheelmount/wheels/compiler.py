@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,11 @@ class Kind(enum.Enum):
     NO_FITTING_WHEEL = enum.auto()  # there are wheels, for other Pythons or platforms
     DENIED = enum.auto()  # the index wants credentials, or other ones
     NO_NETWORK = enum.auto()
+    GONE = enum.auto()  # a URL that the server knows nothing of
     BAD_FILE = enum.auto()
+    BAD_WHEEL = enum.auto()
+    NO_EXTRA = enum.auto()  # or group: the project has none of that name
+    NO_VERSION = enum.auto()  # there is the package, and not in that version
     CONFLICT = enum.auto()
 
 
@@ -44,7 +48,7 @@ class Failure:
     Attributes:
         kind: which of the cases above.
         subject: the package, URL or file it is about; empty where uv names none.
-        reason: uv's own words in one line.
+        reason: uv's own words: a conflict in its lines, all else in one.
         hint: uv's own hint in one line, empty where it has none or one about its options.
     """
 
@@ -61,6 +65,7 @@ _VERSIONS = r"(?:[<>=!~]\S*)?"
 # missing package outranks the wheels of others that do not fit.
 _KINDS = (
     (Kind.DENIED, re.compile(r"(?P<subject>https?://[^\s)]+)\)?[^\n]*\b(?:401|403)\b")),
+    (Kind.GONE, re.compile(r"\(404 [^)]*\) for url \((?P<subject>[^\s)]+)\)")),
     (Kind.NO_NETWORK, re.compile(r"Failed to fetch: `?(?P<subject>[^\s`]+)")),
     (Kind.NO_NETWORK, re.compile(r"Because (?P<subject>\S+) was not found in the cache")),
     (
@@ -70,12 +75,25 @@ _KINDS = (
     (Kind.NO_NETWORK, re.compile(r"dns error|error sending request|tcp connect(?P<subject>)")),
     (Kind.BAD_FILE, re.compile(r"(?:read from file|File not found:) `?(?P<subject>[^\s`]+)")),
     (Kind.BAD_FILE, re.compile(r"parse requirement in `(?P<subject>[^`]+)`")),
+    (Kind.BAD_FILE, re.compile(r"Failed to parse: `?(?P<subject>[^\s`]+)")),
+    (Kind.BAD_WHEEL, re.compile(r"Failed to read metadata: `?(?P<subject>[^\s`]+)")),
+    (Kind.BAD_WHEEL, re.compile(r"Failed to (?:read|extract|unzip)[^`]*`(?P<subject>[^`]+)`")),
+    (Kind.NO_EXTRA, re.compile(r"Requested extra not found: (?P<subject>\S+)")),
+    (
+        Kind.NO_EXTRA,
+        re.compile(
+            r"(?:dependency group|Group) [`'](?P<subject>[^`']+)[`'] (?:was |is )?not "
+            r"(?:found|defined)",
+            re.I,
+        ),
+    ),
     (
         Kind.UNKNOWN_PACKAGE,
         re.compile(rf"{_PACKAGE} was not found in the (?:package registry|provided package)"),
     ),
     (Kind.NO_SOURCE_BUILD, re.compile(rf"{_PACKAGE}{_VERSIONS} (?:has|have) no usable wheels")),
     (Kind.NO_FITTING_WHEEL, re.compile(rf"{_PACKAGE}{_VERSIONS} (?:has|have) no wheels with")),
+    (Kind.NO_VERSION, re.compile(rf"there (?:is|are) no versions? of {_PACKAGE}[<>=!~]")),
 )
 
 
@@ -86,6 +104,7 @@ def compile_requirements(
     environ: Mapping[str, str] = os.environ,
     *,
     wheels_only: bool = True,
+    warn: Callable[[str], object] | None = None,
 ) -> str | Failure:
     """Resolve for a target and give what uv prints, or why there is no solution.
 
@@ -96,6 +115,7 @@ def compile_requirements(
         environ: the whole environment of uv. Files it makes are the caller's alone to read: they
             may have credentials.
         wheels_only: whether source distributions do not count.
+        warn: told of each of uv's warnings, in one line; default nobody.
 
     Raises:
         UnavailableError: uv is not installed.
@@ -104,7 +124,8 @@ def compile_requirements(
     # Always an interpreter that exists, or uv looks for one of the target's version: seconds.
     with interpreter(target) as python, _written(wanted.overrides) as overrides:
         command = [
-            *("pip", "compile", "--quiet", "--no-header", "--python", python),
+            *("pip", "compile", "--no-header", "--python", python),
+            *(("--quiet",) if warn is None else ()),
             *("--python-version", target.release, "--python-platform", target.platform),
             *(("--only-binary", ":all:") if wheels_only else ()),
             *options,
@@ -114,7 +135,7 @@ def compile_requirements(
         if wanted.requirements:
             command.append("-")
         # Parsed requirements, on standard input: none can be read as an option.
-        return _run(command, environ, _lines(wanted.requirements))
+        return _run(command, environ, _lines(wanted.requirements), warn)
 
 
 @contextlib.contextmanager
@@ -170,7 +191,12 @@ def build_wheel(source: Path, output: Path, python: str) -> str:
     return answer.reason if isinstance(answer, Failure) else ""
 
 
-def _run(arguments: Sequence[str], environ: Mapping[str, str], given: str = "") -> str | Failure:
+def _run(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    given: str = "",
+    warn: Callable[[str], object] | None = None,
+) -> str | Failure:
     try:
         done = subprocess.run(
             [_uv(), *arguments],
@@ -188,6 +214,8 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], given: str = "") 
             f"uv did not end within {TIMEOUT:.0f} s",
             hint="narrow the versions, or check that the package index answers",
         ) from None
+    for warning in re.findall(r"^warning: (.+)$", done.stderr, re.M) if warn else ():
+        warn(warning)  # type: ignore[misc]
     return done.stdout if done.returncode == 0 else explain(done.stderr)
 
 
@@ -202,6 +230,8 @@ def explain(stderr: str) -> Failure:
             kind, subject = candidate, found["subject"] or ""
             break
     useful = [_one_line(hint) for hint in hints.split("hint:") if hint and "--no-build" not in hint]
+    if kind is Kind.CONFLICT:
+        reason = _lines_of(said)
     return Failure(kind, subject, _shorten(reason), useful[0] if useful else "")
 
 
@@ -211,6 +241,12 @@ def _one_line(text: str) -> str:
         r"^\s*(?:[\u00d7\u2500-\u25ff]+|error:|cause:|Caused by:|warning:)+", " ", text, flags=re.M
     )
     return " ".join(text.split())
+
+
+def _lines_of(text: str) -> str:
+    """The same with the lines that are sentences of their own, as uv tells a conflict."""
+    lines = re.sub(r"\n\s*And because", "\0And because", text.replace("│", " "))
+    return "\n  ".join(map(_one_line, lines.split("\0")))
 
 
 def _shorten(reason: str) -> str:

@@ -37,6 +37,7 @@ class DownloadReport:
         size: bytes of all of them.
         fetched_size: bytes of those fetched.
         seconds: from beginning to end.
+        requests: paths in the directory of files of requirements with all of them, one a target.
     """
 
     wheels: tuple[str, ...]
@@ -44,6 +45,7 @@ class DownloadReport:
     size: int
     fetched_size: int
     seconds: float
+    requests: tuple[str, ...] = ()
 
     @classmethod
     def together(cls, reports: Sequence[DownloadReport], seconds: float) -> DownloadReport:
@@ -54,6 +56,7 @@ class DownloadReport:
             sum(report.size for report in reports),
             sum(report.fetched_size for report in reports),
             seconds,
+            tuple(one for report in reports for one in report.requests),
         )
 
 
@@ -119,7 +122,7 @@ def fill(
 
         def remember(wheel: Wheel) -> None:
             file = directory / wheel.filename
-            manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256)
+            manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256, wheel.yanked)
 
         try:
             fetch(
@@ -198,5 +201,5 @@ def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:
         return False
     refuse_unpinned(file, wheel)
     refuse_unsound(file, wheel, manifest.trusted)
-    manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256)
+    manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256, wheel.yanked)
     return True

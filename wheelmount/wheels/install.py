@@ -17,6 +17,7 @@ def install_command(
     *,
     packages: str = PACKAGES,
     python: str | None = None,
+    file: str | None = None,
 ) -> list[str]:
     """Arguments that install requirements from a directory, offline.
 
@@ -29,13 +30,15 @@ def install_command(
         packages: absolute path of the directory of wheels on the host.
         python: path of the interpreter to install for; None leaves it to the tool: ``python3`` on
             ``PATH`` for pip; for uv the active virtual environment, or what its configuration says.
+        file: path of a file in it that pins all there is to install, instead of requirements; see
+            ``Request.text``. Nothing is resolved then.
 
     Raises:
         InputError: an unknown tool, no requirement, one that is an option or a URL, or a path that
             is not absolute.
     """
     wanted = parse_requirements(requirements)
-    if not wanted:
+    if not wanted and file is None:
         raise InputError("nothing is required", hint="name a package")
     for requirement in wanted:
         if requirement.url is not None:
@@ -52,8 +55,19 @@ def install_command(
         command += ["--no-input", "--disable-pip-version-check", *source]
     else:
         raise InputError(f"{tool!r} is not an installer", hint="give uv or pip")
+    if file is not None:
+        return [*command, *pinned(tool), "-r", checked_path(file)]
     # Parsed they can't be options; "--" says so to whoever reads the command, too.
     return [*command, "--", *(str(requirement) for requirement in wanted)]
+
+
+def pinned(tool: Literal["uv", "pip"]) -> list[str]:
+    """Options for a file that pins everything: install just that, as it is.
+
+    uv counts a lower bound of ``Requires-Python`` only, and has chosen so.
+    """
+    options = ["--no-deps", "--require-hashes"]
+    return [*options, "--ignore-requires-python"] if tool == "pip" else options
 
 
 def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

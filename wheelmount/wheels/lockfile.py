@@ -43,6 +43,7 @@ class Wheel:
         pinned: ``ALGORITHM:HEX`` that the requirements pin it to, one of which has to be right;
             empty where they do not.
         index: URL of the index that it is from, if the lock says so.
+        yanked: why it was taken back there (PEP 592), maybe empty; None where it was not.
     """
 
     filename: str
@@ -52,6 +53,7 @@ class Wheel:
     sha256: str
     pinned: tuple[str, ...] = ()
     index: str = ""
+    yanked: str | None = None
 
     @property
     def pin(self) -> str:
@@ -121,9 +123,7 @@ def _wheel(package: Package, source: object, target: Target) -> Wheel:
             f"the lock has no sha256 of {filename}", hint="resolve again, or use another index"
         )
     location = source.url or source.path or ""
-    return Wheel(
-        filename, package.name, version, location, sha256, _pinned(package), package.index or ""
-    )
+    return _make(package, filename, version, location, sha256)
 
 
 def chosen_source(package: Package) -> Wheel:
@@ -141,15 +141,22 @@ def chosen_source(package: Package) -> Wheel:
             f"no source distribution of {package.name} with a sha256", hint="use another index"
         )
     version = str(package.version or "")
-    return Wheel(
-        filename, package.name, version, location, sha256, _pinned(package), package.index or ""
-    )
+    return _make(package, filename, version, location, sha256)
 
 
-def _pinned(package: Package) -> tuple[str, ...]:
+def _make(package: Package, filename: str, version: str, location: str, sha256: str) -> Wheel:
     table = (package.tool or {}).get(TOOL)
-    pinned = table.get("pinned", ()) if isinstance(table, dict) else ()
-    return tuple(map(str, pinned))
+    table = table if isinstance(table, dict) else {}
+    return Wheel(
+        filename,
+        package.name,
+        version,
+        location,
+        sha256,
+        pinned=tuple(map(str, table.get("pinned", ()))),
+        index=package.index or "",
+        yanked=table.get("yanked"),
+    )
 
 
 def _check_name(filename: str, package: Package) -> str:

@@ -15,9 +15,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
 MANIFEST_NAME = "wheelmount.json"
+
+REQUESTS_NAME = "requests"
+"""Directory with what each request came to, as files of requirements."""
+
 _VERSION = 1
 
 
@@ -50,6 +55,8 @@ class Request:
         digest: of all that the answer depends on, but for the index; empty where that can't be
             told: files that name others, packages that are built here.
         wheels: names of the wheels it came to.
+        located: ``NAME==VERSION`` of packages that it came to by URLs, of requirements or in the
+            metadata of others; hosts have them by name.
         pinned: ``NAME ALGORITHM:HEX`` of each hash that the requirements pin a package to.
     """
 
@@ -65,6 +72,7 @@ class Request:
     digest: str = ""
     wheels: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
+    located: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, wanted: Wanted, target: Target) -> Request:
@@ -87,9 +95,28 @@ class Request:
         """The target it was asked for."""
         return Target(self.python_version, self.platform)
 
+    def text(self, wheels: Mapping[str, Entry]) -> str:
+        """All that it came to, as a file of requirements: versions and hashes.
+
+        pip and uv install it with ``--no-deps``, without resolving anything again.
+
+        Args:
+            wheels: what is known of each wheel.
+        """
+        names = [(parse_wheel_filename(one)[:2], wheels[one].sha256) for one in self.wheels]
+        lines = (f"{name}=={version} --hash=sha256:{digest}\n" for (name, version), digest in names)
+        asked = " ".join((*self.requirements, *self.builds, *(f"-r {file}" for file in self.files)))
+        return "".join([f"# {asked} for {self.target}\n", *lines])
+
+    def file(self, wheels: Mapping[str, Entry]) -> str:
+        """Where that text is in a wheelhouse."""
+        digest = hashlib.sha256(self.text(wheels).encode()).hexdigest()[:16]
+        return f"{REQUESTS_NAME}/{digest}.txt"
+
     def same_question(self, other: Request) -> bool:
         """Whether the other asked for the same, whatever the answer was."""
-        blank: dict[str, Any] = {"pins": (), "wheels": (), "digest": "", "pinned": ()}
+        answer = ("pins", "wheels", "digest", "pinned", "located")
+        blank: dict[str, Any] = {name: type(getattr(self, name))() for name in answer}
         return dataclasses.replace(self, **blank) == dataclasses.replace(other, **blank)
 
 
@@ -102,18 +129,20 @@ class Entry:
         size: bytes.
         mtime_ns: of the file when its hash was taken, in nanoseconds.
         verified: whether those bytes were looked into, contents and all, and are right.
+        yanked: why it was taken back (PEP 592), maybe empty; None where it was not.
     """
 
     sha256: str
     size: int
     mtime_ns: int
     verified: bool = False
+    yanked: str | None = None
 
     @classmethod
-    def of(cls, file: Path, sha256: str) -> Entry:
+    def of(cls, file: Path, sha256: str, yanked: str | None = None) -> Entry:
         """The entry of a sound file whose hash is known."""
         found = file.stat()
-        return cls(sha256, found.st_size, found.st_mtime_ns, verified=True)
+        return cls(sha256, found.st_size, found.st_mtime_ns, verified=True, yanked=yanked)
 
     def fits(self, file: Path) -> bool:
         """Whether a file is as it was when its hash was taken, by its size and time."""
@@ -179,6 +208,22 @@ class Manifest:
         fresh = file.with_name(f".{MANIFEST_NAME}.{os.getpid()}")
         fresh.write_text(json.dumps(public(data), indent=1) + "\n", encoding="utf-8")
         fresh.replace(file)
+        self._write_requests(directory)
+
+    def _write_requests(self, directory: Path) -> None:
+        folder = directory / REQUESTS_NAME
+        folder.mkdir(exist_ok=True)
+        answered = [
+            one for one in self.requests if one.wheels and self.wheels.keys() >= {*one.wheels}
+        ]
+        texts = {directory / one.file(self.wheels): one.text(self.wheels) for one in answered}
+        for old in set(folder.iterdir()) - texts.keys():
+            old.unlink()
+        for file, text in texts.items():
+            if not file.is_file():
+                fresh = file.with_suffix(".part")
+                fresh.write_text(text, encoding="utf-8")
+                fresh.replace(file)
 
     def answer(self, asked: Request, directory: Path) -> Request | None:
         """The earlier request that asked for just this, if its wheels are all there still."""

@@ -75,7 +75,7 @@ def without_url(requirement: Requirement) -> Requirement:
     return named
 
 
-def existing_files(files: Iterable[Path]) -> list[Path]:
+def existing_files(files: Iterable[Path], option: str = "-r") -> list[Path]:
     """Files of requirements as absolute paths (so that none begins with ``-``).
 
     Raises:
@@ -84,6 +84,6 @@ def existing_files(files: Iterable[Path]) -> list[Path]:
     found = []
     for file in files:
         if not file.is_file():
-            raise SourceError(f"{file} is not a file", hint="check the path given with -r")
+            raise SourceError(f"{file} is not a file", hint=f"check the path given with {option}")
         found.append(file.absolute())
     return found

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import tomli_w
 from packaging.pylock import Pylock
+from packaging.requirements import Requirement
 
 from wheelmount.errors import (
     InputError,
     ResolveError,
     SourceError,
     UnavailableError,
+    WheelError,
     WheelmountError,
 )
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import public
 from wheelmount.wheels.compiler import Failure, Kind, compile_requirements, export_lock
-from wheelmount.wheels.lockfile import parse_lock
+from wheelmount.wheels.lockfile import TOOL, parse_lock
 from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
+
+_YANKED = re.compile(
+    r"`(?P<name>[^=`]+)==(?P<version>[^`]+)` is yanked(?: \(reason: \"(?P<reason>.*)\"\))?"
+)
 
 
 def resolve(
@@ -70,12 +77,13 @@ def resolve(
         # What uv says of a directory that can't be written sounds like a conflict: try it first.
         fresh.touch()
         fresh.unlink()
+        warnings: list[str] = []
         with progress.task("resolve") as task:
             if wanted.lock:
                 fresh.write_text(_lock_text(wanted.lock, wanted), encoding="utf-8")
             else:
                 options = ["--format", "pylock.toml", "--output-file", str(fresh.absolute())]
-                outcome = compile_requirements(wanted, target, options)
+                outcome = compile_requirements(wanted, target, options, warn=warnings.append)
                 if isinstance(outcome, Failure):
                     raise error_of(outcome, target)
             # What was built here lies beside the lock, wherever the directory goes.
@@ -89,6 +97,9 @@ def resolve(
             fresh.unlink()  # uv's is for our eyes only, see compile_requirements
             fresh.write_text(text, encoding="utf-8")
             task.note(f"{len(lock.packages)} packages for {target}")
+        for warning in warnings:
+            progress.log(f"warning: {warning}")
+        lock = _with_yanked(lock, warnings)
         fresh.replace(output)
     except OSError as error:
         raise SourceError(
@@ -160,13 +171,59 @@ def error_of(failure: Failure, target: Target) -> WheelmountError:
             f"the package index did not deliver: {failure.reason}",
             hint="check the network, HTTPS_PROXY, SSL_CERT_FILE and UV_DEFAULT_INDEX",
         )
+    if failure.kind is Kind.GONE:
+        return SourceError(
+            f"there is nothing at {subject} (404)", hint="check the URL; it may be a private one"
+        )
     if failure.kind is Kind.BAD_FILE:
-        kind = InputError if "parse" in failure.reason else SourceError
-        return kind(failure.reason, hint=f"mend {subject}")
+        if "parse" in failure.reason.lower():
+            return InputError(failure.reason, hint=f"correct {subject}")
+        return SourceError(failure.reason, hint=f"check the path {subject}")
+    if failure.kind is Kind.BAD_WHEEL:
+        return WheelError(failure.reason, hint=f"get {subject} again, or from elsewhere")
+    if failure.kind is Kind.NO_EXTRA:
+        return InputError(
+            f"the project has no extra or group {subject}: {failure.reason}",
+            hint="see [project.optional-dependencies] and [dependency-groups] in pyproject.toml",
+        )
+    if failure.kind is Kind.NO_VERSION:
+        return ResolveError(
+            f"the requirements have no solution for {target}: {failure.reason}",
+            hint=_newest(subject, target),
+        )
     return ResolveError(
         f"the requirements have no solution for {target}: {failure.reason}",
         hint=failure.hint or "loosen one of the versions named",
     )
+
+
+def _newest(package: str, target: Target) -> str:
+    """A hint with the version that there is of a package."""
+    lines = ["--no-deps", "--no-annotate"]
+    try:
+        answer = compile_requirements(Wanted((Requirement(package),)), target, lines)
+    except WheelmountError:
+        answer = ""
+    if isinstance(answer, str) and (pin := answer.strip()):
+        return f"the newest for this target is {pin}"
+    return "take a version that there is"
+
+
+def _with_yanked(lock: Pylock, warnings: Iterable[str]) -> Pylock:
+    """A lock that says of packages that were taken back, and why, what uv has said of them."""
+    reasons = {}
+    for warning in warnings:
+        if found := _YANKED.search(warning):
+            reasons[found["name"], found["version"]] = found["reason"] or ""
+    packages = []
+    for package in lock.packages:
+        reason = reasons.get((str(package.name), str(package.version)))
+        if reason is not None:
+            table = (package.tool or {}).get(TOOL, {})
+            tool = {**(package.tool or {}), TOOL: {**table, "yanked": reason}}
+            package = dataclasses.replace(package, tool=tool)
+        packages.append(package)
+    return dataclasses.replace(lock, packages=packages) if reasons else lock
 
 
 def _wanted_by(failure: Failure) -> str:

@@ -46,6 +46,7 @@ class _File:
     size: int
     requires_python: str
     metadata: str
+    yanked: str | None = None
 
 
 def write_index(directory: Path, known: Mapping[str, Entry]) -> None:
@@ -89,6 +90,7 @@ def _list(wheel: Path, root: Path, known: Mapping[str, Entry]) -> _File | None:
         size=entry.size,
         requires_python=parse_metadata(metadata).get("Requires-Python", ""),
         metadata=hashlib.sha256(metadata).hexdigest(),
+        yanked=entry.yanked,
     )
 
 
@@ -131,6 +133,8 @@ def _anchor(file: _File) -> str:
     attributes = f' data-requires-python="{requires}"' if requires else ""
     for attribute in ("data-core-metadata", "data-dist-info-metadata"):  # PEP 714
         attributes += f' {attribute}="sha256={file.metadata}"'
+    if file.yanked is not None:
+        attributes += f' data-yanked="{html.escape(file.yanked)}"'  # PEP 592
     name = html.escape(file.name)
     href = name.replace("+", "%2B")
     return f'<a href="{href}#sha256={file.sha256}"{attributes}>{name}</a><br>\n'
@@ -144,7 +148,11 @@ def _record(file: _File) -> dict[str, Any]:
         "size": file.size,
         "core-metadata": {"sha256": file.metadata},
     }
-    return record | ({"requires-python": file.requires_python} if file.requires_python else {})
+    if file.requires_python:
+        record["requires-python"] = file.requires_python
+    if file.yanked is not None:
+        record["yanked"] = file.yanked or True
+    return record
 
 
 def _page(title: str, links: str) -> str:

@@ -85,7 +85,7 @@ class Wanted:
         wanted = cls(
             (*parse_requirements(named), *(wheel_at(p) for p in paths if p.suffix == ".whl")),
             tuple(existing_files(files)),
-            tuple(existing_files(constraints)),
+            tuple(existing_files(constraints, "-c")),
             _names(extras),
             _names(groups),
             tuple(path for path in paths if path.suffix != ".whl"),

@@ -30,6 +30,7 @@ from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.pins import Pins
+from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
 from wheelmount.wheels.requirements import parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
@@ -109,7 +110,11 @@ class Wheelhouse:
             f"download: {len(request.wheels)} wheels, {size / 1e6:.1f} MB for {request.target} "
             "are there already"
         )
-        return DownloadReport(request.wheels, (), size, 0, 0.0)
+        file = request.file(manifest.wheels)
+        if not (self.directory / file).is_file():  # of a version that wrote none
+            with locked(self.directory, progress):
+                Manifest.read(self.directory).write(self.directory)
+        return DownloadReport(request.wheels, (), size, 0, 0.0, (file,))
 
     def _fetch(
         self,
@@ -142,24 +147,26 @@ class Wheelhouse:
                 auth = IndexAuth(files=wanted.plain_files)
                 report = fill(lock, self.directory, target, progress, jobs, trusted, auth)
                 manifest = Manifest.read(self.directory)
-                pins = tuple(wheel.pin for wheel in chosen_wheels(lock, target))
+                chosen = chosen_wheels(lock, target)
+                pins = tuple(wheel.pin for wheel in chosen)
+                by_url = {package.name for package in lock.packages if package.archive}
                 asked = tuple(without_credentials(str(one)) for one in built.asked)
-                manifest.remember(
-                    replace(
-                        request,
-                        requirements=asked,
-                        pins=pins,
-                        wheels=report.wheels,
-                        pinned=hashes.texts(),
-                    )
+                answer = replace(
+                    request,
+                    requirements=asked,
+                    pins=pins,
+                    wheels=report.wheels,
+                    pinned=hashes.texts(),
+                    located=tuple(wheel.pin for wheel in chosen if wheel.package in by_url),
                 )
+                manifest.remember(answer)
                 manifest.built.update(built.origins | sources.origins)
                 pending.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
         finally:
             pending.unlink(missing_ok=True)
-        return report
+        return replace(report, requests=(answer.file(manifest.wheels),))
 
     def _prune(self, progress: Progress) -> None:
         manifest = Manifest.read(self.directory)
@@ -188,6 +195,7 @@ class Wheelhouse:
         *,
         targets: Sequence[Target] = (),
         contents: bool = False,
+        pip: bool = False,
         progress: Progress = SILENT,
     ) -> Findings:
         """Find out offline whether requirements install from this directory alone.
@@ -202,6 +210,7 @@ class Wheelhouse:
                 request of the manifest.
             targets: what they shall install on; default each request's own, or this machine.
             contents: whether wheels are unpacked too that were when they were downloaded.
+            pip: whether pip has to find everything by its own rules too, on this machine's Python.
             progress: told of the one step, ``check``.
 
         Returns:
@@ -241,6 +250,8 @@ class Wheelhouse:
                 chosen, gap = prove(question, self.directory)
                 wheels.update(chosen)
                 answers.append((question, [] if gap else chosen))
+                if pip and not gap:
+                    gap = prove_with_pip(question, self.directory)
                 gaps += [gap] if gap else []
                 task.advance(1)
             known = self._known(manifest, wheels)
@@ -310,7 +321,10 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
             requirements=named,
             projects=(),
             builds=(),
-            overrides=_built_of_files(wanted, target, manifest),
+            overrides=(
+                *_built_of_files(wanted, target, manifest),
+                *_located(wanted, target, manifest),
+            ),
         ),
         (),
         target,
@@ -330,13 +344,21 @@ def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple
     return tuple(Requirement(f"{name}=={version}") for name, version in names)
 
 
+def _located(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
+    """What came by URLs when the same was asked for before, as requirements by name."""
+    asked = Request.of(wanted, target)
+    answers = [one for one in manifest.requests if one.same_question(asked)]
+    return tuple(Requirement(pin) for one in answers for pin in one.located)
+
+
 def _ask_again(request: Request, target: Target) -> Question:
     pins = tuple(Requirement(pin) for pin in request.pins)
     texts = (*request.requirements, *request.builds)
     named = tuple(without_url(one) for one in parse_requirements(texts))
     hashes = Pins.of_texts(request.pinned)
     if target == request.target:
-        return Question(Wanted(named), pins, target, hashes)
+        located = tuple(map(Requirement, request.located))
+        return Question(Wanted(named, overrides=located), pins, target, hashes)
     # Another target may have other versions, so only what was asked for counts; of a file of
     # requirements, which may be gone by now, only the pins are left to ask for.
     return Question(Wanted(named), pins if request.files else (), target, hashes)

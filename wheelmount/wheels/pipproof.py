@@ -1,0 +1,76 @@
+"""The proof that pip, by its own rules, installs requirements from one directory.
+
+uv takes a prerelease where nothing else will do, and counts only the lower bounds of
+``Requires-Python``; pip does not, so what is complete for uv need not be so for pip.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from wheelmount.errors import InputError, UnavailableError, WaitError
+from wheelmount.wheels.findings import Gap
+from wheelmount.wheels.install import clean_environment, pinned
+from wheelmount.wheels.manifest import REQUESTS_NAME
+from wheelmount.wheels.missing import absent
+from wheelmount.wheels.proof import Question
+from wheelmount.wheels.target import Target
+
+TIMEOUT = 600.0
+"""Seconds that pip may resolve for."""
+
+
+def prove_with_pip(question: Question, directory: Path) -> Gap | None:
+    """Have pip resolve a question from a directory alone, and install nothing.
+
+    Returns:
+        What is wrong, in pip's words; None where it would install all.
+
+    Raises:
+        InputError: a target other than this Python: pip resolves for that one only.
+        UnavailableError: there is no pip.
+        WaitError: it took too long.
+    """
+    if question.target != Target.here():
+        raise InputError(
+            f"pip resolves for {Target.here()} only, and not for {question.target}",
+            hint="run the check with that Python, or without --tool pip",
+        )
+    wanted = question.wanted
+    lines = [*wanted.requirements, *question.pins, *wanted.overrides]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write("".join(f"{one}\n" for one in lines))
+        file.flush()
+        command = [sys.executable, "-m", "pip", "--isolated", "install", "--dry-run", "--quiet"]
+        command += ["--ignore-installed", "--no-input", "--no-index", "--only-binary", ":all:"]
+        command += ["--disable-pip-version-check", "--find-links", str(directory.absolute())]
+        command += [*(f"-c{one}" for one in wanted.constraints), "-r", file.name]
+        for one in wanted.plain_files:
+            command += [] if one in wanted.constraints else ["-r", str(one)]
+        try:
+            done = subprocess.run(
+                command,
+                env=clean_environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise WaitError(
+                f"pip did not end within {TIMEOUT:.0f} s", hint="ask for less at a time"
+            ) from None
+    if not done.returncode:
+        return None
+    if "No module named pip" in done.stderr:
+        raise UnavailableError("pip is not installed here", hint="python -m ensurepip")
+    said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
+    reason = " ".join(line.removeprefix("ERROR:").strip() for line in said) or "pip gave no reason"
+    lacking = ", ".join(absent(done.stderr))
+    options = " ".join(pinned("pip"))
+    hint = f"have pip install just what was resolved: {options} -r {directory}/{REQUESTS_NAME}/…"
+    return Gap(question.target, (), f"pip refuses {lacking or 'them'}: {reason}", hint)
