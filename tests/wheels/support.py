@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import json
 import ssl
 import threading
 import time
@@ -138,6 +139,7 @@ class Index:
         faults: by file name, the faults of its next answers in turn; then it works.
         requests: the path and ``Range`` of each request so far.
         password: where set, user ``me`` must give it.
+        sizes: whether pages say how large files are.
         yanked: by file name, why it was taken back.
         passwords: by name, those of further indexes with the same files, at ``/NAME/simple``.
     """
@@ -146,6 +148,7 @@ class Index:
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     password: str | None = None
+    sizes: bool = False
     yanked: dict[str, str] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)
 
@@ -224,6 +227,20 @@ class _Handler(BaseHTTPRequestHandler):
             reason = self.index.yanked.get(file.name)
             return "" if reason is None else f' data-yanked="{html.escape(reason)}"'
 
+        if kind == "simple" and name and self.index.sizes:
+            listed = [
+                {
+                    "filename": file.name,
+                    "url": f"{base}/files/{file.name}",
+                    "hashes": {"sha256": sha256(file)},
+                    "size": file.stat().st_size,
+                }
+                for file in files
+                if canonicalize_name(file.name.split("-")[0]) == name
+            ]
+            body = json.dumps({"meta": {"api-version": "1.1"}, "name": name, "files": listed})
+            kind = "application/vnd.pypi.simple.v1+json"
+            return self._answer(200, body.encode(), {"Content-Type": kind})
         if kind == "simple" and name:
             links = "".join(
                 f'<a href="{base}/files/{file.name}#sha256={sha256(file)}"{mark(file)}>'

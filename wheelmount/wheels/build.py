@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.lockfile import chosen_source, parse_lock
 from wheelmount.wheels.pins import ALGORITHMS, Pins
 from wheelmount.wheels.resolve import error_of
+from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -97,12 +97,12 @@ def build_missing(
     plain = tuple(one for one in wanted.requirements if not is_source(one))
     by_path, asked = list(plain), list(plain)
     origins: dict[str, str] = {}
-    with progress.task("build", unit="wheels") as task, tempfile.TemporaryDirectory() as place:
+    with progress.task("build", unit="wheels") as task, scratch() as place:
         todo: list[Path | Requirement] = [*wanted.projects]
         todo += [one for one in (*sources, *wanted.builds) if meant(one)]
         task.total(len(todo))
         for number, one in enumerate(todo):
-            folder = Path(place, str(number))
+            folder = place / str(number)
             folder.mkdir()
             source, origin = _bring(one, target, folder, pins or Pins())
             fresh = build(source, target, folder / "wheels")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +13,14 @@ import filelock
 from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 
-from wheelmount.errors import InputError, WaitError, WheelError
+from wheelmount.errors import InputError, StoreError, WaitError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.archive import find_clashes, hash_file
 from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.fetch import disk_errors, fetch, refuse_unpinned, refuse_unsound
 from wheelmount.wheels.lockfile import Wheel, chosen_wheels
-from wheelmount.wheels.manifest import Entry, Manifest
+from wheelmount.wheels.manifest import REQUESTS_NAME, Entry, Manifest
+from wheelmount.wheels.scratch import abandoned, clear_fresh
 from wheelmount.wheels.target import Target
 
 LOCK_TIMEOUT = 3600.0
@@ -119,6 +121,7 @@ def fill(
             manifest = Manifest.read(directory)
             manifest.trusted.update(map(canonicalize_name, trusted))
             needed = [wheel for wheel in wheels if not _is_there(wheel, directory, manifest)]
+            _refuse_full(needed, directory)
 
         def remember(wheel: Wheel) -> None:
             file = directory / wheel.filename
@@ -152,6 +155,40 @@ def fill(
     return report
 
 
+def _clear(directory: Path) -> None:
+    """Remove what runs that were killed have left, but for beginnings of wheels."""
+    for place in abandoned(directory):
+        for lock in directory.glob(f"{pending(place).stem}*.toml"):
+            lock.unlink(missing_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+    for folder in (directory, directory / REQUESTS_NAME, directory / "simple"):
+        clear_fresh(folder)
+    for folder in (directory / "simple").glob("*/"):
+        clear_fresh(folder)
+
+
+def pending(place: Path) -> Path:
+    """A lock that is being made by who has a scratch directory in the wheelhouse.
+
+    It lies beside its final name because relative paths in a lock count from there.
+    """
+    return place.with_name(f"pylock.{place.name.rpartition('-')[2]}.toml")
+
+
+def _refuse_full(wheels: Sequence[Wheel], directory: Path) -> None:
+    """Compare what is to come, as far as the lock says, with the room that there is."""
+    there = (directory / f"{wheel.filename}.part" for wheel in wheels)
+    have = sum(part.stat().st_size for part in there if part.is_file())
+    needed = sum(wheel.size for wheel in wheels) - have
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise StoreError(
+            f"no space left for {directory}: {needed / 1e6:.1f} MB are needed, "
+            f"{free / 1e6:.1f} MB are free",
+            hint="make room, or use another directory",
+        )
+
+
 def _refuse_clashes(wheels: Sequence[Path]) -> None:
     for wheel, fault in find_clashes(wheels):
         raise WheelError(
@@ -182,6 +219,8 @@ def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
                     hint="end it, or use another directory",
                 ) from None
     try:
+        with disk_errors(directory):
+            _clear(directory)
         yield
     finally:
         lock.release()

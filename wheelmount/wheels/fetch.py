@@ -34,6 +34,7 @@ LONGEST_PAUSE = 8.0
 STALL = 20.0
 """Seconds without a byte after which a connection counts as lost."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -144,6 +145,10 @@ class _Fetch:
                 reason = f"{error.response.status_code} {error.response.reason_phrase}"
             except (httpx.HTTPError, httpx.InvalidURL, _AgainError) as error:
                 reason = str(error) or type(error).__name__
+            except OSError as error:
+                if error.errno in _FULL:  # what nobody can finish is in everybody's way
+                    (self._directory / f"{wheel.filename}.part").unlink(missing_ok=True)
+                raise
             else:
                 return
         raise TransferError(
@@ -319,7 +324,7 @@ def disk_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise StoreError(
                 f"no space left for {directory}", hint="make room, or use another directory"
             ) from None

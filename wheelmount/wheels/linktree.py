@@ -34,7 +34,6 @@ import json
 import os
 import posixpath
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +47,7 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels import environment
 from wheelmount.wheels.environment import uvcache
 from wheelmount.wheels.fetch import disk_errors
+from wheelmount.wheels.scratch import scratch, write_whole
 from wheelmount.wheels.target import Target, needed_glibc
 from wheelmount.wheels.unpacked import Content, Recipe, Unpacked
 
@@ -257,8 +257,8 @@ def _fits(items: Iterable[Item], target: Target) -> dict[str, Any]:
 def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
     """Make a wheel's directory, whole or not at all."""
     recipe = item.recipe
-    with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".tree-") as place:
-        part = Path(place, item.directory)
+    with scratch(tree.parent) as place:
+        part = place / item.directory
         for scheme, contents in recipe.schemes():
             made = set()
             for path, content in contents.items():
@@ -323,6 +323,4 @@ def _record(recipe: Recipe) -> str:
 def _write(file: Path, data: bytes) -> None:
     """Whole or not at all, and only where it changes something."""
     if not file.is_file() or file.read_bytes() != data:
-        fresh = file.with_name(f".{file.name}.{os.getpid()}")
-        fresh.write_bytes(data)
-        fresh.replace(file)
+        write_whole(file, data)

@@ -43,6 +43,7 @@ class Wheel:
         pinned: ``ALGORITHM:HEX`` that the requirements pin it to, one of which has to be right;
             empty where they do not.
         index: URL of the index that it is from, if the lock says so.
+        size: bytes, if the lock says so; else 0.
         yanked: why it was taken back there (PEP 592), maybe empty; None where it was not.
     """
 
@@ -53,6 +54,7 @@ class Wheel:
     sha256: str
     pinned: tuple[str, ...] = ()
     index: str = ""
+    size: int = 0
     yanked: str | None = None
 
     @property
@@ -123,7 +125,7 @@ def _wheel(package: Package, source: object, target: Target) -> Wheel:
             f"the lock has no sha256 of {filename}", hint="resolve again, or use another index"
         )
     location = source.url or source.path or ""
-    return _make(package, filename, version, location, sha256)
+    return _make(package, filename, version, location, sha256, source.size)
 
 
 def chosen_source(package: Package) -> Wheel:
@@ -141,10 +143,12 @@ def chosen_source(package: Package) -> Wheel:
             f"no source distribution of {package.name} with a sha256", hint="use another index"
         )
     version = str(package.version or "")
-    return _make(package, filename, version, location, sha256)
+    return _make(package, filename, version, location, sha256, source.size)
 
 
-def _make(package: Package, filename: str, version: str, location: str, sha256: str) -> Wheel:
+def _make(
+    package: Package, filename: str, version: str, location: str, sha256: str, size: int | None
+) -> Wheel:
     table = (package.tool or {}).get(TOOL)
     table = table if isinstance(table, dict) else {}
     return Wheel(
@@ -155,6 +159,7 @@ def _make(package: Package, filename: str, version: str, location: str, sha256: 
         sha256,
         pinned=tuple(map(str, table.get("pinned", ()))),
         index=package.index or "",
+        size=size or 0,
         yanked=table.get("yanked"),
     )
 

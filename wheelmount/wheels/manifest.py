@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from packaging.utils import parse_wheel_filename
 
 from wheelmount.errors import WheelError
 from wheelmount.urls import public, without_credentials
+from wheelmount.wheels.scratch import write_whole
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -205,9 +205,7 @@ class Manifest:
             "built": dict(sorted(self.built.items())),
         }
         file = directory / MANIFEST_NAME
-        fresh = file.with_name(f".{MANIFEST_NAME}.{os.getpid()}")
-        fresh.write_text(json.dumps(public(data), indent=1) + "\n", encoding="utf-8")
-        fresh.replace(file)
+        write_whole(file, f"{json.dumps(public(data), indent=1)}\n".encode())
         self._write_requests(directory)
 
     def _write_requests(self, directory: Path) -> None:
@@ -221,9 +219,7 @@ class Manifest:
             old.unlink()
         for file, text in texts.items():
             if not file.is_file():
-                fresh = file.with_suffix(".part")
-                fresh.write_text(text, encoding="utf-8")
-                fresh.replace(file)
+                write_whole(file, text.encode())
 
     def answer(self, asked: Request, directory: Path) -> Request | None:
         """The earlier request that asked for just this, if its wheels are all there still."""

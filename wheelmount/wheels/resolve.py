@@ -72,7 +72,8 @@ def resolve(
     """
     # A new file, because uv keeps to the versions of an output that exists; beside the final one,
     # because paths in it are relative to it. uv takes only names of the form pylock.NAME.toml.
-    fresh = output.with_name(f"pylock.{uuid.uuid4().hex}.toml")
+    mark = "-" if "." in output.stem else "."
+    fresh = output.with_name(f"{output.stem}{mark}{uuid.uuid4().hex}.toml")
     try:
         # What uv says of a directory that can't be written sounds like a conflict: try it first.
         fresh.touch()

@@ -29,6 +29,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from wheelmount.errors import WheelError
 from wheelmount.wheels.archive import hash_file, parse_metadata, read_metadata
 from wheelmount.wheels.manifest import Entry
+from wheelmount.wheels.scratch import write_whole
 
 INDEX_NAME = "simple"
 
@@ -101,10 +102,8 @@ def _metadata(wheel: Path, folder: Path, entry: Entry) -> bytes:
         return file.read_bytes()
     data = read_metadata(wheel)
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_suffix(".part")
-    fresh.write_bytes(data)
-    os.utime(fresh, ns=(entry.mtime_ns, entry.mtime_ns))
-    fresh.replace(file)
+    write_whole(file, data)
+    os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
     return data
 
 
@@ -171,9 +170,7 @@ def _write(file: Path, text: str) -> None:
     """Whole or not at all, and only where it changes something."""
     if file.is_file() and file.read_text(encoding="utf-8") == text:
         return
-    fresh = file.with_suffix(".part")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(file)
+    write_whole(file, text.encode())
 
 
 def _keep_only(folder: Path, names: Iterable[str]) -> None:

@@ -7,7 +7,6 @@ only the lock of their resolution tells.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from wheelmount.wheels.archive import hash_file
 from wheelmount.wheels.build import build, clone, keep
 from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.lockfile import chosen_source, chosen_wheels, selected, wheel_name
+from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
 
@@ -89,10 +89,10 @@ def build_locked(
         base = Path.cwd() if wanted.lock.name == UV_LOCK_NAME else wanted.lock.parent
     origins: dict[str, str] = {}
     made: dict[int, Package] = {}
-    with progress.task("build", unit="wheels") as task, tempfile.TemporaryDirectory() as place:
+    with progress.task("build", unit="wheels") as task, scratch() as place:
         task.total(len(todo))
         for number, package in enumerate(todo):
-            folder = Path(place, str(number))
+            folder = place / str(number)
             folder.mkdir()
             source, origin = _bring(package, base, folder)
             wheel = keep(build(source, target, folder / "wheels"), directory, progress)

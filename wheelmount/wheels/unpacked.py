@@ -19,7 +19,6 @@ import io
 import json
 import os
 import posixpath
-import tempfile
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +40,7 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.archive import UNREADABLE, opened
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.fetch import disk_errors
+from wheelmount.wheels.scratch import scratch, write_whole
 
 if TYPE_CHECKING:
     from installer.scripts import ScriptSection
@@ -116,9 +116,7 @@ class Recipe:
         data = asdict(self)
         for files in (*data["files"].values(), data["bytecode"]):
             files.update({path: list(content.values()) for path, content in files.items()})
-        fresh = file.with_name(f".{file.name}.{os.getpid()}")
-        fresh.write_text(json.dumps(data), encoding="utf-8")
-        fresh.replace(file)
+        write_whole(file, json.dumps(data).encode())
 
     def schemes(self) -> Iterator[tuple[str, dict[str, Content]]]:
         """Each scheme, and contents by path in it, bytecode among them."""
@@ -188,7 +186,7 @@ class Unpacked:
     def _unpack(
         self, wheels: list[tuple[Path, str]], compiler: Compiler | None, progress: Progress
     ) -> list[Recipe]:
-        with tempfile.TemporaryDirectory(dir=self.directory, prefix=".unpack-") as place:
+        with scratch(self.directory) as place:
             with progress.task("unpack", unit="B") as task, ThreadPoolExecutor() as pool:
                 task.total(sum(file.stat().st_size for file, _ in wheels))
                 stop = threading.Event()

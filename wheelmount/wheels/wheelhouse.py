@@ -9,9 +9,9 @@ one environment is to be asked for at once.
 
 from __future__ import annotations
 
+import contextlib
 import time
-import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from wheelmount.urls import without_credentials
 from wheelmount.wheels.archive import find_clashes
 from wheelmount.wheels.build import build_missing
 from wheelmount.wheels.credentials import IndexAuth
-from wheelmount.wheels.download import DownloadReport, fill, locked
+from wheelmount.wheels.download import DownloadReport, fill, locked, pending
+from wheelmount.wheels.fetch import disk_errors
 from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
@@ -34,13 +35,11 @@ from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
 from wheelmount.wheels.requirements import parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
+from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.simple import write_index
 from wheelmount.wheels.sources import build_locked
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
-
-ABANDONED = 2 * 3600.0
-"""Seconds after which a lock that is being made is nobody's: longer than a download may wait."""
 
 
 class Wheelhouse:
@@ -88,10 +87,16 @@ class Wheelhouse:
         if jobs < 1:
             raise InputError(f"jobs is {jobs}", hint="give 1 or more")
         started = time.monotonic()
-        with locked(self.directory, progress):  # or say that it can't be used before resolving
-            manifest = Manifest.read(self.directory)
-        doubted = not manifest.trusted.issuperset(map(canonicalize_name, trusted))
         asked = [Request.of(wanted, target) for target in targets]
+        try:
+            with locked(self.directory, progress):  # or say that it can't be used before resolving
+                manifest = Manifest.read(self.directory)
+        except SourceError:
+            # One that can't be written serves as it is, where nothing is to be written.
+            manifest = Manifest.read(self.directory) if self.directory.is_dir() else Manifest()
+            if upgrade or not all(manifest.answer(one, self.directory) for one in asked):
+                raise
+        doubted = not manifest.trusted.issuperset(map(canonicalize_name, trusted))
         reports = []
         for request in asked:
             answer = None if upgrade or doubted else manifest.answer(request, self.directory)
@@ -125,15 +130,17 @@ class Wheelhouse:
         trusted: Sequence[str],
     ) -> DownloadReport:
         target = request.target
-        # "pending" lies beside the final name because relative paths in a lock count from there.
-        pending = self.directory / f"pylock.{uuid.uuid4().hex}.toml"
-        try:
+        with (
+            disk_errors(self.directory),
+            scratch(self.directory) as place,
+            _removed(pending(place)) as lock_file,
+        ):
             hashes = Pins.of(wanted, target)
             built = build_missing(wanted, target, self.directory, progress, hashes)
             lock = resolve(
                 built.wanted,
                 target=target,
-                output=pending,
+                output=lock_file,
                 progress=progress,
                 pins=hashes,
                 built=[parse_wheel_filename(wheel)[0] for wheel in built.origins],
@@ -141,7 +148,7 @@ class Wheelhouse:
             sources = build_locked(lock, built.wanted, target, self.directory, progress)
             if sources.origins:
                 lock = sources.lock
-                pending.write_text(sources.text(), encoding="utf-8")
+                lock_file.write_text(sources.text(), encoding="utf-8")
             # Until the request is written down, its wheels are to nobody's knowledge needed.
             with locked(self.directory, progress):
                 auth = IndexAuth(files=wanted.plain_files)
@@ -161,11 +168,9 @@ class Wheelhouse:
                 )
                 manifest.remember(answer)
                 manifest.built.update(built.origins | sources.origins)
-                pending.replace(self.directory / LOCK_NAME)
+                lock_file.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
-        finally:
-            pending.unlink(missing_ok=True)
         return replace(report, requests=(answer.file(manifest.wheels),))
 
     def _prune(self, progress: Progress) -> None:
@@ -182,9 +187,6 @@ class Wheelhouse:
             file.unlink()
             manifest.wheels.pop(file.name, None)
             manifest.built.pop(file.name, None)
-        for file in self.directory.glob(f"pylock.{'[0-9a-f]' * 32}.toml"):
-            if time.time() - file.stat().st_mtime > ABANDONED:
-                file.unlink(missing_ok=True)
         manifest.write(self.directory)
         write_index(self.directory, manifest.wheels)
         progress.log(f"prune: {len(gone)} wheels, {size / 1e6:.1f} MB removed")
@@ -298,6 +300,14 @@ class Wheelhouse:
             )
             for wheel in wheels
         }
+
+
+@contextlib.contextmanager
+def _removed(file: Path) -> Iterator[Path]:
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:

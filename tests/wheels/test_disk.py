@@ -1,0 +1,100 @@
+"""Disks that are full or read-only, and what runs leave that were killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from wheelmount.wheels.scratch import scratch, write_whole
+
+from .support import Fault, Index, make_wheel
+
+root_only = pytest.mark.skipif(os.getuid() != 0, reason="mounts")
+
+KEPT = [".wheelmount.lock", "pylock.toml", "requests", "simple", "wheelmount.json"]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "wheelmount.cli.main", *arguments]
+
+
+def within(mounts: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line where something was mounted, and list the directory then."""
+    script = f'{mounts} && {{ "$@"; code=$?; ls -A house; exit $code; }}'
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *command(*arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@root_only
+@pytest.mark.parametrize("told", [True, False])
+def test_a_full_disk(uv_index: Index, tmp_path: Path, told: bool) -> None:
+    wheel = make_wheel(uv_index.directory, "own", padding=3_000_000)
+    uv_index.sizes = told
+    (tmp_path / "house").mkdir()
+    done = within("mount -t tmpfs -o size=1m tmpfs house", "download", "own", "-d", "house")
+    assert done.returncode == 74
+    assert "no space left for" in done.stderr
+    assert ("3.0 MB are needed" in done.stderr) == told
+    assert "\nhint: " in done.stderr
+    assert set(done.stdout.split()) <= {".wheelmount.lock", "wheelmount.json", "requests"}
+    assert (uv_index.asked(wheel)[-1:] == [None]) == (not told)
+
+
+@root_only
+def test_a_complete_directory_that_is_read_only(uv_index: Index, tmp_path: Path) -> None:
+    for name in ("own", "other"):
+        make_wheel(uv_index.directory, name)
+    download = ["download", "own", "-d", "house"]
+    subprocess.run(command(*download), check=True, capture_output=True)
+    mounts = "mount --bind house house && mount -o remount,bind,ro house"
+    done = within(mounts, *download)
+    assert done.returncode == 0, done.stderr
+    assert "are there already" in done.stderr
+    assert within(mounts, "check", "house").returncode == 0
+    done = within(mounts, "download", "other", "-d", "house")
+    assert done.returncode == 66
+    assert "Read-only file system" in done.stderr
+
+
+def test_what_a_killed_run_leaves_is_cleared_by_the_next(uv_index: Index, tmp_path: Path) -> None:
+    wheel = make_wheel(uv_index.directory, "own", padding=100_000)
+    uv_index.faults[wheel.name] = [Fault(cut=50_000, hang=True, agent="python-httpx")]
+    house = tmp_path / "house"
+    download = command("download", "own", "-d", "house")
+    process = subprocess.Popen(download, stderr=subprocess.DEVNULL)
+    part = house / f"{wheel.name}.part"
+    deadline = time.monotonic() + 60
+    while not (part.exists() and part.stat().st_size):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (house / ".wheelmount.json.12345").write_text("{")
+    assert list(house.glob(".wheelmount-scratch-*"))
+    assert list(house.glob("pylock.*.toml"))
+    subprocess.run(download, check=True, capture_output=True)
+    assert sorted(os.listdir(house)) == sorted([*KEPT, wheel.name])
+
+
+def test_scratch_of_others_stays_while_they_live(tmp_path: Path) -> None:
+    with scratch(tmp_path) as one, scratch(tmp_path) as other:
+        assert one.is_dir()
+        assert other.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_whole(tmp_path / "file", b"x")
+    assert os.listdir(tmp_path) == ["file"]

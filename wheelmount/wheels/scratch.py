@@ -1,0 +1,81 @@
+"""Places for what is being made, which a run that was killed leaves to the next one to clear."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = ".wheelmount-scratch-"
+
+
+@contextlib.contextmanager
+def scratch(parent: Path | None = None) -> Iterator[Path]:
+    """A private directory, gone afterwards, and whatever killed runs have left beside it.
+
+    Args:
+        parent: where it is made, and has to be on one file system with what it is moved to;
+            default where temporary files go.
+    """
+    folder = parent or Path(tempfile.gettempdir())
+    for left in abandoned(folder):
+        shutil.rmtree(left, ignore_errors=True)
+    place, held = _make(folder)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(held)
+
+
+def abandoned(folder: Path) -> list[Path]:
+    """Directories there whose makers have ended: nobody holds their locks."""
+    found = []
+    for place in folder.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # of another user, held, or gone by now
+            held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(held).st_uid == os.getuid():
+                    found.append(place)
+            finally:
+                os.close(held)
+    return found
+
+
+def _make(folder: Path) -> tuple[Path, int]:
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
+        try:
+            held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # taken for abandoned before it was held
+            continue
+        with contextlib.suppress(OSError):  # NFS knows no locks of directories
+            fcntl.flock(held, fcntl.LOCK_SH)
+        if place.is_dir():
+            return place, held
+        os.close(held)
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a file whole or not at all, and leave nothing else behind."""
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        fresh.write_bytes(data)
+        fresh.replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def clear_fresh(folder: Path) -> None:
+    """Remove what ``write_whole`` had begun where it was killed; the caller keeps others away."""
+    for file in folder.glob(".*.*[0-9]"):
+        if file.suffix[1:].isdecimal() and file.is_file():
+            with contextlib.suppress(OSError):
+                file.unlink()
