@@ -129,6 +129,13 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         is_flag=True,
         help="Refuse what is not pinned by --hash in a file of requirements.",
     )
+    @click.option(
+        "--sandbox/--no-sandbox",
+        "confined",
+        default=True,
+        show_default=True,
+        help="Build others' sources without a network and without your files.",
+    )
     @wraps(command)
     def wrapped(
         *arguments: Any,
@@ -139,11 +146,15 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         groups: tuple[str, ...],
         builds: tuple[str, ...],
         require_hashes: bool,
+        confined: bool,
         **values: Any,
     ) -> Any:
         given = requirements, files, constraints, extras, groups, builds
-        asked = Wanted.of(*given, require_hashes=require_hashes) if any(given) else None
-        values["wanted"] = asked
+        values["wanted"] = (
+            Wanted.of(*given, require_hashes=require_hashes, confined=confined)
+            if any(given)
+            else None
+        )
         return command(*arguments, **values)
 
     return wrapped

@@ -30,8 +30,10 @@ from packaging.utils import (
 from wheelmount.errors import ResolveError, SourceError, UnavailableError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
+from wheelmount.wheels import sandbox
 from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
+from wheelmount.wheels.confined import build_confined
 from wheelmount.wheels.download import locked
 from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.lockfile import chosen_source, parse_lock
@@ -105,7 +107,10 @@ def build_missing(
             folder = place / str(number)
             folder.mkdir()
             source, origin = _bring(one, target, folder, pins or Pins())
-            fresh = build(source, target, folder / "wheels")
+            own = isinstance(one, Path) and source.is_dir()
+            fresh = build(
+                source, target, folder / "wheels", progress, own=own or not wanted.confined
+            )
             requirement = _named(one, fresh)
             wheel = keep(fresh, directory, progress)
             by_path.append(_at(requirement, wheel.absolute().as_uri()))
@@ -261,8 +266,22 @@ def keep(wheel: Path, directory: Path, progress: Progress) -> Path:
     return kept
 
 
-def build(source: Path, target: Target, output: Path) -> Path:
+def build(
+    source: Path,
+    target: Target,
+    output: Path,
+    progress: Progress = SILENT,
+    *,
+    own: bool = False,
+) -> Path:
     """Build a project or source distribution; the wheel in ``output``, which is made.
+
+    Args:
+        source: what to build.
+        target: what the wheel has to install on.
+        output: where to.
+        progress: told where strangers' code runs as this user.
+        own: whether it is this user's own code; that of others runs in a sandbox, if there is one.
 
     Raises:
         ResolveError: it does not build, or builds a wheel for this machine alone where another is
@@ -277,12 +296,21 @@ def build(source: Path, target: Target, output: Path) -> Path:
             f"{source} is not a project",
             hint="it has no pyproject.toml or setup.py; give wheels by their own paths",
         )
-    failure = build_wheel(source, output, sys.executable)
+    if not own and sandbox.available():
+        failure = build_confined(source, output)
+    else:
+        if not own:
+            progress.log(
+                f"warning: the build of {source.name} runs its code as you, with your files and "
+                "network in reach: this machine makes no namespaces for you"
+            )
+        failure = build_wheel(source, output, sys.executable)
     found = list(output.glob("*.whl"))
     if failure or len(found) != 1:
         raise ResolveError(
             f"{source.name} does not build: {failure or 'no wheel came out'}",
-            hint=f"see all it says with: uv build --wheel {source}",
+            hint=f"see all it says with: uv build --wheel {source}"
+            + ("" if own else "; builds that need a network: --no-sandbox, if you trust them"),
         )
     (wheel,) = found
     if faults := find_faults(wheel):

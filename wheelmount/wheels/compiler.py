@@ -171,13 +171,23 @@ def export_lock(file: Path, wanted: Wanted) -> str | Failure:
     return _run(command, os.environ)
 
 
-def build_wheel(source: Path, output: Path, python: str) -> str:
+def build_wheel(
+    source: Path,
+    output: Path,
+    python: str,
+    options: Sequence[str] = (),
+    prefix: Callable[[Sequence[str]], Sequence[str]] = list,
+    environ: Mapping[str, str] = os.environ,
+) -> str:
     """Build a project or source distribution in isolation.
 
     Args:
         source: its directory or archive.
         output: directory for the wheel; made.
         python: the interpreter to build with.
+        options: further ones of ``uv build``.
+        prefix: makes of the command the one that is run: that in a sandbox.
+        environ: the whole environment.
 
     Returns:
         Why it does not build, in one line; empty where it does.
@@ -187,7 +197,8 @@ def build_wheel(source: Path, output: Path, python: str) -> str:
         WaitError: no end within ``TIMEOUT``.
     """
     command = ["build", "--quiet", "--wheel", "--out-dir", str(output), "--python", python]
-    answer = _run([*command, "--", str(source)], os.environ)
+    command += options
+    answer = _run([*command, "--", str(source)], environ, prefix=prefix)
     return answer.reason if isinstance(answer, Failure) else ""
 
 
@@ -196,10 +207,11 @@ def _run(
     environ: Mapping[str, str],
     given: str = "",
     warn: Callable[[str], object] | None = None,
+    prefix: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> str | Failure:
     try:
         done = subprocess.run(
-            [_uv(), *arguments],
+            [*prefix([_uv(), *arguments])],
             input=given,
             capture_output=True,
             encoding="utf-8",

@@ -95,7 +95,9 @@ def build_locked(
             folder = place / str(number)
             folder.mkdir()
             source, origin = _bring(package, base, folder)
-            wheel = keep(build(source, target, folder / "wheels"), directory, progress)
+            own = package.directory is not None or not wanted.confined
+            fresh = build(source, target, folder / "wheels", progress, own=own)
+            wheel = keep(fresh, directory, progress)
             made[id(package)] = _as_wheel(package, wheel)
             origins[wheel.name] = origin
             task.advance(1)

@@ -44,6 +44,7 @@ class Wanted:
         projects: absolute paths of projects and source distributions to build.
         builds: packages whose source distributions in the index, or in a lock, are to be built.
         overrides: requirements that take the place of all others of their names.
+        confined: whether builds of strangers' sources run in a sandbox.
         require_hashes: whether all that they come to has to be pinned by hashes.
     """
 
@@ -56,6 +57,7 @@ class Wanted:
     builds: tuple[Requirement, ...] = ()
     overrides: tuple[Requirement, ...] = ()
     require_hashes: bool = False
+    confined: bool = True
 
     @classmethod
     def of(
@@ -68,6 +70,7 @@ class Wanted:
         builds: Iterable[str] = (),
         *,
         require_hashes: bool = False,
+        confined: bool = True,
     ) -> Wanted:
         """Check what somebody typed.
 
@@ -91,6 +94,7 @@ class Wanted:
             tuple(path for path in paths if path.suffix != ".whl"),
             tuple(parse_requirements(builds)),
             require_hashes=require_hashes,
+            confined=confined,
         )
         if not (wanted.requirements or wanted.files or wanted.projects or wanted.builds):
             raise InputError("nothing is required", hint="name a package, or a file with -r")
@@ -100,6 +104,7 @@ class Wanted:
             groups=wanted.groups,
             builds=wanted.builds,
             require_hashes=require_hashes,
+            confined=confined,
         ):
             raise InputError(
                 f"{wanted.lock.name} cannot be joined with other requirements",

@@ -1,0 +1,174 @@
+"""Code of strangers that builds a wheel: what it can reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from wheelmount.wheels import sandbox
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
+from wheelmount.wheels.wheelhouse import Wheelhouse
+
+from .support import Index, make_wheel
+
+HERE = Target.here()
+
+# A build backend that tries what it should not be able to, and says in the wheel what worked.
+BACKEND = """
+import base64, hashlib, json, os, pathlib, shutil, socket, subprocess, sys, zipfile
+
+ASKED = json.loads(pathlib.Path("asked.json").read_text())
+
+def attempt(action):
+    try:
+        return action()
+    except BaseException:
+        return None
+
+def get_requires_for_build_wheel(settings=None):
+    return ["late"]
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    import late
+    os.setsid()
+    reached = {
+        "secret": attempt(lambda: pathlib.Path(ASKED["secret"]).read_text()),
+        "written": attempt(lambda: pathlib.Path(ASKED["written"]).write_text("x")),
+        "network": attempt(lambda: bool(socket.create_connection(ASKED["server"], 5))),
+        "variable": os.environ.get("MY_TOKEN"),
+        "processes": attempt(lambda: [
+            p for p in os.listdir("/proc") if p.isdigit()
+            and b"MY_TOKEN" in pathlib.Path("/proc", p, "environ").read_bytes()
+        ]),
+        "mount": attempt(lambda: subprocess.run(["mount", "-t", "tmpfs", "x", "/mnt"]).returncode),
+        "devices": attempt(lambda: [n for n in os.listdir("/dev") if n.startswith(("vd", "sd"))]),
+        "system": attempt(lambda: pathlib.Path("/etc/wheelmount-test").write_text("x")),
+    }
+    with zipfile.ZipFile(ASKED["wheel"]) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    files["reached.json"] = text = json.dumps(reached).encode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode()
+    files["own-1.0.dist-info/RECORD"] += f"reached.json,sha256={digest},{len(text)}\\n".encode()
+    with zipfile.ZipFile(os.path.join(directory, ASKED["wheel"]), "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return ASKED["wheel"]
+"""
+
+
+def stranger(tmp_path: Path, index: Index, secret: Path) -> Path:
+    """A source distribution with that backend."""
+    place = tmp_path / "own-1.0"
+    place.mkdir()
+    (place / "pyproject.toml").write_text(
+        '[project]\nname = "own"\nversion = "1.0"\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (place / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (place / "backend.py").write_text(BACKEND)
+    wheel = make_wheel(place, "own")
+    asked = {
+        "secret": str(secret),
+        "written": str(tmp_path / "written"),
+        "server": ["127.0.0.1", int(index.address.rpartition(":")[2])],
+        "wheel": wheel.name,
+    }
+    (place / "asked.json").write_text(json.dumps(asked))
+    source = tmp_path / "own-1.0.tar.gz"
+    with tarfile.open(source, "w:gz") as archive:
+        archive.add(place, "own-1.0")
+    return source
+
+
+def reached(house: Path) -> dict[str, object]:
+    with zipfile.ZipFile(house / "own-1.0-py3-none-any.whl") as archive:
+        found = json.loads(archive.read("reached.json"))
+    return {name: value for name, value in found.items() if value and name != "mount"}
+
+
+@pytest.mark.skipif(not sandbox.available(), reason="no namespaces")
+def test_strangers_code_reaches_nothing(
+    uv_index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(uv_index.directory, "late")
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    (tmp_path / "home" / "key").write_text("secret")
+    source = stranger(tmp_path, uv_index, tmp_path / "home" / "key")
+    house = Wheelhouse(tmp_path / "house")
+    house.add(Wanted.of([str(source)]), targets=[HERE])
+    assert reached(house.directory) == {}
+    assert not (tmp_path / "written").exists()
+    assert not Path("/etc/wheelmount-test").exists()
+
+
+def test_what_it_reaches_without_a_sandbox(
+    uv_index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the test above tests something."""
+    make_wheel(uv_index.directory, "late")
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    (tmp_path / "key").write_text("secret")
+    source = stranger(tmp_path, uv_index, tmp_path / "key")
+    wanted = Wanted.of([str(source)], confined=False)
+    try:
+        Wheelhouse(tmp_path / "house").add(wanted, targets=[HERE])
+    finally:
+        Path("/etc/wheelmount-test").unlink(missing_ok=True)
+    assert reached(tmp_path / "house").keys() >= {"secret", "written", "network", "variable"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_the_place_of_an_ordinary_user() -> None:
+    """With the system's Python, which every user can run."""
+    folder = Path(tempfile.mkdtemp(prefix="wheelmount-test-"))
+    try:
+        for name in ("home", "place"):
+            (folder / name).mkdir()
+        (folder / "home" / "key").write_text("secret")
+        shutil.copy(sandbox.__file__, folder / "sandbox.py")
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, 23456, 23456)
+        user = ["setpriv", "--reuid", "23456", "--regid", "23456", "--clear-groups"]
+        done = subprocess.run(
+            [*user, "/usr/bin/python3", "-c", ORDINARY],
+            cwd=folder,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(folder / "home"), "MY_TOKEN": "secret"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if "no namespaces" in done.stdout:
+            pytest.skip("no namespaces for ordinary users")
+        assert done.stdout == "made\n", done.stderr
+        assert (folder / "place" / "made").is_file()
+        assert not (folder / "written").exists()
+    finally:
+        shutil.rmtree(folder)
+
+
+ORDINARY = """
+import os, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, os.getcwd())
+import sandbox
+place = Path.cwd() / "place"
+script = 'touch made; echo made; touch ../written; cat "$1/key"; echo $MY_TOKEN; ls -A "$1"; ' \
+    'mount -t tmpfs x /mnt && echo mounted; grep -q "lo:" /proc/net/dev || echo $?; ' \
+    'ls /dev | grep -E "^(sd|vd)"; [ $(ls -d /proc/[0-9]* | wc -l) -lt 9 ] || echo processes'
+if not sandbox.available():
+    sys.exit(print("no namespaces"))
+argv = sandbox.command(["sh", "-c", script, "sh", os.environ["HOME"]], place, [])
+done = subprocess.run(argv, env=sandbox.environment(place), stdout=subprocess.PIPE, text=True)
+print(done.stdout.replace("\\n\\n", "\\n"), end="")
+"""

@@ -1,0 +1,138 @@
+"""Builds of strangers' sources: what they need is brought first, then their code runs in a sandbox.
+
+A build may ask for more when it runs (``get_requires_for_build_wheel``). It then fails for want of
+that, which is brought, and it runs again: at no time has its code a network.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import uv
+
+from wheelmount.errors import WheelmountError
+from wheelmount.wheels import sandbox
+from wheelmount.wheels.compiler import build_wheel
+from wheelmount.wheels.download import download
+from wheelmount.wheels.missing import absent
+from wheelmount.wheels.resolve import resolve
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.wanted import Wanted
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_ROUNDS = 8
+"""How often a build may ask for more."""
+
+_LEGACY = ["setuptools>=40.8", "wheel"]
+"""What a project without ``[build-system]`` is built with (PEP 517)."""
+
+
+def build_confined(source: Path, output: Path) -> str:
+    """Build a project or source distribution without a network, and without the user's files.
+
+    Args:
+        source: its directory or archive; it is copied.
+        output: directory for the wheel; made. Its parent is private, and gone afterwards.
+
+    Returns:
+        Why it does not build, in one line; empty where it does.
+
+    Raises:
+        WheelmountError: what it is built with can't be had.
+    """
+    place = output.with_name("place")
+    needs, made = place / "needs", place / "made"
+    made.mkdir(parents=True)
+    inner = place / source.name
+    if source.is_dir():
+        shutil.copytree(source, inner, symlinks=True)
+    else:
+        shutil.copy(source, inner)
+    program = uv.find_uv_bin()
+    keep = [program, sys.prefix, sys.base_prefix, str(Path(__file__).parent)]
+    options = ["--offline", "--no-index", "--find-links", str(needs), "--no-config", "--no-cache"]
+    wanted = _required(source)
+    failure = ""
+    for _ in range(_ROUNDS):
+        _bring(wanted, needs)
+        _hand_over(place)
+        failure = build_wheel(
+            inner,
+            made,
+            sys.executable,
+            options,
+            lambda argv: sandbox.command(argv, place, keep),
+            {**sandbox.environment(place), "UV_PYTHON_DOWNLOADS": "never"},
+        )
+        more = [one for one in absent(failure) if one not in wanted]
+        if not failure or not more:
+            break
+        wanted += more
+    output.mkdir()
+    for wheel in made.glob("*.whl"):
+        if wheel.is_file() and not wheel.is_symlink():
+            shutil.copyfile(wheel, output / wheel.name)
+    return failure
+
+
+def _bring(wanted: list[str], needs: Path) -> None:
+    needs.mkdir(exist_ok=True)
+    if not wanted:
+        return
+    target = Target.here()
+    try:
+        lock = resolve(Wanted.of(wanted), target=target, output=needs / "pylock.toml")
+        download(lock, needs, target=target)
+    except WheelmountError as error:
+        error.message = f"what it is built with: {error.message}"
+        raise
+
+
+def _required(source: Path) -> list[str]:
+    """What ``pyproject.toml`` says that a project is built with."""
+    try:
+        table: dict[str, Any] = tomllib.loads(_pyproject(source))
+        system = table.get("build-system", {})
+        return [str(one) for one in system.get("requires", _LEGACY)]
+    except (ValueError, TypeError, AttributeError):
+        return list(_LEGACY)  # the build says what is wrong with it
+
+
+def _pyproject(source: Path) -> str:
+    if source.is_dir():
+        file = source / "pyproject.toml"
+        return file.read_text(encoding="utf-8") if file.is_file() else ""
+    try:
+        if zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as archive:
+                names = [n for n in archive.namelist() if _is_top(n)]
+                return archive.read(names[0]).decode() if names else ""
+        with tarfile.open(source) as archive_of_tar:
+            for member in archive_of_tar:
+                if _is_top(member.name) and (stream := archive_of_tar.extractfile(member)):
+                    return stream.read(1 << 20).decode()
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError):
+        pass
+    return ""
+
+
+def _is_top(name: str) -> bool:
+    return name.count("/") == 1 and name.endswith("/pyproject.toml")
+
+
+def _hand_over(place: Path) -> None:
+    """Give a directory to whom the build runs as."""
+    if os.getuid() != 0:
+        return
+    for path in (place, *place.rglob("*")):
+        os.chown(path, sandbox.NOBODY, sandbox.NOBODY, follow_symlinks=False)
