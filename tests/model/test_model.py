@@ -182,7 +182,7 @@ def _run(model: type[Model], examples: int) -> None:
     phases = set(hypothesis.Phase) if EXAMPLES else {hypothesis.Phase.generate}
     settings = hypothesis.settings(
         max_examples=EXAMPLES or examples,
-        stateful_step_count=15,
+        stateful_step_count=40 if EXAMPLES else 15,
         report_multiple_bugs=False,
         phases=phases - {hypothesis.Phase.explain},
         suppress_health_check=list(hypothesis.HealthCheck),

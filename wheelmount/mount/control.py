@@ -26,6 +26,9 @@ SOCKET = "control"
 
 Message = dict[str, Any]
 
+LONGEST = 1 << 20
+"""Bytes of a request, at most."""
+
 
 def encode(message: Message) -> bytes:
     """A message as it goes over the wire."""
@@ -33,8 +36,17 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Inverse of ``encode``."""
-    message: Message = json.loads(line)
+    """Inverse of ``encode``.
+
+    Raises:
+        ValueError, TypeError: it is no message.
+    """
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    if not isinstance(message, dict):
+        raise TypeError("no message")
     return message
 
 

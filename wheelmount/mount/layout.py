@@ -8,17 +8,21 @@ client reads a block from its files, a host writes it to its own.
 from __future__ import annotations
 
 import secrets
+import stat
+import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from operator import itemgetter
+from struct import Struct
 from typing import Any, NamedTuple
 
 import msgpack
 
 from wheelmount.errors import TransferError
-from wheelmount.mount.tree import Inode, Stamp, Tree, TreeView, many_objects
+from wheelmount.mount.tree import ROOT, Inode, Stamp, Tree, TreeView, many_objects
 
 VERSION = 3
 """Version of the encoding made by ``Layout.encode``."""
@@ -35,6 +39,51 @@ def check_version(version: object) -> None:
             f"the client describes trees in version {version}, this host in {VERSION}",
             hint="install the same wheelmount on the client and on the hosts",
         )
+
+
+_NUMBERS = Struct("=QIqqIQQq")
+"""Of an inode: number, mode, size, time, names; device, inode and time at the source."""
+
+_TYPES = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK})
+
+
+@contextmanager
+def described() -> Iterator[None]:
+    """While what a client described is taken in.
+
+    Raises:
+        TransferError: it cannot be.
+    """
+    try:
+        yield
+    except (
+        ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+        struct.error, msgpack.UnpackException,
+    ) as error:  # fmt: skip
+        raise TransferError(f"the client describes what cannot be: {error}") from error
+
+
+def _inode(part: tuple[Any, ...]) -> tuple[int, Inode, Stamp]:
+    """An inode from its part of a description, checked.
+
+    Raises:
+        ValueError, TypeError, struct.error: there is no such inode.
+    """
+    number, mode, size, mtime, nlink, path, xattrs, pieces, *stamp = part
+    _NUMBERS.pack(number, mode, size, mtime, nlink, *stamp)
+    if size < 0 or type(path) is not bytes or stat.S_IFMT(mode) not in _TYPES:
+        raise ValueError(f"an inode {number}")
+    end = 0
+    for offset, length in pieces or ():
+        if offset < end or length <= 0:
+            raise ValueError(f"pieces of inode {number}")
+        end = offset + length
+    if end > size:
+        raise ValueError(f"pieces of inode {number}")
+    for name, value in xattrs:
+        if not name.startswith(b"user.") or type(value) is not bytes:
+            raise ValueError(f"extended attributes of inode {number}")
+    return number, Inode(mode, size, mtime, nlink, path, xattrs, pieces), Stamp(*stamp)
 
 
 class Extent(NamedTuple):
@@ -226,6 +275,7 @@ class Layout(Cut):
 
     @classmethod
     @many_objects()
+    @described()
     def decode(cls, description: bytes, before: Layout | None = None) -> Layout:
         """Inverse of ``encode``.
 
@@ -242,8 +292,8 @@ class Layout(Cut):
         for version, *rest in unpacker:
             check_version(version)
             before = cls._decode(before, *rest)
-        if before is None:
-            raise TransferError("the client describes nothing")
+        if before is None or unpacker.tell() != len(description):
+            raise TransferError("the client describes nothing, or not to the end")
         return before
 
     @classmethod
@@ -270,9 +320,24 @@ class Layout(Cut):
             tree = before.tree.copy()
         for number in gone:
             tree.forget(number)
-        for number, *values in inodes:
-            tree.inodes[number] = Inode(*values[:-3])
-            tree.stamps[number] = Stamp(*values[-3:])
-        tree.names.update(names)
-        tree.limit = limit
-        return cls(tree, block_size, fresh, dict(copies), identity)
+        for part in inodes:
+            number, tree.inodes[number], tree.stamps[number] = _inode(part)
+        for number, entries in names:
+            if not {*map(type, entries)} <= {bytes} or not {*map(type, entries.values())} <= {int}:
+                raise ValueError(f"names in directory {number}")
+            tree.names[number] = entries
+        if type(block_size) is not int or block_size < 1 or type(identity) is not bytes:
+            raise ValueError("the size of blocks, or the name of the tree")
+        if type(limit) is not int or not max(tree.inodes) < limit:
+            raise ValueError("numbers of inodes")
+        if not tree.inodes[ROOT].is_directory:
+            raise ValueError("the root")
+        layout = cls(tree, block_size, fresh, dict(copies), identity)
+        if not layout._fresh_known():
+            raise ValueError("files whose bytes travel")
+        return layout
+
+    def _fresh_known(self) -> bool:
+        """Whether all files whose bytes travel, or are copied, are in the tree."""
+        named = {*(self._fresh or ()), *self.copies}
+        return named <= self.tree.inodes.keys() and all(type(n) is int for n in named)

@@ -225,15 +225,18 @@ class Server:
         self._fed.set()
         self._failed.clear()
         self._keep(keep)
-        async for message in lines:
-            if "have" in message:
-                self._wake(message["have"])
-            elif "failed" in message:
-                self._failed[message["failed"]] = message["reason"]
-                self._wake(message["failed"])
-            elif "keep" in message:
-                keep = message["keep"]
-                self._keep(keep)
+        try:
+            async for message in lines:
+                if "have" in message:
+                    self._wake(message["have"])
+                elif "failed" in message:
+                    self._failed[message["failed"]] = message["reason"]
+                    self._wake(message["failed"])
+                elif "keep" in message:
+                    keep = message["keep"]
+                    self._keep(keep)
+        except (ValueError, LookupError, TypeError) as error:
+            log.warning("not understood from who delivers: %s", error)
         if self._feeder is stream:
             self._feeder = None
             for block in list(self._waiting):
@@ -309,6 +312,8 @@ async def _lines(stream: trio.SocketStream) -> AsyncGenerator[control.Message, N
         if not chunk:
             return
         *whole, pending = (pending + chunk).split(b"\n")
+        if len(pending) > control.LONGEST:
+            raise ValueError("it is too long")
         for line in whole:
             yield control.decode(line)
 

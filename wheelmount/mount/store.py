@@ -30,7 +30,7 @@ from wheelmount.errors import StoreError
 from wheelmount.mount import capacity, kernel, proofs
 from wheelmount.mount.capacity import Need
 from wheelmount.mount.files import Files, NewFiles
-from wheelmount.mount.layout import Cut, Extent, Layout
+from wheelmount.mount.layout import Cut, Extent, Layout, described
 from wheelmount.mount.mapped import Mapped
 from wheelmount.mount.summary import Summary
 from wheelmount.mount.tree import TreeView, many_objects
@@ -135,7 +135,10 @@ class Store:
             TransferError: the tree is none.
         """
         layout = Layout.decode(description)
-        need = Need.of(layout, len(description), copied=dress)
+        with described():
+            need = Need.of(layout, len(description), copied=dress)
+            if len(layout.fresh) != layout.tree.files:
+                raise ValueError("files without bytes")
         capacity.check(directory.parent, need.stored(memory=mounted), memory=mounted)
         directory.mkdir(mode=0o700)
         if mounted:
@@ -170,7 +173,8 @@ class Store:
         earlier = self.description.read_bytes()
         if len(earlier) + len(description) > 2 * self.summary.whole:
             earlier, description = b"", layout.encode()
-        need = Need.of(layout, len(earlier) + len(description), copied=dress)
+        with described():
+            need = Need.of(layout, len(earlier) + len(description), copied=dress)
         capacity.check(self.directory, need.stored(memory=self.owned), memory=self.owned)
         if dress and self.bindable:  # nothing else may be there any more that could show it
             capacity.check_holes(self.directory, layout, owned=self.owned)
@@ -195,6 +199,7 @@ class Store:
 
     @classmethod
     @many_objects()
+    @described()
     def _begin(
         cls,
         directory: Path,
