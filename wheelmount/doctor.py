@@ -16,7 +16,7 @@ import psutil
 
 from wheelmount import logind
 from wheelmount.config import MEMORY, Settings
-from wheelmount.containers import apptainer
+from wheelmount.containers import apptainer, trial
 from wheelmount.containers import leftovers as containers
 from wheelmount.errors import UnavailableError, WheelmountError
 from wheelmount.hosts import gate, rdma
@@ -80,7 +80,7 @@ def examine(settings: Settings) -> list[Finding]:
         _shm(),
         _namespaces(),
         _apptainer(),
-        _privileges(),
+        _containers(settings),
         _rdma(),
         _sockets(),
     ]
@@ -205,23 +205,26 @@ def _apptainer() -> Finding:
         return Finding("apptainer", POOR, error.message, error.hint or "")
 
 
-def _privileges() -> Finding:
-    """What apptainer may do for this user."""
+def _containers(settings: Settings) -> Finding:
+    """Whether a container starts, and what this user may do in it."""
     try:
         apptainer.find()
     except UnavailableError:
         return Finding("containers", POOR, "none without apptainer", "see above")
+    try:
+        trial.start(settings.private_runtime())
+    except WheelmountError as error:
+        return Finding("containers", BAD, error.message, error.hint or "see apptainer's manual")
     if os.geteuid() == 0:
-        how = " ".join(apptainer.exec_privileges()) or "all of root's"
-        return Finding("containers", GOOD, f"by root, privileges: {how}")
+        return Finding("containers", GOOD, "they start, as root with what packages need")
     lines = Path("/etc/subuid").read_text().splitlines() if Path("/etc/subuid").exists() else []
     known = {getpass.getuser(), str(os.getuid())}
     if any(line.partition(":")[0] in known for line in lines):
-        return Finding("containers", GOOD, "by --fakeroot, with users of their own")
+        return Finding("containers", GOOD, "they start, by --fakeroot with users of their own")
     return Finding(
         "containers",
         POOR,
-        "by --fakeroot with one user: packages of a distribution may not install in them",
+        "they start, with one user: packages of a distribution may not install in them",
         f"as root: apptainer config fakeroot --add {getpass.getuser()}",
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import NOBODY
+from tests.conftest import CHECKOUT, NOBODY
 from tests.containers.test_running import output
 from tests.mount.test_ordinary_user import _settings as mount_settings
 from tests.mount.test_ordinary_user import as_nobody, started_by_fork  # noqa: F401 - a fixture
@@ -22,6 +24,7 @@ from tests.mount.test_server import Served
 from wheelmount.containers import apptainer, image
 from wheelmount.containers.container import Container
 from wheelmount.containers.instance import Instance
+from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import MIB, Overlay
 from wheelmount.errors import ContainerError
 
@@ -48,42 +51,80 @@ def public(sif: Path, wheels: Path) -> Iterator[Path]:
         yield place
 
 
-def as_user(work: Callable[[Path], None]) -> None:
-    """See ``as_nobody``; with a home directory, which apptainer wants."""
+def as_user(work: Callable[[Path], None], *, ids: bool = False) -> None:
+    """See ``as_nobody``; with a home directory, which apptainer wants, and with this Python.
+
+    Args:
+        work: what to do there.
+        ids: the administrator has given the user a range of ids, for others in namespaces.
+    """
 
     def at_home(place: Path) -> None:
         os.environ["HOME"] = str(place)
         os.chdir(place)
         work(place)
 
-    as_nobody(at_home)
-
-
-def with_subordinate_ids(work: Callable[[Path], None]) -> None:
-    """The same where the administrator has given the user a range of ids: others in namespaces."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            # Seen by this process and its children only.
+            # What is mounted is seen by this process and its children only.
             assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
-            subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+            _mount("--make-rprivate", "/")
             with tempfile.TemporaryDirectory(prefix="wm-etc-", dir="/tmp") as etc:
-                users = Path("/etc/passwd").read_text().replace(":/nonexistent:", ":/tmp:")
-                ids = f"{NOBODY}:{1 << 20}:65536\n"
                 os.chmod(etc, 0o755)  # noqa: S103 - everybody reads these
-                for name, text in (("passwd", users), ("subuid", ids), ("subgid", ids)):
-                    Path(etc, name).write_text(text)
-                    subprocess.run(["mount", "--bind", f"{etc}/{name}", f"/etc/{name}"], check=True)
-                as_user(work)
-                for name in ("passwd", "subuid", "subgid"):
-                    subprocess.run(["umount", f"/etc/{name}"], check=True)
+                with _open_to_all(Path(etc)), _subordinate_ids(Path(etc), ids):
+                    as_nobody(at_home)
             code = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def with_subordinate_ids(work: Callable[[Path], None]) -> None:
+    as_user(work, ids=True)
+
+
+def _mount(*words: str | Path) -> None:
+    subprocess.run(["mount", *words], check=True)
+
+
+@contextlib.contextmanager
+def _subordinate_ids(etc: Path, wanted: bool) -> Iterator[None]:
+    names = ("passwd", "subuid", "subgid") if wanted else ()
+    users = Path("/etc/passwd").read_text().replace(":/nonexistent:", ":/tmp:")
+    ids = f"{NOBODY}:{1 << 20}:65536\n"
+    for name in names:
+        (etc / name).write_text(users if name == "passwd" else ids)
+        _mount("--bind", etc / name, f"/etc/{name}")
+    yield
+    for name in names:
+        subprocess.run(["umount", f"/etc/{name}"], check=True)
+
+
+@contextlib.contextmanager
+def _open_to_all(etc: Path) -> Iterator[None]:
+    """Show this checkout and its Python to everybody, also below directories that are closed."""
+    wanted = {Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), CHECKOUT}
+    below: dict[Path, list[Path]] = {}
+    for each in wanted:
+        closed = [p for p in reversed(each.parents) if not p.stat().st_mode & 0o001]
+        if closed:
+            below.setdefault(closed[0], []).append(each)
+    for top, inner in below.items():
+        for number, each in enumerate(inner):
+            (etc / f"{number}").mkdir()
+            _mount("--bind", each, etc / f"{number}")
+        _mount("-t", "tmpfs", "-o", "mode=755", "none", top)
+        for number, each in enumerate(inner):
+            each.mkdir(parents=True)
+            _mount("--move", etc / f"{number}", each)
+            (etc / f"{number}").rmdir()
+    yield
+    for top in below:
+        subprocess.run(["umount", "--recursive", "--lazy", top], check=True)
 
 
 @pytest.mark.parametrize("run_as", [as_user, with_subordinate_ids])
@@ -172,5 +213,63 @@ def test_it_is_told_what_the_administrator_must_allow(public: Path) -> None:
             assert done.returncode != 0
             error = apptainer.start_error(container.image, done.stderr)
             assert "user.max_user_namespaces" in str(error.hint), done.stderr
+
+    as_user(work)
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.hosts
+def test_in_a_session_whose_hosts_have_namespaces(ids: bool, public: Path) -> None:
+    def work(place: Path) -> None:
+        for name in ("runtime", "store", "cache", "state"):
+            (place / name).mkdir(mode=0o700)
+            os.environ[f"WHEELMOUNT_{name.upper()}" + ("_DIR" if name != "store" else "")] = str(
+                place / name
+            )
+        command = [sys.executable, "-m", "wheelmount.cli.main"]
+
+        def call(*words: str | Path) -> str:
+            done = subprocess.run(
+                [*command, *map(str, words)],
+                capture_output=True,
+                text=True,
+                timeout=100,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        assert "ok  containers: " in call("doctor") or not ids
+        call("up", "--hosts", "local:1")
+        try:
+            image: list[str | Path] = ["--image", public / "python.sif"]
+            packages: list[str | Path] = ["--packages", public / "wheels"]
+            install = ["sh", "-c", "pip install -q greeting; id -u"]
+            assert call("exec", *image, *packages, *install) == "0\n"
+            assert call("exec", *image, "python", "-c", "import greeting") == ""
+        finally:
+            call("down")
+
+    as_user(work, ids=ids)
+
+
+def test_forbidden_namespaces_are_no_full_overlay(public: Path) -> None:
+    def work(place: Path) -> None:
+        order = Order(
+            "n1", str(public / "python.sif"), "mine", str(place / "state"), str(place / "runtime")
+        )
+        (place / "note").write_bytes(order.encode(["true"]))
+        forbid = 'echo 0 >/proc/sys/user/max_user_namespaces; exec "$@"'
+        unshare = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", forbid]
+        done = subprocess.run(
+            [*unshare, "sh", sys.executable, *PROGRAM[1:], str(place / "note")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 69, done.stderr
+        assert "hint: as root: sysctl user.max_user_namespaces" in done.stderr
+        assert "full" not in done.stderr
 
     as_user(work)

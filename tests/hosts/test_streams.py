@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -30,7 +31,7 @@ def _copying(settings: Settings, command: Command, data: bytes) -> tuple[str, Re
     reading, writing = os.pipe()
 
     def write() -> None:
-        with open(writing, "wb") as file:
+        with contextlib.suppress(BrokenPipeError), open(writing, "wb") as file:
             file.write(data)
 
     threading.Thread(target=write, daemon=True).start()

@@ -30,6 +30,8 @@ CAP_SYS_RESOURCE = 24
 GRACE = 2.0
 """Seconds a stopped container or build gets to end by itself; less than a host's runner gives."""
 
+_NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _KEPT = ("HOME", "LANG", "LOGNAME", "PATH", "TERM", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
@@ -78,7 +80,14 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def exec_privileges() -> list[str]:
     """The options that let this user start a container here and be root inside it."""
     if os.geteuid() != 0:
-        return ["--fakeroot"]
+        if not _NAMESPACES.exists() or _NAMESPACES.read_text().strip() == "0":
+            raise UnavailableError(
+                "ordinary users may make no user namespaces here, which their containers need",
+                hint="as root: sysctl user.max_user_namespaces=10000",
+            )
+        # setuid programs of root's, such as newuidmap, are of no use where root is not mapped:
+        # in the namespaces that hosts on one machine have. There containers have one user.
+        return ["--fakeroot"] if _root_is_real() else ["--fakeroot", "--ignore-subuid"]
     missing = _missing_capabilities()
     if not missing:
         return []
@@ -87,6 +96,11 @@ def exec_privileges() -> list[str]:
     if missing == 1 << CAP_SYS_RESOURCE:
         return ["--drop-caps", "CAP_SYS_RESOURCE"]
     return ["--no-privs"]
+
+
+def _root_is_real() -> bool:
+    lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
+    return any(line.split()[:2] == ["0", "0"] for line in lines)
 
 
 def build_privileges() -> list[str]:
@@ -173,7 +187,7 @@ def make_overlay(path: Path, size: int) -> None:
         UnavailableError: apptainer is missing.
     """
     # Whose containers run in user namespaces need other owners in it.
-    private = ["--fakeroot"] if "--fakeroot" in exec_privileges() else []
+    private = ["--fakeroot"] if os.geteuid() != 0 else []
     answer = run_command(
         [str(find()), "overlay", "create", *private, "--sparse", "--size", str(size), str(path)],
         quiet=True,

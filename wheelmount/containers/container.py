@@ -117,7 +117,7 @@ class Container:
     def join_command(self, instance: str, argv: Sequence[str]) -> list[str]:
         """The command line that runs ``argv`` in this container where it is started already."""
         # A user's instance is entered as the root that it was started as.
-        privileges = [o for o in apptainer.exec_privileges() if o != "--fakeroot"]
+        privileges = [] if os.geteuid() != 0 else apptainer.exec_privileges()
         if self._confined:
             privileges = of_command(self._profile)
         command = [str(apptainer.find()), "--silent", "exec", *privileges, "--cleanenv"]

@@ -290,7 +290,7 @@ class _Reader:
                 self._changed.wait_for(lambda: len(self._held) < CHUNK)
             try:
                 data = self._stdin.read(CHUNK // 2) or b""
-            except OSError:
+            except (OSError, ValueError):  # ValueError: it was closed
                 data = b""
             with self._changed:
                 self._held += data
