@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def test_a_virtual_environment_is_used_at_its_own_path(
     assert re.fullmatch(rf"{venv}/lib/\S+/model\.safetensors mapped", weights)
     assert re.fullmatch(r"import \d+\.\d\d s, load \d+\.\d\d s, embed \d+\.\d\d s", times)
     assert cli("down").returncode == 0
+
+
+def test_actors_import_from_a_mount_and_see_edits(workplace: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "monarch_actors.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['Hello Ada', 'Hello Ada']\n['Goodbye Ada', 'Goodbye Ada']\n"
 
 
 def test_a_virtual_environment_is_used_elsewhere(cli: Cli, workplace: Path) -> None:

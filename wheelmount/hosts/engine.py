@@ -15,6 +15,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -315,9 +316,8 @@ def complete(work: Coroutine[Any, Any, None]) -> None:
     except RuntimeError:
         asyncio.run(work)
     else:  # of a notebook, for example
-        thread = threading.Thread(target=asyncio.run, args=(work,))
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, work).result()
 
 
 def errors(results: Mapping[Key, Any]) -> dict[Key, WheelmountError]:

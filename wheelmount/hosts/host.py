@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from wheelmount.errors import InputError
 from wheelmount.hosts import engine
 
 if TYPE_CHECKING:
@@ -127,13 +129,29 @@ def answers(hosts: Sequence[Host], timeout: float) -> dict[str, Any]:
 
 
 def as_hosts(host_mesh: Any) -> list[Host]:
-    """Take apart what a caller may give for hosts: ours, or a Monarch ``HostMesh`` of any size."""
-    if isinstance(host_mesh, Sequence):
-        return list(host_mesh)
+    """Take apart what a caller may give for hosts: ours, or a Monarch ``HostMesh`` of any size.
+
+    Hosts of a slice are called what they are in the mesh that it was cut from.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(host_mesh, Hosts | Sequence):
+        given: list[Any] = list(host_mesh)
+        if all(isinstance(each, Host) for each in given):
+            return given
     if not hasattr(host_mesh, "spawn_procs"):
-        return list(iter(host_mesh))
+        kind = type(host_mesh).__name__
+        hint = "give a HostMesh, such as this_host(), or hosts of wheelmount.hosts"
+        if kind == "ProcMesh":
+            hint = "give the HostMesh that its processes were spawned on"
+        raise InputError(f"a mount is made on hosts, and this is a {kind}", hint=hint)
+    numbers = list(host_mesh.region.slice())
     if not host_mesh.sizes:
-        return [Host("host0", host_mesh)]
-    flat = host_mesh.flatten("hosts") if len(host_mesh.sizes) > 1 else host_mesh
-    ((dimension, size),) = flat.sizes.items()
-    return [Host(f"host{n}", flat.slice(**{dimension: n})) for n in range(size)]
+        return [Host(f"host{number}", host_mesh) for number in numbers]
+    counts = [range(size) for size in host_mesh.sizes.values()]
+    places = [dict(zip(host_mesh.sizes, place, strict=True)) for place in product(*counts)]
+    return [
+        Host(f"host{number}", host_mesh.slice(**place))
+        for number, place in zip(numbers, places, strict=True)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -60,6 +61,9 @@ def remotemount(
         with remotemount(hosts, "/scratch/venv") as mount:
             ...                     # the names are there; bytes arrive, a read waits for its own
             mount.wait()            # all bytes are there
+
+    In a running loop (a notebook, an actor) ``async with`` and ``await mount.arrived()`` do the
+    same and let the loop go on.
 
     Args:
         host_mesh: hosts of ``wheelmount.hosts``, or a Monarch ``HostMesh``.
@@ -570,6 +574,17 @@ class RemoteMount:
     def release(self) -> None:
         """End the agents, and leave the mounts to themselves."""
         self._agents.dismiss(self._agents)
+
+    async def arrived(self, timeout: float | None = None) -> None:
+        """``wait``, while the running loop goes on."""
+        await asyncio.to_thread(self.wait, timeout)
+
+    async def __aenter__(self) -> RemoteMount:
+        await asyncio.to_thread(self.open)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.to_thread(self.__exit__, *exc)
 
     def __enter__(self) -> RemoteMount:
         self.open()
