@@ -330,6 +330,7 @@ class Layout(Cut):
             raise ValueError("the size of blocks, or the name of the tree")
         if type(limit) is not int or not max(tree.inodes) < limit:
             raise ValueError("numbers of inodes")
+        tree.limit = limit
         if not tree.inodes[ROOT].is_directory:
             raise ValueError("the root")
         layout = cls(tree, block_size, fresh, dict(copies), identity)
