@@ -115,6 +115,9 @@ class Settings:
     )
     """Directory for wheelhouses and images that can be made again."""
 
+    cache_size: int = 0
+    """Bytes that ``wheelmount install`` lets the cache grow to; 0 for no bound."""
+
     state_dir: str = dataclasses.field(
         default_factory=lambda: platformdirs.user_state_dir("wheelmount")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -10,9 +11,9 @@ from wheelmount import config
 from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.image_options import container
-from wheelmount.errors import InputError
+from wheelmount.errors import InputError, WaitError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import installs
+from wheelmount.jobs import cache, installs
 from wheelmount.jobs.image import Image
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
@@ -90,4 +91,8 @@ def install(
             target=target,
             output=told,
         )
+    settings = config.load()
+    if settings.cache_size:
+        with contextlib.suppress(WaitError):  # another command uses it, and may do this itself
+            cache.prune(settings, settings.cache_size)
     return show.end(results, progress)

@@ -39,6 +39,7 @@ COMMANDS = {
     "image": "images:image",
     "overlay": "containers:overlay",
     "instance": "containers:instance",
+    "cache": "cache:cache",
     "up": "sessions:up",
     "down": "sessions:down",
     "config": "settings:show",

@@ -19,7 +19,7 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Result, Results, worst
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import sites, targets
+from wheelmount.jobs import cache, sites, targets
 from wheelmount.jobs.containers import execute
 from wheelmount.jobs.image import Image, packages_point
 from wheelmount.jobs.sites import Site
@@ -82,7 +82,10 @@ def install(
     """
     if link_mode != "copy" and tool != "wheelmount":
         raise InputError(f"{tool} has no links to make", hint="leave --with or --link-mode away")
-    with _targets(spec, into, target, settings, progress) as (found, hosts):
+    with (
+        cache.used(settings),
+        _targets(spec, into, target, settings, progress) as (found, hosts),
+    ):
         if tool == "wheelmount" and len(found) > 1:
             raise InputError(
                 f"different Pythons: {', '.join(map(str, found))}",
@@ -92,12 +95,11 @@ def install(
         report = house.add(wanted, targets=found, progress=progress)
         house.check(wanted, targets=found, progress=progress).raise_if_any()
         if tool == "wheelmount":
-            cache = Path(settings.cache_dir) / "unpacked"
             shipment = prepare(
                 house.directory,
                 report.wheels,
                 found[0],
-                cache,
+                Path(settings.cache_dir) / "unpacked",
                 progress,
                 bytecode=bytecode,
                 tree=_growing_tree(spec, into, link_mode, settings),

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+from tests.wheels.support import make_wheel, sha256
+from wheelmount.config import Settings
+from wheelmount.errors import WaitError
+from wheelmount.jobs import cache
+from wheelmount.wheels.linktree import Item, Plan, grow
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.unpacked import Unpacked
+
+
+def fill(settings: Settings) -> None:
+    """Two wheelhouses, and two trees of unpacked wheels, older and newer."""
+    place = Path(settings.cache_dir)
+    for age, name in enumerate(("old", "new")):
+        house = place / "wheelhouses" / name
+        wheel = make_wheel(house, name, padding=300_000 + age)
+        (house / ".wheelmount.lock").touch()
+        unpacked = Unpacked(place / "unpacked")
+        (recipe,) = unpacked.add([(wheel, sha256(wheel))])
+        plan = Plan.make([Item(wheel.name, recipe)], Target.here())
+        grow(place / "unpacked" / "trees" / name, plan, unpacked)
+        used = 1_000_000_000 + age * 1000
+        for path in (
+            house / ".wheelmount.lock",
+            place / "unpacked" / "wheels" / f"{recipe.sha256}.json",
+            place / "unpacked" / "used" / name,
+        ):
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+            os.utime(path, (used, used))
+
+
+def names(settings: Settings) -> set[str]:
+    place = Path(settings.cache_dir)
+    found = [*(place / "wheelhouses").iterdir(), *(place / "unpacked" / "trees").iterdir()]
+    return {f"{path.parent.name}/{path.name}" for path in found}
+
+
+def test_what_was_used_least_recently_goes_first(settings: Settings) -> None:
+    fill(settings)
+    whole = cache.size(settings)
+    assert whole > 1_200_000
+    gone = cache.prune(settings, whole // 2 + 50_000)
+    assert {item.kind for item in gone} == {"wheelhouse", "tree", "unpacked"}
+    assert names(settings) == {"wheelhouses/new", "trees/new"}
+    assert cache.size(settings) <= whole // 2 + 50_000
+    objects = list((Path(settings.cache_dir) / "unpacked" / "objects").rglob("*"))
+    assert any(path.stat().st_size > 300_000 for path in objects)  # those of the newer one
+    assert cache.prune(settings, whole) == []
+    cache.clean(settings)
+    assert names(settings) == set()
+    assert not [path for path in objects if path.is_file()]
+
+
+def test_not_while_it_is_used(settings: Settings) -> None:
+    fill(settings)
+    with cache.used(settings), cache.used(settings), pytest.raises(WaitError):
+        cache.clean(settings)
+    cache.clean(settings)
+
+
+def test_nothing_there(settings: Settings) -> None:
+    assert cache.size(settings) == 0
+    assert cache.clean(settings) == []
+
+
+def test_the_command(cli: Cli, settings: Settings, workplace: Path) -> None:
+    place = json.loads(cli("cache", "size", "--json").stdout)
+    assert place["bytes"] == 0
+    fill(dataclasses.replace(settings, cache_dir=place["directory"]))
+    shown = cli("cache", "size").stdout
+    assert shown.startswith("wheelhouse: 2, 0.6 MB\ntree: 2, ")
+    done = cli("cache", "prune")
+    assert done.returncode == 2
+    assert "cache_size" in done.stderr
+    removed = json.loads(cli("cache", "prune", "--to", "1K", "--json").stdout)
+    assert removed
+    assert "0 removed" in cli("cache", "clean").stdout

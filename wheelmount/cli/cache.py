@@ -1,0 +1,74 @@
+"""``wheelmount cache``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from wheelmount import config
+from wheelmount.cli import options
+from wheelmount.jobs import cache as caches
+from wheelmount.jobs.image import parse_size
+
+
+@click.group()
+def cache() -> None:
+    """Look after wheelhouses and unpacked wheels that commands keep; all can be made again."""
+
+
+@cache.command()
+@options.as_json
+def size(as_json: bool) -> None:
+    """Say how much room the cache takes, and what it has, the least recently used first."""
+    settings = config.load()
+    whole, found = caches.size(settings), caches.items(settings)
+    if as_json:
+        print(json.dumps({"directory": settings.cache_dir, "bytes": whole, "items": _plain(found)}))
+        return
+    for kind in ("wheelhouse", "tree", "unpacked"):
+        of_kind = [item for item in found if item.kind == kind]
+        print(f"{kind}: {len(of_kind)}, {sum(item.size for item in of_kind) / 1e6:.1f} MB")
+    print(f"in all: {whole / 1e6:.1f} MB in {settings.cache_dir}")
+
+
+@cache.command()
+@click.option(
+    "--to",
+    "bound",
+    metavar="SIZE",
+    help="How much may stay, such as 20G; default the setting cache_size.",
+)
+@options.as_json
+def prune(bound: str | None, as_json: bool) -> None:
+    """Remove what was used least recently, until the cache is small enough."""
+    settings = config.load()
+    if bound is None and not settings.cache_size:
+        raise click.UsageError("how much may stay? Give --to SIZE, or set cache_size.")
+    limit = parse_size(bound) if bound is not None else settings.cache_size
+    _tell(caches.prune(settings, limit), as_json)
+
+
+@cache.command()
+@options.as_json
+def clean(as_json: bool) -> None:
+    """Remove everything in the cache, but for what a session that is up has mounted."""
+    _tell(caches.clean(config.load()), as_json)
+
+
+def _tell(gone: Sequence[caches.Item], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_plain(gone)))
+        return
+    for item in gone:
+        print(f"removed {item.kind} {item.path.name} ({item.size / 1e6:.1f} MB)")
+    print(f"{len(gone)} removed")
+
+
+def _plain(found: Sequence[caches.Item]) -> list[dict[str, Any]]:
+    return [
+        {"kind": item.kind, "path": str(item.path), "bytes": item.size, "used": item.used}
+        for item in found
+    ]

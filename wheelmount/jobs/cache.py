@@ -1,0 +1,206 @@
+"""The cache of this user: wheelhouses that commands made, and unpacked wheels.
+
+All can be made again. What was used least recently goes first; the contents of unpacked wheels go
+with the last of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wheelmount.config import Settings
+from wheelmount.errors import WaitError
+from wheelmount.hosts.session import Session
+from wheelmount.wheels.scratch import abandoned
+
+_IN_USE = ".in-use"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A part of the cache that goes or stays as a whole.
+
+    Attributes:
+        kind: ``wheelhouse``, ``tree`` or ``unpacked``, a wheel unpacked.
+        path: a directory; for ``unpacked`` the file that says what the wheel consists of.
+        size: bytes on the disk that go with it, of those that nothing else has.
+        used: when it was last used, in seconds since 1970.
+    """
+
+    kind: str
+    path: Path
+    size: int
+    used: float
+
+
+def items(settings: Settings) -> list[Item]:
+    """All there is, the least recently used first."""
+    cache = Path(settings.cache_dir)
+    found = [
+        Item("wheelhouse", path, _size(path), _time(path / ".wheelmount.lock", path))
+        for path in _folders(cache / "wheelhouses")
+    ]
+    unpacked = cache / "unpacked"
+    found += [
+        Item("tree", path, _size(path, shared=False), _time(unpacked / "used" / path.name, path))
+        for path in _folders(unpacked / "trees")
+    ]
+    found += [
+        Item("unpacked", path, _contents(unpacked, path), path.stat().st_mtime)
+        for path in (unpacked / "wheels").glob("*.json")
+    ]
+    return sorted(found, key=lambda item: item.used)
+
+
+def size(settings: Settings) -> int:
+    """Bytes of the cache on the disk; what has several names counts once."""
+    return _size(Path(settings.cache_dir))
+
+
+def prune(settings: Settings, bound: int) -> list[Item]:
+    """Remove what was used least recently, until the cache has no more than so many bytes.
+
+    What belongs to a session that is up stays.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        WaitError: a command uses the cache.
+    """
+    with _alone(settings):
+        _clear(settings)
+        standing = _standing(settings)
+        gone: list[Item] = []
+        left = size(settings)
+        for item in items(settings):
+            if left <= bound:
+                break
+            if item.kind != "unpacked" and item.path.name in standing:
+                continue
+            _remove(item.path)
+            gone.append(item)
+            if item.kind != "wheelhouse":
+                _sweep(Path(settings.cache_dir) / "unpacked")
+            left = size(settings)
+        return gone
+
+
+def clean(settings: Settings) -> list[Item]:
+    """Remove everything, but for what belongs to a session that is up; see ``prune``."""
+    return prune(settings, -1)
+
+
+@contextlib.contextmanager
+def used(settings: Settings) -> Iterator[None]:
+    """Have the cache stay as it is meanwhile."""
+    with _held(settings) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def _alone(settings: Settings) -> Iterator[None]:
+    with _held(settings) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WaitError(
+                "another command uses the cache", hint="try again when it has ended"
+            ) from None
+        yield
+
+
+@contextlib.contextmanager
+def _held(settings: Settings) -> Iterator[int]:
+    folder = Path(settings.cache_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _standing(settings: Settings) -> set[str]:
+    sessions = Session.all(settings)
+    return {f"session-{one.name}-{one.read().created:.0f}" for one in sessions}
+
+
+def _clear(settings: Settings) -> None:
+    """What runs that were killed have left."""
+    cache = Path(settings.cache_dir)
+    for folder in (cache / "unpacked", cache / "unpacked" / "trees"):
+        for place in abandoned(folder):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _sweep(unpacked: Path) -> None:
+    """Remove contents that no unpacked wheel has any more; trees have them by other names."""
+    kept: set[str] = set()
+    for recipe in (unpacked / "wheels").glob("*.json"):
+        kept.update(_names(recipe))
+    for folder in _folders(unpacked / "objects"):
+        for file in folder.iterdir():
+            if file.name not in kept:
+                file.unlink()
+
+
+def _names(recipe: Path) -> Iterator[str]:
+    """Names of the files with the contents of an unpacked wheel."""
+    data = json.loads(recipe.read_text(encoding="utf-8"))
+    for files in (*data["files"].values(), data["bytecode"]):
+        for sha256, _, executable in files.values():
+            yield sha256 + ("x" if executable else "")
+
+
+def _contents(unpacked: Path, recipe: Path) -> int:
+    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+        files = (unpacked / "objects" / name[:2] / name for name in set(_names(recipe)))
+        return sum(file.stat().st_size for file in files)
+    return 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _folders(place: Path) -> Iterable[Path]:
+    if not place.is_dir():
+        return []
+    return [path for path in place.iterdir() if path.is_dir() and path.name[0] != "."]
+
+
+def _size(place: Path, *, shared: bool = True) -> int:
+    seen: dict[tuple[int, int], int] = {}
+
+    def count(status: os.stat_result) -> None:
+        if shared or status.st_nlink == 1:
+            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+
+    _walk(place, count)
+    return sum(seen.values())
+
+
+def _walk(place: Path, count: Callable[[os.stat_result], None]) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if not entry.is_dir(follow_symlinks=False):
+                    count(entry.stat(follow_symlinks=False))
+                else:
+                    _walk(Path(entry.path), count)
+
+
+def _time(*files: Path) -> float:
+    return next((file.stat().st_mtime for file in files if file.exists()), 0.0)
