@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pyfuse3
 import trio
@@ -41,8 +42,8 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         self._owner = owner
         self._references = References(forgotten)
         self._timeout: float = FOREVER
-        self._listings: dict[int, list[tuple[bytes, int]]] = {}  # by handle
-        self._handle = 0
+        self._listings: dict[int, _Listing] = {}  # by handle
+        self._handle = self._changes = 0
 
     async def serve(self) -> None:
         """See ``Adapter``."""
@@ -72,12 +73,13 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         try:
             await trio.to_thread.run_sync(_invalidate, change)
             flip()
+            self._changes += 1
         finally:
             self._timeout = FOREVER
         # What was asked for meanwhile was known for no longer than the answer took.
         await trio.to_thread.run_sync(_invalidate, change)
 
-    def _attributes(self, number: int) -> pyfuse3.EntryAttributes:
+    def _attributes(self, number: int, *, keep: bool = True) -> pyfuse3.EntryAttributes:
         inode = self._vfs.inode(number)
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = number + pyfuse3.ROOT_INODE
@@ -88,7 +90,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         entry.st_blksize = PAGE
         entry.st_blocks = -(-inode.held // 512)
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = inode.mtime_ns
-        entry.entry_timeout = entry.attr_timeout = self._timeout
+        entry.entry_timeout = entry.attr_timeout = self._timeout if keep else 0
         return entry
 
     async def lookup(
@@ -119,21 +121,29 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
             return self._vfs.readlink(inode - pyfuse3.ROOT_INODE)
 
     async def opendir(self, inode: int, _context: pyfuse3.RequestContext) -> int:
-        with _errors():  # listed as it was when it was opened, whatever follows
-            self._listings[self._handle] = self._vfs.entries(inode - pyfuse3.ROOT_INODE)
+        with _errors():
+            self._listings[self._handle] = self._list(inode - pyfuse3.ROOT_INODE)
         self._handle += 1
         return self._handle - 1
+
+    def _list(self, number: int) -> _Listing:
+        return _Listing(number, self._changes, self._vfs.entries(number))
 
     async def releasedir(self, handle: int) -> None:
         del self._listings[handle]
 
     async def readdir(self, handle: int, start: int, token: pyfuse3.ReaddirToken) -> None:
         with _errors():
-            entries = self._listings[handle]
-            for place in range(start, len(entries)):
-                name, number = entries[place]
+            listing = self._listings[handle]
+            if start == 0 and listing.changes != self._changes:  # it begins again
+                listing = self._listings[handle] = self._list(listing.number)
+            # Listed to the end as it was in the beginning; but the kernel is not to keep names of
+            # another generation, which would hide those of this one from all.
+            keep = listing.changes == self._changes
+            for place in range(start, len(listing.entries)):
+                name, number = listing.entries[place]
                 try:
-                    attributes = self._attributes(number)
+                    attributes = self._attributes(number, keep=keep)
                 except OSError:  # it is gone since
                     continue
                 if not pyfuse3.readdir_reply(token, name, attributes, place + 1):
@@ -179,6 +189,21 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
 
     async def access(self, _inode: int, _mode: int, _context: pyfuse3.RequestContext) -> bool:
         raise pyfuse3.FUSEError(errno.ENOSYS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """A directory as it is listed to a process that opened it.
+
+    Attributes:
+        number: of its inode.
+        changes: how often the tree had changed then.
+        entries: names and inodes.
+    """
+
+    number: int
+    changes: int
+    entries: list[tuple[bytes, int]]
 
 
 @contextlib.contextmanager
