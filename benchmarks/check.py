@@ -23,9 +23,7 @@ def main() -> None:
     given = parser.parse_args()
     wheels = sorted(given.directory.glob("*.whl"))
     command = [sys.executable, "-m", "wheelmount.cli.main", "check", "-q", str(given.directory)]
-    samples = [
-        (_run(command), _run(["sha256sum", *map(str, wheels)])) for _ in range(given.rounds)
-    ]
+    samples = [(_run(command), _run(["sha256sum", *map(str, wheels)])) for _ in range(given.rounds)]
     size = sum(wheel.stat().st_size for wheel in wheels)
     print(f"{len(wheels)} wheels, {size / 1e6:.0f} MB; medians of {given.rounds} rounds")
     for number, name in enumerate(("wheelmount check", "sha256sum")):

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 
 from tests.model.source import EDITS, Snapshot, Source, pick, snapshot
 from tests.model.worlds import Alone, Bound, Libfuse, List, Mount, Read, World
+from tests.mount.conformance import Shown
 
 EXAMPLES = int(os.environ.get("WHEELMOUNT_MODEL", "0"))
 """Examples for each world; 0: a few."""
@@ -49,6 +50,7 @@ class Model(RuleBasedStateMachine):
         self._expected: Snapshot = {}
         self._held: list[tuple[bytes, bytes, Read]] = []
         self._listed: list[tuple[list[set[bytes]], List]] = []
+        self._views: list[Shown] = []
 
     @property
     def world(self) -> World:
@@ -115,6 +117,13 @@ class Model(RuleBasedStateMachine):
             if each and each.rpartition(b"/")[0] == path
         }
 
+    @precondition(lambda self: len(self._views) < 2)
+    @rule()
+    def view(self) -> None:
+        view = self.world.view()
+        if view is not None:
+            self._views.append(view)
+
     @precondition(lambda self: self._held)
     @rule()
     def mount_again(self) -> None:
@@ -123,9 +132,11 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def is_shown(self) -> None:
-        if self._world is None:
-            return
-        shown = snapshot(self._world.shown())
+        if self._world is not None:
+            for shown in (self._world.shown(), *self._views):
+                self._compare(snapshot(shown))
+
+    def _compare(self, shown: Snapshot) -> None:
         assert shown.keys() == self._expected.keys()
         for path, expected in self._expected.items():
             found = shown[path]
@@ -151,6 +162,7 @@ class Model(RuleBasedStateMachine):
     def _end(self) -> None:
         self._held.clear()
         self._listed.clear()
+        self._views.clear()
         if self._world is not None:
             self._world.end()
             self._world = None
@@ -191,11 +203,11 @@ def _run(model: type[Model], examples: int) -> None:
 
 
 def test_the_tree_and_its_store() -> None:
-    _run(AloneModel, 40)
+    _run(AloneModel, 30)
 
 
 @pytest.mark.fuse
 @pytest.mark.timeout(0 if EXAMPLES else 300)
 @pytest.mark.parametrize("model", [DevfuseModel, Pyfuse3Model, BindModel])
 def test_mounts(model: type[Model]) -> None:
-    _run(model, 3)
+    _run(model, 2)

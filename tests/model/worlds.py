@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,10 @@ class World:
         """Open a directory; whoever has it open sees it as it was then, or as it is now."""
         raise NotImplementedError
 
+    def view(self) -> Shown | None:
+        """A second place where the same is shown (a bind mount), if this can have one."""
+        return None
+
     def kill(self) -> None:
         """Kill what serves."""
 
@@ -190,6 +195,7 @@ class Mount(World):
     def __init__(self, source: Path, place: Path) -> None:
         super().__init__(source, place)
         self._opened: list[int] = []
+        self._views: list[Path] = []
         self._kills = 0
         self.dress = self.adapter == "bind"
         for name in ("runtime", "store", "cache", "state"):
@@ -252,9 +258,20 @@ class Mount(World):
             time.sleep(0.01)
         raise AssertionError("no server took over")
 
+    def view(self) -> Shown | None:
+        if self.adapter == "bind":  # shows the tree that it was made of
+            return None
+        place = self._place / f"view{len(self._views)}"
+        place.mkdir()
+        subprocess.run(["mount", "--bind", self._served.mount, place], check=True)
+        self._views.append(place)
+        return Directory(place)
+
     def end(self) -> None:
         for fd in self._opened:
             os.close(fd)
+        for place in self._views:
+            subprocess.run(["umount", "--lazy", place], check=True)
         self._served.end()
 
 
