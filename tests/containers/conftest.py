@@ -44,12 +44,13 @@ def fake_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheelhouse: ``hello`` 1.0, and ``greeting`` 2.0 that depends on it."""
     folder = tmp_path_factory.mktemp("wheels")
-    _wheel(folder, "hello", "1.0")
-    _wheel(folder, "greeting", "2.0", requires="hello")
+    make_wheel(folder, "hello", "1.0")
+    make_wheel(folder, "greeting", "2.0", requires="hello")
     return folder
 
 
-def _wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
+def make_wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
+    """Write a wheel with one module into a directory."""
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     files = {

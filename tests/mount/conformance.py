@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from wheelmount.mount.generations import LINGER
+from wheelmount.mount.generations import AGAIN
 from wheelmount.mount.tree import ROOT
 from wheelmount.mount.vfs import Vfs
 
@@ -166,7 +166,7 @@ def assert_shown(source: Path, shown: Shown) -> None:
 
 def await_last(stores: Iterable[Path]) -> None:
     """Wait until stores hold one generation each: till then names of others are counted too."""
-    deadline = time.monotonic() + LINGER + 10
+    deadline = time.monotonic() + 2 * AGAIN + 30
     while any(len(list(store.glob("*.tree"))) > 1 for store in stores):
         assert time.monotonic() < deadline, "an earlier generation stays"
         time.sleep(0.05)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Cli, mounts_shown
 from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import SourceError
@@ -170,6 +171,38 @@ def test_a_directory_that_is_gone_changes_nothing(
     with pytest.raises(SourceError, match="there is no directory"):
         mount.refresh()
     _everywhere(mount, workplace / "away")
+
+
+@pytest.mark.parametrize("adapter", ["bind", "devfuse"])
+def test_two_clients_refresh_one_mount(
+    source: Path,
+    workplace: Path,
+    settings: Settings,
+    cli: Cli,
+    adapter: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WHEELMOUNT_ADAPTER", adapter)
+    settings = replace(settings, adapter=adapter)
+    shown = workplace / "w" / "page"
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        with remotemount(hosts, source, f"{workplace}/w", settings=settings) as mount:
+            mount.wait(30)
+            for number in (1, 3):
+                (source / "page").write_text(f"{number}")
+                (source / f"new{number}").touch()
+                assert cli("refresh", source).returncode == 0
+                assert shown.read_text() == f"{number}"
+                (source / "page").write_text(f"{number + 1}")
+                assert mount.refresh()
+                assert shown.read_text() == f"{number + 1}"
+            (source / "page").write_text("5")
+            assert cli("refresh", source).returncode == 0
+            (source / "page").write_text("4")
+            assert mount.refresh(), "not what this client had shown last"
+            assert shown.read_text() == "4"
+            assert len(mounts_shown(cli)) == 1
+        assert mounts_shown(cli) == []
 
 
 def test_what_was_torn_is_mended(source: Path, workplace: Path, settings: Settings) -> None:

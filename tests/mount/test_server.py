@@ -524,6 +524,43 @@ def test_a_killed_server_of_a_bound_mount_is_replaced(bound: Served, source: Pat
     assert not bound.directory.exists()
 
 
+def test_a_server_that_does_not_answer_keeps_what_it_has(
+    watched: Served, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _arrive_all(watched)
+    monkeypatch.setattr(serving, "STOP_TIMEOUT", 1.0)
+    pid = serving.status(watched.directory)["pid"]
+    with (watched.mount / "odd").open("rb", buffering=0) as file:
+        os.killpg(pid, signal.SIGSTOP)
+        with pytest.raises(MountError, match="does not answer"):
+            serving.stop(watched.directory, force=False)
+        assert watched.store.directory.exists()
+        os.killpg(pid, signal.SIGCONT)
+        assert file.read() == (source / "odd").read_bytes()
+    with (watched.mount / "blocks").open("rb", buffering=0) as file:
+        os.killpg(pid, signal.SIGSTOP)
+        serving.stop(watched.directory, force=True)
+        with pytest.raises(OSError):
+            file.read(1 << 20)
+    assert point.mounted(str(watched.mount)) is None
+    assert not watched.directory.exists()
+    assert not watched.store.directory.exists()
+
+
+def test_a_dead_server_with_open_files_is_busy(watched: Served) -> None:
+    pid = serving.status(watched.directory)["pid"]
+    with (watched.mount / "odd").open("rb") as file:
+        reader = subprocess.Popen(["sleep", "60"], stdin=file)
+    with reader:
+        os.killpg(pid, signal.SIGKILL)
+        with pytest.raises(MountError, match=rf"busy: in use by .*\({reader.pid}\)"):
+            serving.stop(watched.directory, force=False)
+        assert watched.store.directory.exists()
+        reader.kill()
+    serving.stop(watched.directory, force=False)
+    assert not watched.directory.exists()
+
+
 def test_many_mounts_at_once(workplace: Path, settings: Settings) -> None:
     sources = []
     for number in range(20):

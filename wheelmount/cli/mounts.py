@@ -281,6 +281,9 @@ def _line(record: dict[str, Any]) -> str:
         if reused := record["delivery"].get("reused"):
             words.append(f"{reused / 1e6:.1f} MB of it were in other mounts")
     words.append(f"generation {record['generation']}")
+    if kept := record["kept"]["generations"]:
+        users = ", ".join(record["kept"]["users"]) or "open files"
+        words.append(f"{kept} earlier kept for {users}")
     words.append(record["adapter"])
     words.append(f"up {time.time() - record['started']:.0f} s")
     if not record["visible"]:

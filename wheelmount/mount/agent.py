@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wheelmount.config import MEMORY, Settings
-from wheelmount.errors import MountError, TransferError
+from wheelmount.errors import MountError, StoreError, TransferError
 from wheelmount.hosts import engine, process
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.mount import control, elsewhere, kernel, point, serving, verify
@@ -99,14 +99,15 @@ class Agent(Actor):  # type: ignore[misc]
         adapter = choose(settings.adapter)
         if self._directory.exists():  # what an agent left that was lost
             await asyncio.to_thread(serving.stop, self._directory, force=True)
-        await asyncio.to_thread(serving.clear, settings, order.mntpoint)
+        mntpoint = point.resolve(order.mntpoint)
+        await asyncio.to_thread(serving.clear, settings, mntpoint)
         own = settings.store == MEMORY and kernel.may_mount()
         store = settings.private_store(mounted=own) / self._directory.name
-        made = point.prepare(order.mntpoint, cover=order.cover)  # last: it is to be taken back
+        made = point.prepare(mntpoint, cover=order.cover)  # last: it is to be taken back
         task = Task(
             self._host,
             order.source,
-            order.mntpoint,
+            mntpoint,
             str(store),
             adapter,
             settings.read_timeout,
@@ -124,7 +125,7 @@ class Agent(Actor):  # type: ignore[misc]
                 await self._link.open(self._receiver.want)
         except BaseException:
             await asyncio.to_thread(serving.stop, self._directory, force=True)
-            serving.discard(self._directory, store, order.mntpoint if made else None)
+            serving.discard(self._directory, store, mntpoint if made else None)
             raise
 
     async def _receive(self, store: Store | Recut, source: Any, route: Route) -> Receiver:
@@ -285,15 +286,26 @@ class Agent(Actor):  # type: ignore[misc]
         return await asyncio.to_thread(lambda: {n: file_digest(store.path(n)) for n in numbers})
 
     @concurrent_endpoint
+    async def is_current(self) -> bool:
+        """Whether the mount shows what this agent has it show; another client may have come."""
+        return await asyncio.to_thread(self._is_current)
+
+    def _is_current(self) -> bool:
+        shown: int = serving.status(self._directory)["generation"]
+        return shown == self._shown.generation
+
+    @concurrent_endpoint
     async def prepare(self, source: Any, route: Route) -> None:
         """Fetch what another generation has that this one has not; it is not shown yet."""
         await self._abandon()
         description = await fetch_description(source, self._settings.fetch_timeout)
         self._growing.enter_context(self._shown.growing())
         try:
-            self._next = made = await asyncio.to_thread(
-                self._shown.next, description, dress=self._binds
-            )
+            if not await asyncio.to_thread(self._is_current):
+                raise MountError(
+                    "the mount was refreshed by another client meanwhile", hint="refresh again"
+                )
+            self._next = made = await asyncio.to_thread(self._make_next, description)
             receiver = await self._receive(made, source, route)
             await receiver.run()
             if changed := made.changed():
@@ -304,6 +316,20 @@ class Agent(Actor):  # type: ignore[misc]
         except BaseException:
             await self._abandon()
             raise
+
+    def _make_next(self, description: bytes) -> Store:
+        try:
+            return self._shown.next(description, dress=self._binds)
+        except StoreError as error:
+            kept = serving.status(self._directory)["kept"]
+            if not kept["generations"]:
+                raise
+            users = ", ".join(kept["users"]) or "open files"
+            raise StoreError(
+                f"{error.message}; {kept['generations']} earlier generations "
+                f"({kept['bytes'] >> 20} MiB) are still used by {users}",
+                hint="end these, and refresh again",
+            ) from None
 
     @concurrent_endpoint
     async def advance(self) -> None:

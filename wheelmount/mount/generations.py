@@ -1,45 +1,71 @@
-"""The generations of a mount on a host: which is shown, how, and when an earlier one can go."""
+"""The generations of a mount on a host: which is shown, how, and when an earlier one can go.
+
+The process that serves a mount owns this: it alone changes over, and it knows what is shown.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from wheelmount.mount import kernel, point
+from wheelmount.mount import point, users, views
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import Adapter
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
+from wheelmount.mount.users import Tree, Users
 from wheelmount.mount.vfs import Vfs
+from wheelmount.mount.views import Root, Space
 
 log = logging.getLogger("wheelmount")
 
-LINGER = 2.0
-"""Seconds that a generation stays after nobody can come to it any more.
+AGAIN, SELDOM = 2.0, 60.0
+"""Seconds between two looks for users of generations that are shown no more: at first, and in the
+end, where there are users. Only two looks that find none let a generation go."""
 
-Who was on the way to one of its files still finds it, and who lists one of its directories gets to
-the end. Open files stay for as long as they are open, whatever becomes of their names. Meanwhile
-files that two generations share show the links of both.
-"""
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Generations that are shown no more, and stay for their users.
+
+    Attributes:
+        generations: their number.
+        bytes: of memory that they take beside the one that is shown; 0 if that is not known.
+        users: processes and mounts, for people.
+    """
+
+    generations: int
+    bytes: int
+    users: list[str]
 
 
 class Generations:
     """Moves a mount from one generation, or one way to show it, to the next.
 
     Args:
-        task: of the mount; its store may have several generations if another process went before.
+        directory: of the mount.
+        task: of it; its store may have several generations if another process went before.
     """
 
-    def __init__(self, task: Task) -> None:
-        directory = Path(task.store)
-        store = Store.open(directory)
-        earlier = [Store.open(directory, n) for n in stores.earlier(directory, store.generation)]
+    def __init__(self, directory: Path, task: Task) -> None:
+        standing = point.standing(directory)
+        binds = standing is not None and standing.kind != point.FILE_SYSTEM
+        files = Path(task.store)
+        # What is mounted counts, should a process have died before it wrote that down.
+        number = int(Path(standing.root).name) if standing is not None and binds else None
+        store = Store.open(files, number)
+        earlier = [Store.open(files, n) for n in stores.earlier(files, store.generation)]
         self.vfs = Vfs(store, earlier)
         """What the FUSE server serves."""
-        self.bound = store if point.shows(task.mntpoint, directory) else None
+        self.bound = store if binds else None
         """The generation that the kernel shows alone."""
+        self._directory = directory
         self._task = task
         self._kept = [store, *earlier]
         self._adapter: Adapter | None = None
@@ -49,6 +75,10 @@ class Generations:
         inodes = store.tree.inodes.keys()
         self._held = {before: set(before.tree.inodes.keys() - inodes) for before in earlier}
         self._leaving: set[Store] = set()
+        self._trees: dict[Store, Tree] = {}
+        self._users: dict[Store, list[str]] = {}
+        self._census = Users()
+        self._looking = False
         self._turn = trio.Lock()
 
     @property
@@ -106,12 +136,14 @@ class Generations:
         """
         async with self._turn:
             store = self.shown
+            if generation < store.generation:
+                raise OSError(errno.ESTALE, f"generation {store.generation} is shown")
             if generation != store.generation:
                 store = store.reopen(generation)
                 self._kept.append(store)
             if store is self.bound:
                 return
-            binds = self._task.adapter == "bind" and (store.bindable or self._adapter is None)
+            binds = self._task.adapter == "bind" and (store.bindable or self.bound is not None)
             if binds and await trio.to_thread.run_sync(self._bind, store):
                 self.bound = store
                 log.info("generation %d is shown by the kernel alone", generation)
@@ -123,11 +155,48 @@ class Generations:
             await self._trim()
 
     def _bind(self, store: Store) -> bool:
-        mntpoint = self._task.mntpoint
-        if self.bound is None and point.inhabited(mntpoint):
+        mount = point.standing(self._directory)
+        if mount is None:
+            raise OSError(errno.ENOENT, "the mount is gone")
+        served = mount.kind == point.FILE_SYSTEM
+        if served and users.inhabited(mount):
             return False
-        kernel.show(store.root, mntpoint, below=True)
+        root = Root.of(store.root)
+        made = 0
+
+        def note(number: int) -> None:
+            nonlocal made
+            made = number
+            point.remember(self._directory, (mount.id, mount.device), (number, root.device))
+
+        if not views.exchange(Space(0, 0), mount, store.root, note):
+            raise OSError(errno.EBUSY, "another mount is above it")
+        point.remember(self._directory, (made, root.device))
+        former = {Root.of(each.root): each for each in self._kept if each is not store}
+        if served:
+            former[Root(mount.device, "/")] = self.vfs.store
+        self._exchange_views(former, store, made)
         return True
+
+    def _exchange_views(self, former: dict[Root, Store], store: Store, own: int) -> None:
+        """Have all else that shows another tree of this mount show a generation."""
+        for space in views.spaces():
+            for mount in space.reached():
+                for root, before in former.items():
+                    part = root.below(mount)
+                    if part is None or mount.id == own:
+                        continue
+                    place = store.root / part
+                    if not _alike(before.root / part, place):
+                        log.info("%s keeps what it shows: there is no %s", mount.path, part)
+                        continue
+                    try:
+                        done = views.exchange(space, mount, place)
+                    except OSError as error:
+                        done = False
+                        log.warning("%s keeps what it shows: %s", mount.path, error)
+                    if done:
+                        log.info("%s of process %d follows", mount.path, space.process)
 
     async def _flip(self, store: Store) -> None:
         if self._adapter is None:
@@ -161,19 +230,68 @@ class Generations:
         if self._adapter is not None:
             needed.add(self.vfs.store)
         for store in self._kept:
-            if store not in needed and store not in self._leaving and self._nursery is not None:
+            if store not in needed:
                 self._leaving.add(store)
-                self._nursery.start_soon(self._forget, store)
+        if self._leaving and not self._looking and self._nursery is not None:
+            self._looking = True
+            self._nursery.start_soon(self._dismiss)
+
+    async def _dismiss(self) -> None:
+        """Delete generations that are shown no more, each when its last user has gone."""
+        pause = waited = AGAIN
+        unused: set[Store] = set()
+        while self._leaving:
+            due = [s for s in self._leaving if waited >= pause or s not in self._users]
+            if waited >= pause:
+                pause, waited = min(2 * pause, SELDOM), 0.0
+            found = await trio.to_thread.run_sync(self._find_users, due)
+            self._users |= found
+            free = {store for store in due if not found[store]}
+            for store in free:
+                del self._users[store]
+                if store in unused:
+                    await self._forget(store)
+            unused = free
+            await trio.sleep(AGAIN)
+            waited += AGAIN
+        self._looking = False
+
+    def _find_users(self, leaving: list[Store]) -> dict[Store, list[str]]:
+        if self._task.adapter != "bind":  # only the server showed it, and the kernel tells that
+            return {store: [] for store in leaving}
+        for store in leaving:
+            self._trees.setdefault(store, Tree(store.root))
+        found = self._census.find([self._trees[store] for store in leaving])
+        return {store: found[self._trees[store]] for store in leaving}
+
+    def kept(self) -> Kept:
+        """What stays of generations that are shown no more."""
+        others = [store for store in self._kept if store is not self.shown]
+        if not others:
+            return Kept(0, 0, [])
+        users = [user for them in self._users.values() for user in them]
+        return Kept(len(others), self.shown.beside(), sorted(set(users)))
 
     async def _forget(self, store: Store) -> None:
-        await trio.sleep(LINGER)
         async with self._turn:
+            self._leaving.discard(store)
+            tree = self._trees.pop(store, None)
             self.vfs.forget(store)
             self._held.pop(store, None)
             self._kept.remove(store)
-            await trio.to_thread.run_sync(store.forget)
+            await trio.to_thread.run_sync(lambda: store.forget(users.covered(tree) if tree else ()))
             await self._trim()
 
     async def _trim(self) -> None:
         if len(self._kept) == 1:
             await trio.to_thread.run_sync(self.shown.trim)
+
+
+def _alike(before: Path, after: Path) -> bool:
+    """Whether a view of the one can become a view of the other."""
+    try:
+        kinds = {stat.S_IFMT(path.lstat().st_mode) for path in (before, after)}
+    except OSError:
+        return False
+    # A symlink on the way could lead anywhere.
+    return len(kinds) == 1 and os.path.realpath(after) == str(after)

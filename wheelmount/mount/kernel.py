@@ -9,15 +9,23 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 _MOUNT_SETATTR, _OPEN_TREE, _MOVE_MOUNT = 442, 428, 429
-_OPEN_TREE_CLONE = 1
+_OPEN_TREE_CLONE, _RECURSIVE = 1, 0x8000
 _MOVE_EMPTY_PATH, _MOVE_BENEATH = 0x4, 0x200
-_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_NOFOLLOW = -100, 0x1000, 0x100
+_AT_STATX_DONT_SYNC = 0x4000
+_STATX_TYPE, _STATX_INO, _STATX_MNT_ID = 0x1, 0x100, 0x1000
+_STATX_ATTR_MOUNT_ROOT = 0x2000
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
 _RDONLY, _NOSUID, _NODEV, _REMOUNT = 1, 2, 4, 32
+_FLAGS = {"noexec": 0x8, "nosymfollow": 0x200000}
+_MS_PRIVATE = 1 << 18
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _CAP_SYS_ADMIN = 21
 _PR_SET_PDEATHSIG = 1
@@ -34,6 +42,48 @@ class _MountAttr(ctypes.Structure):
         ("propagation", ctypes.c_uint64),
         ("userns_fd", ctypes.c_uint64),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a path leads to, without its file system having been asked.
+
+    Attributes:
+        mount: id of the mount it is in, as in ``mountinfo`` of proc(5).
+        top: whether it is the root of that mount.
+        device: as ``st_dev``.
+        inode: its number.
+        mode: type only, as ``st_mode``.
+    """
+
+    mount: int
+    top: bool
+    device: int
+    inode: int
+    mode: int
+
+
+def look(path: str | Path, *, follow: bool = False) -> Found:
+    """See ``statx(2)``: answers also where a server or a network does not.
+
+    Args:
+        path: of anything.
+        follow: whether a symlink in its last component is followed.
+    """
+    return _statx(_AT_FDCWD, os.fsencode(path), 0 if follow else _AT_NOFOLLOW)
+
+
+def _statx(fd: int, path: bytes, flags: int) -> Found:
+    buffer = ctypes.create_string_buffer(256)
+    flags |= _AT_STATX_DONT_SYNC
+    mask = _STATX_TYPE | _STATX_INO | _STATX_MNT_ID
+    _check(_libc.statx(fd, path, flags, mask, buffer), os.fsdecode(path))
+    (attributes,) = struct.unpack_from("=Q", buffer, 8)
+    (mode,) = struct.unpack_from("=H", buffer, 28)
+    (inode,) = struct.unpack_from("=Q", buffer, 32)
+    major, minor, mount = struct.unpack_from("=IIQ", buffer, 136)
+    top = bool(attributes & _STATX_ATTR_MOUNT_ROOT)
+    return Found(mount, top, os.makedev(major, minor), inode, mode)
 
 
 def may_mount() -> bool:
@@ -107,39 +157,67 @@ def unmount(path: str | Path, *, detach: bool) -> None:
     _check(_libc.umount2(os.fsencode(path), flags), path)
 
 
-def show(directory: Path, mntpoint: str, *, below: bool) -> None:
-    """Show a directory read-only at another place (a bind mount).
+@contextmanager
+def clone(path: str | Path, *, flags: int | None = None) -> Iterator[int]:
+    """A copy of a mount, or of a directory as a mount (a bind mount), that is nowhere yet.
 
     Args:
-        directory: what.
-        mntpoint: where.
-        below: whether something is mounted there, which is to make way without a moment of
-            nothing. Needs Linux 6.5.
+        path: what is copied.
+        flags: see ``flags_of``; the copy is of this directory alone and read-only. By default it is
+            as the mount is, with all that is mounted in it.
+
+    Returns:
+        A descriptor of its root; it goes away with that unless ``attach`` was called.
     """
-    with _open_tree(directory) as tree:
-        attributes = _MountAttr(attr_set=_RDONLY | _NOSUID | _NODEV)
-        _call(
-            _MOUNT_SETATTR,
-            tree,
-            b"",
-            _AT_EMPTY_PATH,
-            ctypes.byref(attributes),
-            ctypes.sizeof(attributes),
-        )
-        flags = _MOVE_EMPTY_PATH | (_MOVE_BENEATH if below else 0)
-        _call(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(mntpoint), flags)
-    if below:
-        unmount(mntpoint, detach=True)
-
-
-@contextmanager
-def _open_tree(directory: Path) -> Iterator[int]:
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
-    tree = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(directory), flags)
+    how = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_RECURSIVE if flags is None else 0)
+    tree = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), how)
     try:
+        if flags is not None:
+            # Private: what is mounted in the copy must not be mounted in what it is a copy of.
+            attributes = _MountAttr(
+                attr_set=_RDONLY | _NOSUID | _NODEV | flags, propagation=_MS_PRIVATE
+            )
+            reference, size = ctypes.byref(attributes), ctypes.sizeof(attributes)
+            _call(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, reference, size)
         yield tree
     finally:
         os.close(tree)
+
+
+def flags_of(options: frozenset[str]) -> int:
+    """What ``clone`` is to set for a mount to have the options of another, as in ``mountinfo``."""
+    return sum(flag for name, flag in _FLAGS.items() if name in options)
+
+
+def mount_of(tree: int) -> int:
+    """Id of the mount that ``clone`` made."""
+    return _statx(tree, b"", _AT_EMPTY_PATH).mount
+
+
+def attach(tree: int, path: str | Path, *, below: bool = False, at: int = _AT_FDCWD) -> None:
+    """Mount what ``clone`` made.
+
+    Args:
+        tree: its descriptor.
+        path: where.
+        below: whether beneath what is mounted there. Needs Linux 6.5.
+        at: descriptor of the directory from which ``path`` goes.
+    """
+    flags = _MOVE_EMPTY_PATH | (_MOVE_BENEATH if below else 0)
+    _call(_MOVE_MOUNT, tree, b"", at, os.fsencode(path), flags)
+
+
+def enter(namespace: int, root: int) -> None:
+    """Move this thread, which is to end thereafter, into another mount namespace.
+
+    Args:
+        namespace: descriptor of ``/proc/PID/ns/mnt``.
+        root: of ``/proc/PID/root``.
+    """
+    _check(_libc.unshare(_CLONE_FS), "")
+    _check(_libc.setns(namespace, _CLONE_NEWNS), "")
+    os.fchdir(root)
+    os.chroot(".")
 
 
 def _mount(source: bytes, path: str | Path, kind: bytes, flags: int, options: str) -> int:

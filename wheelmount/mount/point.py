@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import select
 import shutil
+import stat
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +21,9 @@ from wheelmount.mount import kernel
 
 FILE_SYSTEM = "fuse.wheelmount"
 """Type of our mounts in ``/proc/self/mountinfo``."""
+
+MOUNTS = "mounts"
+"""Name of the file of ``remember``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +65,25 @@ def place(
     """
     if not mntpoint.startswith("/"):
         raise InputError(f"the mount point {mntpoint} is relative", hint="give an absolute path")
+    mntpoint = os.path.normpath("/" + mntpoint.lstrip("/"))  # of two slashes it keeps both
     shared = Counter(views)
     paths = []
     for name, view in zip(names, views, strict=True):
         path = mntpoint.replace("{host}", name)
         if path == mntpoint and shared[view] > 1:
             path = f"{mntpoint}-{name}"
-        if view == client and (path == source or Path(path) in Path(source).parents):
-            raise InputError(
-                f"a mount at {path} would hide its own source",
-                hint="give another mount point, for example `/mnt/{host}`",
-            )
+        if view == client:
+            _check_apart(same(path), os.path.realpath(source))
         paths.append(path)
     return paths
+
+
+def _check_apart(path: str, source: str) -> None:
+    hint = "give another mount point, for example `/mnt/{host}`"
+    if Path(path) in (Path(source), *Path(source).parents):
+        raise InputError(f"a mount at {path} would hide its own source", hint=hint)
+    if Path(source) in Path(path).parents:
+        raise InputError(f"a mount at {path} would be inside its own source", hint=hint)
 
 
 def prepare(path: str, *, cover: bool) -> bool:
@@ -145,28 +156,63 @@ def available() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A line of ``/proc/self/mountinfo``.
+    """A line of ``mountinfo``; see proc(5).
 
     Attributes:
+        id: of the mount; no other has it as long as this one is anywhere.
+        parent: id of the mount that it is mounted in.
+        device: of its file system, as ``major:minor``.
+        root: what of the file system it shows.
+        path: where it is, for a process of its namespace.
+        options: of the mount.
         kind: type of the file system.
-        device: its device, as ``major:minor``.
     """
 
-    kind: str
+    id: int
+    parent: int
     device: str
+    root: str
+    path: str
+    options: frozenset[str]
+    kind: str
+
+
+def table(process: int | str = "self") -> list[Mounted]:
+    """All mounts that a process sees, those above others after them."""
+    found = []
+    for line in Path(f"/proc/{process}/mountinfo").read_bytes().splitlines():
+        fields, _, rest = line.partition(b" - ")
+        number, parent, device, root, path, options, *_ = fields.split()
+        found.append(
+            Mounted(
+                int(number),
+                int(parent),
+                device.decode(),
+                _unescaped(root),
+                _unescaped(path),
+                frozenset(options.decode().split(",")),
+                rest.split()[0].decode(),
+            )
+        )
+    return found
+
+
+def _unescaped(path: bytes) -> str:
+    """Blanks in a path are written as octal escapes."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), path))
 
 
 def find(path: str) -> Mounted | None:
     """What is mounted topmost at exactly ``path``; it is not touched."""
-    found = None
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        fields, _, rest = line.partition(b" - ")
-        _, _, device, _, point, *_ = fields.split()
-        # Blanks in a path are written as octal escapes: proc(5).
-        point = re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), point)
-        if os.fsdecode(point) == path:
-            found = Mounted(rest.split()[0].decode(), device.decode())
-    return found
+    try:
+        found = kernel.look(path)
+    except OSError:
+        return None
+    return _by_id(found.mount) if found.top else None
+
+
+def _by_id(number: int) -> Mounted | None:
+    return next((each for each in table() if each.id == number), None)
 
 
 def mounted(path: str) -> str | None:
@@ -175,16 +221,63 @@ def mounted(path: str) -> str | None:
     return None if found is None else found.kind
 
 
-def shows(path: str, store: Path) -> bool:
-    """Whether a generation of a store is mounted at ``path``; a FUSE mount there is not touched."""
-    if mounted(path) in (None, FILE_SYSTEM):
-        return False
+def resolve(path: str) -> str:
+    """A path as the kernel's own lists of mounts have it.
+
+    Args:
+        path: absolute; its last component need not exist and is not touched.
+
+    Raises:
+        InputError: its last component is a symlink.
+    """
+    parent, name = os.path.split(os.path.normpath(path))
+    found = str(Path(os.path.realpath(parent), name))
     try:
-        found = Path(path).stat()
-        roots = [each.stat() for each in store.iterdir() if each.name.isdigit()]
+        link = stat.S_ISLNK(kernel.look(found).mode)
+    except OSError:  # it is to be made
+        link = False
+    if link:
+        raise InputError(
+            f"the mount point {path} is a symbolic link",
+            hint=f"give the directory itself: {os.path.realpath(found)}",
+        )
+    return found
+
+
+def same(path: str) -> str:
+    """``resolve`` for a path that is only compared with others."""
+    try:
+        return resolve(path)
+    except InputError:
+        return path
+
+
+def remember(directory: Path, *mounts: tuple[int, str]) -> None:
+    """Write down which mount is that of a serving process.
+
+    Args:
+        directory: of the mount.
+        mounts: id and device of the mount, and of the one that is about to take its place.
+    """
+    note = directory / MOUNTS
+    note.with_suffix(".new").write_text(json.dumps(mounts))
+    note.with_suffix(".new").replace(note)
+
+
+def standing(directory: Path) -> Mounted | None:
+    """The mount of a serving process as it stands, wherever it was moved; None if it is gone.
+
+    What else is mounted above it does not matter.
+
+    Args:
+        directory: of the mount.
+    """
+    try:
+        known = json.loads((directory / MOUNTS).read_text())
     except OSError:
-        return False
-    return (found.st_dev, found.st_ino) in {(root.st_dev, root.st_ino) for root in roots}
+        return None
+    found = [each for each in table() if [each.id, each.device] in known]
+    return found[-1] if found else None
 
 
 def await_change() -> None:
@@ -232,6 +325,23 @@ def unmount(path: str, *, force: bool) -> None:
     raise MountError(f"cannot unmount {path}: {os.strerror(code)}", hint="try --force")
 
 
+def take_down(mount: Mounted, *, force: bool) -> None:
+    """``unmount`` for one mount, and no other that is above it; harmless if it is gone.
+
+    Raises:
+        MountError: as of ``unmount``, or another mount is above it.
+    """
+    above = find(mount.path)
+    if _by_id(mount.id) is None:
+        return
+    if above is None or above.id != mount.id:
+        raise MountError(
+            f"another mount is above that at {mount.path}",
+            hint=f"unmount that one first: umount {mount.path}",
+        )
+    unmount(mount.path, force=force)
+
+
 def holders(path: str) -> list[str]:
     """Processes that use files below ``path``, as ``name (pid)``; only those we may look into."""
     found = []
@@ -245,11 +355,6 @@ def holders(path: str) -> list[str]:
             if any(_below(link, path) for link in links) or os.fsencode(path) + b"/" in mapped:
                 found.append(f"{(process / 'comm').read_text().strip()} ({process.name})")
     return found
-
-
-def inhabited(path: str) -> bool:
-    """Whether a process that we may look into has its working directory at or below ``path``."""
-    return any(_below(process / "cwd", path) for process in Path("/proc").glob("[0-9]*"))
 
 
 def _below(link: Path, path: str) -> bool:

@@ -398,7 +398,7 @@ class RemoteMount:
         if self._layout is None:
             raise MountError("the mount is not open", hint="call open() first")
         self._settle()
-        changed = self._follow(self._layout)
+        changed = self._follow(self._current(self._layout))
         lost, self._parted = self._parted, {}
         if lost:
             raise HostError(
@@ -419,6 +419,15 @@ class RemoteMount:
             self._behind = engine.errors(answers).keys()
             failed |= engine.errors(answers)
         self._pass_over(failed)
+
+    def _current(self, layout: Layout) -> Layout:
+        """What hosts show: ``layout``, unless another client has refreshed the mount."""
+        answers = self._agents.call(lambda agent: agent.is_current.call_one())
+        if any(answer is False for answer in answers.values()):
+            standing = adoption.find(self._agents, self._settings.start_timeout)
+            self._layout, self._lost = standing.layout, standing.lost
+            return standing.layout
+        return layout
 
     def _pass_over(self, failed: dict[str, WheelmountError]) -> None:
         """Go on without those of the hosts that failed which are lost.

@@ -14,13 +14,14 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from pathlib import Path
 
 import pyfuse3
 import trio
 
 from wheelmount.errors import MountError, UnavailableError
-from wheelmount.mount import control, point, traffic, verify
+from wheelmount.mount import control, point, traffic, users, verify, views
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import Adapter
 from wheelmount.mount.attach import attach, set_read_ahead
@@ -29,7 +30,7 @@ from wheelmount.mount.fuse import FuseOperations
 from wheelmount.mount.fusesession import Session
 from wheelmount.mount.generations import Generations
 from wheelmount.mount.supervisor import supervise
-from wheelmount.mount.task import TASK, Task
+from wheelmount.mount.task import PROCESS, TASK, Task
 
 log = logging.getLogger("wheelmount")
 
@@ -61,7 +62,7 @@ class Server:
     def __init__(self, directory: Path, task: Task, *, resumed: bool = False) -> None:
         self.directory = directory
         self.task = task
-        self.generations = Generations(task)
+        self.generations = Generations(directory, task)
         self.vfs = self.generations.vfs
         self.started = (directory / TASK).stat().st_mtime
         self._resumed = resumed
@@ -141,8 +142,7 @@ class Server:
         with trio.move_on_after(timeout):
             await self._fed.wait()
         if not self._fed.is_set():
-            log.info("whoever made this mount is gone: unmounting")
-            await self._unmount(force=True)
+            await self._end("whoever made this mount is gone")
 
     async def _bound(self) -> None:
         """Wait for the end of a mount that the kernel shows alone."""
@@ -153,15 +153,14 @@ class Server:
 
     async def _watch(self) -> None:
         """Notice that somebody else took the mount down."""
-        while point.shows(self.task.mntpoint, Path(self.task.store)):
+        while point.standing(self.directory) is not None:
             await trio.to_thread.run_sync(point.await_change, abandon_on_cancel=True)
         self._unmounted.set()
 
     async def _signals(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
             async for number in received:
-                log.info("unmounting on signal %d", number)
-                await self._unmount(force=True)
+                await self._end(f"signal {number}")
 
     async def _connection(self, stream: trio.SocketStream) -> None:
         try:
@@ -190,7 +189,8 @@ class Server:
     def status(self) -> control.Message:
         """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch.
 
-        ``delivery`` is that of the newest generation; see ``Traffic.summary``.
+        ``delivery`` is that of the newest generation; see ``Traffic.summary``; ``kept`` is what
+        users hold of earlier ones, see ``Kept``.
         """
         store = self.generations.shown
         return {
@@ -207,6 +207,7 @@ class Server:
             "size": store.summary.size,
             "held": store.held(),
             "memory": _memory(),
+            "kept": asdict(self.generations.kept()),
             "delivery": traffic.read(self.directory),
             "verified": verify.last(self.directory),
             "waiting": len(self._waiting),
@@ -242,8 +243,7 @@ class Server:
             for block in list(self._waiting):
                 self._wake(block)
         if not keep:
-            log.info("who made this mount is gone: unmounting")
-            await self._unmount(force=True)
+            await self._end("who made this mount is gone")
 
     def _keep(self, keep: bool) -> None:
         note = self.directory / KEPT
@@ -270,14 +270,52 @@ class Server:
             answer = {"ok": True}
         await self._send(stream, answer)
 
+    async def _await_viewers(self, mount: point.Mounted) -> None:
+        """Wait a moment for views that a server or files on a disk would be taken from.
+
+        The last of a container go some time after it. A store in memory needs none of this: the
+        kernel keeps it as long as there are views.
+
+        Raises:
+            MountError: they stay.
+        """
+        for pause in (0.1, 0.4, 1.5, 0):
+            found = await trio.to_thread.run_sync(users.viewers, mount)
+            if not found:
+                return
+            await trio.sleep(pause)
+        raise MountError(f"{mount.path} is busy: shown by {', '.join(found)}")
+
+    async def _end(self, reason: str) -> None:
+        """Unmount, as soon as nothing else is mounted above."""
+        log.info("unmounting: %s", reason)
+        while True:
+            try:
+                await self._unmount(force=True)
+            except MountError as error:
+                log.warning("%s", error.message)
+                await trio.to_thread.run_sync(point.await_change, abandon_on_cancel=True)
+            else:
+                return
+
     async def _unmount(self, *, force: bool) -> None:
         bound, mntpoint = self.generations.bound, self.task.mntpoint
+        if bound and not force:
+            with trio.move_on_after(GRACE):  # the kernel ends it some time after its last user
+                while self.generations.served:
+                    await trio.sleep(0.05)
         if bound and self.generations.served and not force:
             raise MountError(
                 f"{mntpoint} is busy: files that were opened before all bytes were there are in use"
             )
-        # On a thread: the kernel may ask us something while it unmounts.
-        await trio.to_thread.run_sync(lambda: point.unmount(mntpoint, force=force))
+        mount = point.standing(self.directory)
+        if mount is not None:
+            if not force and not (bound and bound.owned):
+                await self._await_viewers(mount)
+            # On a thread: the kernel may ask us something while it unmounts.
+            await trio.to_thread.run_sync(lambda: point.take_down(mount, force=force))
+            if mount.kind == point.FILE_SYSTEM:
+                await trio.to_thread.run_sync(views.withdraw, mount)
         self._unmounted.set()
         if force and self.generations.served:
             await trio.sleep(GRACE)
@@ -326,6 +364,7 @@ def main() -> None:
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
     )
+    (directory / PROCESS).write_text(f"{os.getpid()}")
     task = Task.read(directory)
     log.info("serving %s at %s", task.source, task.mntpoint)
     good = False
@@ -340,10 +379,13 @@ def main() -> None:
         if not good:
             shutil.copy(directory / "log", f"{directory}.log")  # the rest goes, the reason stays
             with contextlib.suppress(MountError):
-                point.unmount(task.mntpoint, force=True)
+                if (mount := point.standing(directory)) is not None:
+                    point.take_down(mount, force=True)
         if task.made:
             with contextlib.suppress(OSError):
                 Path(task.mntpoint).rmdir()
+        if (mount := point.find(task.store)) is not None:
+            views.withdraw(mount)  # else the memory stays as long as that namespace
         stores.remove(Path(task.store))
         shutil.rmtree(directory, ignore_errors=True)
     sys.exit(0 if good else 1)
@@ -351,6 +393,12 @@ def main() -> None:
 
 def _owner() -> tuple[int, int]:
     return os.getuid(), os.getgid()
+
+
+def _remember(directory: Path, task: Task) -> None:
+    mount = point.find(task.mntpoint)
+    if mount is not None:
+        point.remember(directory, (mount.id, mount.device))
 
 
 def _by_pyfuse3(directory: Path, task: Task, ready: int) -> bool:
@@ -364,12 +412,14 @@ def _by_pyfuse3(directory: Path, task: Task, ready: int) -> bool:
         pyfuse3.init(adapter, task.mntpoint, options)
     except RuntimeError as error:
         raise UnavailableError(str(error)) from None
+    _remember(directory, task)
     trio.run(server.serve, adapter, ready)
     return True
 
 
 def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
     fd = attach(task.mntpoint)
+    _remember(directory, task)
     with contextlib.suppress(OSError):  # for root only
         set_read_ahead(task.mntpoint, READ_AHEAD)
     note = directory / "session"

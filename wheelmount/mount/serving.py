@@ -22,7 +22,7 @@ from wheelmount.config import Settings, private_directory
 from wheelmount.errors import MountError, UnavailableError
 from wheelmount.mount import control, point
 from wheelmount.mount import store as stores
-from wheelmount.mount.task import Task
+from wheelmount.mount.task import PROCESS, Task
 
 SHOW_TIMEOUT = 60.0
 """Seconds a serving process may take to change over to another generation."""
@@ -52,13 +52,14 @@ def find(settings: Settings, *targets: str) -> list[Path]:
         MountError: nothing is mounted there.
     """
     found = []
+    wanted = {*targets, *(point.same(each) for each in targets if each.startswith("/"))}
     for path in sorted(directory(settings).iterdir()):
         try:
             task = Task.read(path)
         except (OSError, ValueError):  # being made, or going
             continue
         names = {task.mntpoint, task.source, identity(path)}
-        if not targets or names.intersection(targets):
+        if not targets or names.intersection(wanted):
             found.append(path)
     if targets and not found:
         raise MountError(
@@ -194,31 +195,60 @@ def stop(directory: Path, *, force: bool) -> None:
         task = Task.read(directory)
     except FileNotFoundError:
         return
-    pid = None
-    try:
-        pid = status(directory)["pid"]
-        answer = control.ask(directory, {"op": "stop", "force": force}, STOP_TIMEOUT)
-    except MountError:
-        # It ended before it could answer, or it is dead; then what it left is cleared away below.
-        answer = {"ok": True}
-    if not answer["ok"]:
-        users = point.holders(task.mntpoint)
-        raise MountError(
-            answer["message"] + (f": in use by {', '.join(users)}" if users else ""),
-            hint="end them, or detach the mount with --force",
-        )
-    deadline = time.monotonic() + STOP_TIMEOUT
-    while pid is not None and _alive(pid, directory):
-        if time.monotonic() > deadline:
-            os.killpg(pid, signal.SIGKILL)
-            break
-        time.sleep(0.01)
+    pid = _process(directory)
+    if pid is not None:
+        _ask_to_stop(directory, task, pid, force=force)
     if directory.exists():  # it did not end well
-        if point.mounted(task.mntpoint) == point.FILE_SYSTEM or point.shows(
-            task.mntpoint, Path(task.store)
-        ):
-            point.unmount(task.mntpoint, force=True)
+        if (mount := point.standing(directory)) is not None:
+            try:
+                point.take_down(mount, force=force)
+            except MountError as error:
+                raise _in_use(error.message, task) from None
         discard(directory, Path(task.store), task.mntpoint if task.made else None)
+
+
+def _ask_to_stop(directory: Path, task: Task, pid: int, *, force: bool) -> None:
+    deadline = time.monotonic() + STOP_TIMEOUT
+    answer: control.Message | None = None
+    while answer is None and _alive(pid, directory):
+        try:
+            answer = control.ask(directory, {"op": "stop", "force": force}, STOP_TIMEOUT)
+        except MountError:
+            if time.monotonic() < deadline:  # it ends, or another takes its place
+                time.sleep(0.05)
+            elif force:
+                break
+            else:
+                raise MountError(
+                    f"the serving process ({pid}) of {task.mntpoint} does not answer",
+                    hint="let it go on if it was stopped, or end it and its mount with --force",
+                ) from None
+    if answer is not None and not answer["ok"]:
+        raise _in_use(answer["message"], task)
+    deadline = time.monotonic() + (STOP_TIMEOUT if answer is not None else 0)
+    while _alive(pid, directory):
+        if time.monotonic() > deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            deadline += STOP_TIMEOUT
+        time.sleep(0.01)
+
+
+def _in_use(message: str, task: Task) -> MountError:
+    users = point.holders(task.mntpoint)
+    return MountError(
+        message + (f": in use by {', '.join(users)}" if users else ""),
+        hint="end them, or detach the mount with --force",
+    )
+
+
+def _process(directory: Path) -> int | None:
+    """Id of a serving process, which leads its group; None if it has ended."""
+    try:
+        pid = int((directory / PROCESS).read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if _alive(pid, directory) else None
 
 
 def _alive(pid: int, directory: Path) -> bool:

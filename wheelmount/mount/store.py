@@ -18,7 +18,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -368,13 +368,20 @@ class Store:
 
     def _holes(self) -> int:
         """Bytes that readers may yet take: whoever maps a hole and reads it is given a page."""
-        summaries = (json.loads(path.read_text()) for path in self.directory.glob("*.summary"))
-        return sum(Summary(**summary).holes for summary in summaries)
+        holes = 0
+        for path in self.directory.glob("*.summary"):
+            with contextlib.suppress(FileNotFoundError):  # it is deleted at this moment
+                holes += Summary(**json.loads(path.read_text())).holes
+        return holes
 
     def _used(self) -> int:
         """Bytes that all generations take, where the store is a file system of its own."""
         usage = os.statvfs(self.directory)
         return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+
+    def beside(self) -> int:
+        """Bytes that other generations take beside this one; 0 where that is not known."""
+        return max(0, self._used() - self.summary.room) if self.owned else 0
 
     def read(self, number: int, offset: int, size: int) -> bytes:
         """Bytes of a file. Ask ``absent`` first."""
@@ -445,8 +452,11 @@ class Store:
         """Delete one file of this generation; harmless if it is none or gone."""
         self._files.free(number)
 
-    def forget(self) -> None:
+    def forget(self, keep: Collection[str] = ()) -> None:
         """Delete this generation; files that others have too stay theirs.
+
+        Args:
+            keep: directories of it, as paths in it, that stay, empty.
 
         First what is being written is waited for, and nothing is written any more. Where a disk
         keeps a writer for longer than ``LEAVE``, it writes to files without a name.
@@ -454,11 +464,25 @@ class Store:
         with self._access:
             self._forgotten = True
             self._access.wait_for(lambda: not self._writers, LEAVE)
-        _delete(self.directory, self.generation)
+        if keep:
+            _empty(self.root, {self.root / part for part in keep})
+        _delete(self.directory, self.generation, files=not keep)
 
 
-def _delete(directory: Path, generation: int) -> None:
-    shutil.rmtree(directory / str(generation), ignore_errors=True)
+def _empty(directory: Path, keep: set[Path]) -> None:
+    """Delete what is in a directory, but no directory of ``keep`` and none on the way to one."""
+    for path in directory.iterdir():
+        if path in keep or any(path in each.parents for each in keep):
+            _empty(path, keep)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def _delete(directory: Path, generation: int, *, files: bool = True) -> None:
+    if files:
+        shutil.rmtree(directory / str(generation), ignore_errors=True)
     for name in ("tree", "summary", "have", "changed"):
         (directory / f"{generation}.{name}").unlink(missing_ok=True)
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 TASK = "task.json"
 
+PROCESS = "process"
+"""Name of the file with the id of the process that leads those of the mount."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

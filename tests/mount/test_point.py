@@ -1,0 +1,102 @@
+"""Mount points however they are written, and mounts that others cover."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli, mounts_shown
+from tests.mount.conformance import assert_same
+from wheelmount.config import Settings
+from wheelmount.errors import InputError, MountError
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount import kernel, point, serving
+from wheelmount.mount.remote import remotemount
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+
+def test_a_symlink_on_the_way_to_the_mount_point(source: Path, workplace: Path, cli: Cli) -> None:
+    (workplace / "real").mkdir()
+    (workplace / "linked").symlink_to("real")
+    done = cli("mount", source, f"{workplace}/linked/{{host}}", "--hosts", "local:2")
+    assert done.returncode == 0
+    where = [mount["mntpoint"] for mount in mounts_shown(cli)]
+    assert where == [f"{workplace}/real/host0", f"{workplace}/real/host1"]
+    (source / "page").write_text("new\n")
+    assert cli("refresh", source).returncode == 0
+    assert [Path(path, "page").read_text() for path in where] == ["new\n"] * 2
+    for host in ("host0", "host1"):
+        assert cli("umount", f"{workplace}/linked/{host}").returncode == 0
+    assert mounts_shown(cli) == []
+
+
+@pytest.mark.parametrize("ending", ["/", "//", "/."])
+def test_a_trailing_slash(source: Path, workplace: Path, settings: Settings, ending: str) -> None:
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        with remotemount(hosts, source, f"/{workplace}/w{ending}", settings=settings) as mount:
+            mount.wait(30)
+            assert mount.mntpoints == {"host0": f"{workplace}/w"}
+            (source / "page").write_text("new\n")
+            assert mount.refresh()
+            assert (workplace / "w" / "page").read_text() == "new\n"
+        assert point.mounted(str(workplace / "w")) is None
+
+
+def test_a_mount_point_that_is_a_symlink_is_refused(
+    source: Path, workplace: Path, cli: Cli
+) -> None:
+    (workplace / "real").mkdir()
+    (workplace / "linked").symlink_to("real")
+    done = cli("mount", source, f"{workplace}/linked/", "--hosts", "local:1")
+    assert done.returncode == InputError.exit_code
+    assert f"the mount point {workplace}/linked is a symbolic link" in done.stderr
+    assert f"hint: give the directory itself: {workplace}/real" in done.stderr
+    assert mounts_shown(cli) == []
+
+
+def test_a_mount_point_in_its_own_source_is_refused(
+    source: Path, workplace: Path, cli: Cli
+) -> None:
+    (workplace / "linked").symlink_to("source")
+    for path in (source / "inside", workplace / "linked" / "inside", source):
+        done = cli("mount", source, path, "--hosts", "local:1")
+        assert done.returncode == InputError.exit_code
+        assert "its own source" in done.stderr
+    assert not (source / "inside").exists()
+    assert mounts_shown(cli) == []
+
+
+@pytest.mark.parametrize("adapter", ["bind", "devfuse"])
+def test_another_mount_above_is_never_touched(
+    source: Path, workplace: Path, settings: Settings, adapter: str
+) -> None:
+    if not kernel.may_mount():
+        pytest.skip("needs root")
+    settings = replace(settings, adapter=adapter)
+    where = workplace / "w"
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, source, str(where), settings=settings)
+        mount.open()
+        mount.wait(30)
+        (directory,) = serving.find(settings)
+        subprocess.run(["mount", "-t", "tmpfs", "above", where], check=True)
+        above = point.find(str(where))
+        assert [each["adapter"] for each in mount.status().values()] == [adapter]
+        with pytest.raises(MountError, match="another mount is above"):
+            mount.close()
+        with pytest.raises(MountError, match="another mount is above"):
+            serving.stop(directory, force=True)
+        assert point.find(str(where)) == above
+        assert os.listdir(where) == []
+        subprocess.run(["umount", where], check=True)
+        assert_same(source, where)
+        (source / "page").write_text("new\n")
+        assert mount.refresh()
+        assert (where / "page").read_text() == "new\n"
+        mount.close()
+    assert point.find(str(where)) is None

@@ -1,0 +1,311 @@
+"""Whoever is in a tree that a refresh replaces, and all places that show it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mount.test_server import Served
+from wheelmount.config import MEMORY, Settings
+from wheelmount.errors import MountError
+from wheelmount.mount import kernel, point, serving
+from wheelmount.mount.generations import AGAIN
+from wheelmount.mount.ring import Ring
+from wheelmount.mount.scan import scan
+from wheelmount.mount.source import Source
+from wheelmount.mount.succession import Succession
+
+pytestmark = pytest.mark.fuse
+
+
+class Following(Served):
+    """A mount that follows its source by hand, on this machine alone."""
+
+    def __init__(
+        self, source: Path, place: Path, settings: Settings, adapter: str = "bind"
+    ) -> None:
+        super().__init__(source, place, settings, adapter)
+        self.source = source
+        self.arrive_all()
+
+    def arrive_all(self) -> None:
+        for block in self.store.missing():
+            self.arrive(block)
+        self.store.finish()
+
+    def follow(self) -> None:
+        """Show what the source is now."""
+        tree = scan(os.fsencode(self.source), self.layout.tree)
+        block_size = self.layout.block_size
+        succession = Succession(self.layout.tree, tree)
+        layout = succession.settle(succession.doubts, block_size)
+        with self.store.growing():
+            made = self.store.next(layout.encode(self.layout), dress=self.adapter == "bind")
+            self._source = Ring(Source(os.fsencode(self.source), layout), slots=4, lease=5)
+            self.store, self.layout = made, layout
+            self.arrive_all()
+            serving.show(self.directory, made.generation)
+
+    def show(self) -> None:
+        serving.show(self.directory, self.store.generation)
+        assert serving.status(self.directory)["adapter"] == self.adapter
+
+    @property
+    def generations(self) -> int:
+        return len(list(self.store.directory.glob("*.tree")))
+
+
+def until(reached: Callable[[], object], seconds: float = 40) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def tree(workplace: Path) -> Path:
+    """A source of a few files."""
+    for name in ("a", "b", "sub/c"):
+        path = workplace / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    return workplace / "source"
+
+
+@pytest.fixture(params=["memory", "disk"])
+def served(
+    tree: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
+) -> Iterator[Following]:
+    """A mount of ``tree`` whose bytes are all there, through FUSE; ``show`` has it bound."""
+    if not kernel.may_mount():
+        pytest.skip("needs root")
+    if request.param == "memory":
+        settings = replace(settings, store=MEMORY)
+    mount = Following(tree, workplace, settings)
+    mount.feed(keep=True)
+    yield mount
+    mount.end()
+
+
+def _kept(served: Following) -> dict[str, Any]:
+    kept: dict[str, Any] = serving.status(served.directory)["kept"]
+    return kept
+
+
+def _edit(tree: Path, text: str) -> None:
+    for name in ("a", "sub/c"):
+        (tree / name).write_text(text)
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a process that answers each line on its standard input; ended with the test."""
+    processes = []
+
+    def start(*command: str | Path, **options: Any) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, **options)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def _ask(process: subprocess.Popen[str], line: str) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+SHELL = "while read -r line; do eval $line 2>&1 | tr '\\n' ' '; echo; done"
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["bound", "served"])
+def test_all_views_follow_and_memory_is_freed(
+    served: Following, tree: Path, workplace: Path, started: Any, early: bool
+) -> None:
+    """Views of the mount as the kernel shows it alone, and of the server that came before."""
+    if not early:
+        served.show()
+    mount, view, part = served.mount, workplace / "view", workplace / "part"
+    for path, shown in ((view, mount), (part, mount / "sub")):
+        path.mkdir()
+        subprocess.run(["mount", "--bind", shown, path], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro,noexec", view], check=True)
+    private = started("unshare", "-m", "--propagation", "private", "sh", "-c", SHELL)
+    slave = started("unshare", "-m", "--propagation", "slave", "sh", "-c", SHELL)
+    user = started("unshare", "-Urm", "sh", "-c", SHELL)
+    look = f"cat {mount}/a {view}/a {part}/c"
+    for process in (private, slave, user):
+        assert _ask(process, look) == "111"
+    if early:
+        served.show()
+    for text in ("22", "333"):
+        _edit(tree, text)
+        served.follow()
+        assert (view / "a").read_text() == (part / "c").read_text() == text
+        for process in (private, slave, user):
+            assert _ask(process, look) == text * 3
+    assert _ask(slave, f"grep -c ' {mount} ' /proc/self/mountinfo") == "1"
+    options = next(each.options for each in point.table() if each.path == str(view))
+    assert {"ro", "nosuid", "nodev", "noexec"} <= options
+    if early:  # the server goes on for that: its mount may only be covered there, not taken away
+        user.kill()
+        user.wait()
+    until(lambda: served.generations == 1)
+    assert _kept(served) == {"generations": 0, "bytes": 0, "users": []}
+    for path in (view, part):
+        subprocess.run(["umount", path], check=True)
+
+
+def test_a_view_of_what_is_gone_keeps_it(served: Following, tree: Path, workplace: Path) -> None:
+    served.show()
+    (workplace / "view").mkdir()
+    subprocess.run(["mount", "--bind", served.mount / "sub", workplace / "view"], check=True)
+    shutil.rmtree(tree / "sub")
+    (tree / "sub").symlink_to("/etc")
+    served.follow()
+    until(lambda: f"the mount at {workplace}/view" in _kept(served)["users"])
+    time.sleep(2 * AGAIN)
+    assert (workplace / "view" / "c").read_text() == "1"
+    subprocess.run(["umount", workplace / "view"], check=True)
+
+
+def test_a_mount_in_the_mount_stays(served: Following, tree: Path) -> None:
+    served.show()
+    inside = served.mount / "sub"
+    subprocess.run(["mount", "-t", "tmpfs", "inside", inside], check=True)
+    (inside / "file").touch()
+    for text in ("22", "333"):
+        _edit(tree, text)
+        served.follow()
+        assert (served.mount / "a").read_text() == text
+        assert os.listdir(inside) == ["file"]
+    subprocess.run(["umount", inside], check=True)
+    assert (inside / "c").read_text() == "333"
+    subprocess.run(["mount", "-t", "tmpfs", "inside", inside], check=True)
+    shutil.rmtree(tree / "sub")
+    served.follow()
+    assert sorted(os.listdir(served.mount)) == ["a", "b"]
+    until(lambda: served.generations == 1)
+
+
+WALKER = """
+import os, sys
+names = os.listdir(".") if sys.argv[1] == "cwd" else None
+top = os.open("." if names else sys.argv[1], os.O_RDONLY)
+if names: os.close(top)
+else: os.chdir("/")
+for line in sys.stdin:
+    at = {} if names else {"dir_fd": top}
+    file = os.open("sub/c", os.O_RDONLY, **at)
+    print(os.read(file, 10).decode(), flush=True)
+    os.close(file)
+"""
+
+
+@pytest.mark.parametrize("served", ["memory"], indirect=True)
+@pytest.mark.parametrize("how", ["cwd", "descriptor"])
+def test_who_is_in_a_tree_goes_on_with_all_of_it(
+    served: Following, tree: Path, started: Any, how: str
+) -> None:
+    served.show()
+    place = "cwd" if how == "cwd" else str(served.mount)
+    walker = started(sys.executable, "-S", "-c", WALKER, place, cwd=served.mount)
+    assert _ask(walker, "") == "1"
+    (tree / "large").write_bytes(b"x" * (4 << 20))
+    shutil.rmtree(tree / "sub")
+    served.follow()
+    (tree / "large").unlink()
+    served.follow()
+    until(lambda: served.generations == 2)
+    (user,) = _kept(served)["users"]
+    assert f"({walker.pid})" in user
+    time.sleep(2 * AGAIN)
+    assert _ask(walker, "") == "1"
+    walker.kill()
+    walker.wait()
+    until(lambda: served.generations == 1)
+
+
+@pytest.mark.parametrize("served", ["memory"], indirect=True)
+def test_many_refreshes_leave_nothing(served: Following, tree: Path) -> None:
+    served.show()
+    for number in range(100):
+        _edit(tree, f"{number}")
+        served.follow()
+    until(lambda: served.generations == 1)
+    assert (served.mount / "a").read_text() == "99"
+    if served.store.owned:
+        usage = os.statvfs(served.store.directory)
+        assert (usage.f_blocks - usage.f_bfree) * usage.f_frsize < 256 << 10
+    assert len([each for each in point.table() if each.path == str(served.mount)]) == 1
+
+
+@pytest.mark.parametrize("served", ["memory"], indirect=True)
+def test_an_unmounted_store_stays_in_no_namespace(
+    served: Following, workplace: Path, started: Any
+) -> None:
+    served.show()
+    other = started("unshare", "-m", "sh", "-c", SHELL)
+    count = f"grep -c {served.store.directory} /proc/self/mountinfo"
+    assert _ask(other, count) == "1"
+    serving.stop(served.directory, force=False)
+    assert _ask(other, count) == "0"
+
+
+@pytest.mark.parametrize("adapter", ["devfuse", "pyfuse3"])
+def test_a_view_of_a_server_keeps_it(
+    tree: Path, workplace: Path, settings: Settings, adapter: str
+) -> None:
+    if not kernel.may_mount():
+        pytest.skip("needs root")
+    served = Following(tree, workplace, settings, adapter)
+    try:
+        (workplace / "view").mkdir()
+        subprocess.run(["mount", "--bind", served.mount, workplace / "view"], check=True)
+        with pytest.raises(MountError, match=f"busy: shown by the mount at {workplace}/view"):
+            serving.stop(served.directory, force=False)
+        _edit(tree, "22")
+        served.follow()
+        assert (workplace / "view" / "a").read_text() == "22"
+        subprocess.run(["umount", workplace / "view"], check=True)
+        serving.stop(served.directory, force=False)
+        assert not served.directory.exists()
+    finally:
+        served.end()
+
+
+@pytest.mark.containers
+@pytest.mark.parametrize("served", ["memory"], indirect=True)
+@pytest.mark.parametrize("privileges", [["--no-privs"], ["--userns"], ["--fakeroot"]])
+def test_containers_follow(
+    served: Following, tree: Path, sif: Path, started: Any, privileges: list[str]
+) -> None:
+    options = ["--containall", *privileges, "--bind", f"{served.mount}:/packages:ro"]
+    inside = started("apptainer", "-s", "exec", *options, sif, "sh", "-c", SHELL)
+    assert _ask(inside, "cat /packages/a") == "1"
+    served.show()
+    assert _ask(inside, "cat /packages/a") == "1"
+    (tree / "new").write_text("new")
+    for text in ("22", "333"):
+        _edit(tree, text)
+        served.follow()
+        assert _ask(inside, "cat /packages/a /packages/new /packages/sub/c") == f"{text}new{text}"
+    assert "Read-only" in _ask(inside, "touch /packages/x")
+    inside.communicate()
+    until(lambda: served.generations == 1)
