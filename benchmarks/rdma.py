@@ -59,7 +59,7 @@ class Giver(Actor):  # type: ignore[misc]
         self._outlet = Outlet(self, TIMEOUT)
 
     @contextmanager
-    def lend(self, block: int, _packed: bool) -> Iterator[tuple[Staged, memoryview]]:
+    def lend(self, block: int, _packed: bool, _urgent: bool) -> Iterator[tuple[Staged, memoryview]]:
         """A piece, as a block; see ``Lender``."""
         piece = self._pieces[block]
         yield Staged(0, len(piece), len(piece), b"", ()), piece
@@ -126,7 +126,7 @@ class Taker(Actor):  # type: ignore[misc]
 
         async def work() -> None:
             for number, piece in queue:
-                await self._inlet.read(ticket, number, False, piece, lambda _staged: None)
+                await self._inlet.read(ticket, number, False, False, piece, lambda _staged: None)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 

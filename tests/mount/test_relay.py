@@ -37,7 +37,7 @@ def store(source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def _relay(store: Store, below: tuple[int, ...]) -> Relay:
-    async def ensure(_block: int) -> WheelmountError | None:
+    async def ensure(_block: int, _urgent: bool) -> WheelmountError | None:
         return None
 
     async def confirm(block: int) -> Said:

@@ -47,7 +47,7 @@ def _reached(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> Address | N
 
 
 def _head(length: int, size: int) -> bytes:
-    head: bytes = msgpack.packb((0, length, size, b"digest", ()))
+    head: bytes = msgpack.packb((0.0, 0, length, size, b"digest", ()))
     return REPLY.pack(GIVEN, len(head)) + head
 
 
@@ -58,7 +58,8 @@ class Lending:
         self.blocks = [os.urandom(SIZE), os.urandom(1000)]
 
     @contextlib.contextmanager
-    def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
+    def lend(self, block: int, packed: bool, urgent: bool) -> Iterator[tuple[Staged, memoryview]]:
+        assert not urgent
         if block >= len(self.blocks):
             raise StoreError(f"there is no block {block}", hint="ask for another")
         data = self.blocks[block]
@@ -102,8 +103,8 @@ async def _read(inlet: Inlet, ticket: Ticket, block: int = 0, packed: bool = Fal
         assert staged.length == staged.size
         return bytes(memory[: staged.size])
 
-    found, took = await inlet.read(ticket, block, packed, memory, then)
-    assert took >= 0
+    found, pace = await inlet.read(ticket, block, packed, False, memory, then)
+    assert min(pace) >= 0
     return found
 
 
@@ -155,7 +156,7 @@ def test_a_process_without_a_certificate_of_ours_gets_nothing(
         ticket = outlet.ticket
         assert isinstance(ticket.where, Address)
         with socket.create_connection((ticket.where.host, ticket.where.port), 10) as stranger:
-            stranger.sendall(REQUEST.pack(ticket.secret, 0, False))
+            stranger.sendall(REQUEST.pack(ticket.secret, 0, False, False))
             with contextlib.suppress(ConnectionResetError):
                 answer = stranger.recv(100)
                 assert answer[:1] in (b"", b"\x15"), "nothing but the alert of TLS, if that"
@@ -179,7 +180,7 @@ def test_another_user_of_the_machine_is_hung_up_on(monkeypatch: pytest.MonkeyPat
             "try: caller.sendall({2!r}); print(len(caller.recv(1)))\n"
             "except OSError: print(0)\n"
         )
-        request = REQUEST.pack(ticket.secret, 0, False)
+        request = REQUEST.pack(ticket.secret, 0, False, False)
         for user, expected in ((NOBODY, b"0"), (0, b"1")):
             text = program.format(user, ticket.where, request)
             command = [sys.executable, "-I", "-S", "-c", text]
@@ -249,9 +250,9 @@ class Late(Lending):
     """Takes a while to have a block."""
 
     @contextlib.contextmanager
-    def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
+    def lend(self, block: int, packed: bool, urgent: bool) -> Iterator[tuple[Staged, memoryview]]:
         time.sleep(1.5)
-        with super().lend(block, packed) as lent:
+        with super().lend(block, packed, urgent) as lent:
             yield lent
 
 
@@ -301,7 +302,7 @@ def test_who_takes_a_block_slowly_gets_all_of_it(address: Address | None) -> Non
         with contextlib.ExitStack() as stack:
             connection = stack.enter_context(stream.connect(outlet.ticket.where))
             connection.settimeout(10)
-            connection.sendall(REQUEST.pack(outlet.ticket.secret, 0, False))
+            connection.sendall(REQUEST.pack(outlet.ticket.secret, 0, False, False))
             reply = bytearray(REPLY.size)
             assert stream.receive(connection, memoryview(reply))
             kind, size = REPLY.unpack(reply)

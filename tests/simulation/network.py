@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 from wheelmount.errors import TransferError
+from wheelmount.mount.inlet import Pace
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.stream import PATIENCE, PULSE
 from wheelmount.mount.traffic import TCP
@@ -23,7 +24,7 @@ CHUNK = 1024
 class Giver(Protocol):
     """What a node gives: a relay, or the client's ring."""
 
-    async def digest(self, block: int) -> Said: ...
+    async def digest(self, block: int, *, urgent: bool = False) -> Said: ...
 
     def lend(
         self, block: int, packed: bool
@@ -96,21 +97,25 @@ class Line:
         host: str,
         block: int,
         packed: bool,
+        urgent: bool,
         memory: memoryview,
         then: Callable[[Staged], Result],
-    ) -> tuple[Result, float, str]:
+    ) -> tuple[Result, Pace, str]:
         """See ``Wire``."""
         other = self._network.nodes[host]
-        staged, took = await self._unless_closed(self._read(other, block, packed, memory))
-        return then(staged), took, TCP
+        reading = self._read(other, block, packed, urgent, memory)
+        staged, pace = await self._unless_closed(reading)
+        return then(staged), pace, TCP
 
     async def _read(
-        self, other: Node, block: int, packed: bool, memory: memoryview
-    ) -> tuple[Staged, float]:
+        self, other: Node, block: int, packed: bool, urgent: bool, memory: memoryview
+    ) -> tuple[Staged, Pace]:
         network, clock = self._network, asyncio.get_running_loop().time
         await self._travel(other)
         giver = self._giver(other)
-        await self._hear(other, giver.digest(block))
+        asked = clock()
+        await self._hear(other, giver.digest(block, urgent=urgent))
+        waited = clock() - asked
         await self._travel(other)
         with giver.lend(block, packed) as (staged, view):
             data = bytes(view)
@@ -128,7 +133,7 @@ class Line:
         if network.random.random() < network.corruption:
             network.flips += 1
             memory[network.random.randrange(staged.size)] ^= 1 << network.random.randrange(8)
-        return staged, clock() - began
+        return staged, Pace(waited, clock() - began)
 
     async def report(self, host: str, length: int) -> None:
         """See ``Wire``."""

@@ -114,7 +114,8 @@ class Client:
         view[:] = self._bytes.blocks[block]
         return self._bytes.digests[block], ()
 
-    async def digest(self, block: int) -> Said:
+    async def digest(self, block: int, *, urgent: bool = False) -> Said:
+        del urgent  # all are, to the client
         await self.going.wait()
         return self._bytes.digests[block], ()
 

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgpack
 
@@ -29,7 +29,20 @@ be as many in a block as it has bytes."""
 
 Result = TypeVar("Result")
 
-_Arrived = tuple[Staged, float]
+
+class Pace(NamedTuple):
+    """How a block came, in seconds.
+
+    Attributes:
+        waited: of the other end, for the block itself.
+        took: from its first bytes to the last.
+    """
+
+    waited: float
+    took: float
+
+
+_Arrived = tuple[Staged, Pace]
 
 
 class Inlet:
@@ -53,21 +66,23 @@ class Inlet:
         ticket: Ticket,
         block: int,
         packed: bool,
+        urgent: bool,
         memory: memoryview,
         then: Callable[[Staged], Result],
-    ) -> tuple[Result, float]:
+    ) -> tuple[Result, Pace]:
         """Get a block, and go on with it on the same thread.
 
         Args:
             ticket: of an outlet.
             block: which.
             packed: whether to have it compressed, if it is worth it.
+            urgent: whether a reader waits for it.
             memory: to have it in, of the size of a block. If this fails, some may be changed, now
                 or a little later.
             then: called with what it is once all is there.
 
         Returns:
-            What ``then`` returned, and seconds from the first bytes of the block to the last.
+            What ``then`` returned, and how the block came.
 
         Raises:
             UnreachableError: nobody could be connected to, the first time already.
@@ -76,7 +91,7 @@ class Inlet:
         """
         if self._closed:
             raise TransferError("nothing is fetched any more")
-        reading = _Reading(ticket, block, packed, memory)
+        reading = _Reading(ticket, block, packed, urgent, memory)
         self._readings.add(reading)
         work = self._threads.submit(self._read, reading, then)
         try:
@@ -87,10 +102,10 @@ class Inlet:
         finally:
             self._readings.discard(reading)
 
-    def _read(self, reading: _Reading, then: Callable[[Staged], Result]) -> tuple[Result, float]:
+    def _read(self, reading: _Reading, then: Callable[[Staged], Result]) -> tuple[Result, Pace]:
         where = reading.ticket.where
         try:
-            (staged, seconds), connection = self._through(reading)
+            (staged, pace), connection = self._through(reading)
         except TimeoutError as error:
             raise TimeoutError(f"{stream.name(where)}: {error}") from None
         except OSError as error:
@@ -98,7 +113,7 @@ class Inlet:
         self._idle[where].append(connection)
         if self._resting:
             self.rest()
-        return then(staged), seconds
+        return then(staged), pace
 
     def _through(self, reading: _Reading) -> tuple[_Arrived, socket.socket]:
         where = reading.ticket.where
@@ -143,9 +158,11 @@ class Inlet:
 class _Reading:
     """A block on its way, which may be given up at any moment."""
 
-    def __init__(self, ticket: Ticket, block: int, packed: bool, memory: memoryview) -> None:
+    def __init__(
+        self, ticket: Ticket, block: int, packed: bool, urgent: bool, memory: memoryview
+    ) -> None:
         self.ticket = ticket
-        self._request = REQUEST.pack(ticket.secret, block, packed)
+        self._request = REQUEST.pack(ticket.secret, block, packed, urgent)
         self._memory = memory
         self._turn = threading.Lock()
         self._connection: socket.socket | None = None
@@ -159,7 +176,7 @@ class _Reading:
                 stream.hang_up(self._connection)
 
     def through(self, connection: socket.socket, timeout: float) -> _Arrived:
-        """Read it; also gives seconds from its first bytes to the last.
+        """Read it.
 
         Raises:
             ConnectionError: the other end hung up.
@@ -198,13 +215,16 @@ class _Reading:
             if kind != GIVEN:
                 message, hint = said
                 raise TransferError(message, hint=hint)
-            staged = Staged(*said)
+            waited, *fields = said
+            staged = Staged(*fields)
+            if not 0 <= waited < float("inf"):
+                raise ValueError("it waited for no time")
             if not 0 <= staged.size <= staged.length <= len(self._memory):
                 raise ValueError("it does not fit")
         except (ValueError, TypeError) as error:  # of msgpack, too
             raise TransferError(f"what came is no block: {error}") from None
         _fill(connection, self._memory[: staged.size])
-        return staged, time.monotonic() - began
+        return staged, Pace(waited, time.monotonic() - began)
 
 
 def _fill(connection: socket.socket, view: memoryview) -> None:

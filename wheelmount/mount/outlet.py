@@ -41,7 +41,7 @@ class Lender(Protocol):
     """Who has blocks; see ``Ring.lend``. Called on many threads."""
 
     def lend(
-        self, block: int, packed: bool
+        self, block: int, packed: bool, urgent: bool
     ) -> AbstractContextManager[tuple[Staged, memoryview]]: ...
 
 
@@ -125,16 +125,19 @@ class Outlet:
     def _answer(self, connection: socket.socket) -> None:
         request = memoryview(bytearray(REQUEST.size))
         while stream.receive(connection, request):
-            secret, block, packed = REQUEST.unpack(request)
+            secret, block, packed, urgent = REQUEST.unpack(request)
             if not hmac.compare_digest(secret, self.ticket.secret):
                 log.warning("security: refused who does not know the secret of a stream")
                 return
             connection.settimeout(self._timeout)
             try:
                 with contextlib.ExitStack() as lent:
+                    asked = time.monotonic()
                     with self._pulses.at(connection):
-                        staged, view = lent.enter_context(self._lender.lend(block, packed))
-                    connection.sendall(_reply(GIVEN, astuple(staged)))
+                        lend = self._lender.lend(block, packed, urgent)
+                        staged, view = lent.enter_context(lend)
+                    waited = time.monotonic() - asked
+                    connection.sendall(_reply(GIVEN, (waited, *astuple(staged))))
                     stream.send(connection, view)
             except OSError:
                 raise

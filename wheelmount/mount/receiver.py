@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 import mmap
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 
 from blake3 import blake3
@@ -90,6 +90,7 @@ class Receiver:
         self._windows = [Window(usual, most) for _ in route.trees]
         self._demand = asyncio.Semaphore(in_flight)
         self._demanded: set[asyncio.Task[None]] = set()
+        self._wanted: Counter[int] = Counter()  # how many wait for a block that is urgent
         self._flying: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, tuple[float, WheelmountError]] = {}
         self._lost: set[str] = set()
@@ -99,7 +100,9 @@ class Receiver:
         self._choices: defaultdict[str, Choice] = defaultdict(lambda: Choice(spare))
         self._compress = compress
         self._buffers: list[memoryview] = []
-        self.relay = Relay(store, self.ensure, self._confirm, self.traffic, timeout, route.below)
+        self.relay = Relay(
+            store, self._ensure_below, self._confirm, self.traffic, timeout, route.below
+        )
         self._unreported = 0
         self._reported = 0.0
         self._reports: set[asyncio.Task[None]] = set()
@@ -117,7 +120,20 @@ class Receiver:
 
     async def _meet(self, block: int) -> None:
         async with self._demand:
-            await self.ensure(block)
+            with self._reading(block):
+                await self.ensure(block, urgent=True)
+
+    @contextlib.contextmanager
+    def _reading(self, block: int) -> Iterator[None]:
+        """While a reader waits for a block, here or on a host below."""
+        self._wanted[block] += 1
+        try:
+            with self._window(block).reading():
+                yield
+        finally:
+            self._wanted[block] -= 1
+            if not self._wanted[block]:
+                del self._wanted[block]
 
     def _failure_of(self, block: int) -> WheelmountError | None:
         """Why a block could not be had a moment ago, if that is so."""
@@ -155,19 +171,20 @@ class Receiver:
         queues: list[deque[int]] = [deque() for _ in self._windows]
         for block in self._store.missing():
             queues[block % len(queues)].append(block)
-        await asyncio.gather(
-            *(
-                self._work(queue, window)
-                for queue, window in zip(queues, self._windows, strict=True)
-                for _ in range(min(len(queue), window.most))
-            )
-        )
+        await asyncio.gather(*map(self._work, queues, self._windows))
 
     async def _work(self, queue: deque[int], window: Window) -> None:
-        while queue and not self._ended:
+        flights = set()
+        while queue:
             await window.room()
-            if queue:
-                await self.ensure(queue.popleft())
+            if self._ended:
+                break
+            block = queue.popleft()
+            if not self._store.has(block) and self._failure_of(block) is None:
+                flights.add(flight := self._fly(block, urgent=True))
+                flight.add_done_callback(flights.discard)
+        if flights:
+            await asyncio.wait(flights)
 
     def close(self) -> None:
         """Fetch nothing more, tell of nothing, and give nothing."""
@@ -205,23 +222,38 @@ class Receiver:
             self._buffers.append(memory)
         return digest, changed
 
-    async def ensure(self, block: int) -> WheelmountError | None:
-        """Have a block in the store; returns why it cannot be had if that is so."""
+    async def ensure(self, block: int, *, urgent: bool = False) -> WheelmountError | None:
+        """Have a block in the store; returns why it cannot be had if that is so.
+
+        Args:
+            block: which.
+            urgent: whether a reader waits for it, here or on a host below.
+        """
         if not self._store.has(block) and self._failure_of(block) is None:
-            await asyncio.wait({self._fly(block)})
+            await asyncio.wait({self._fly(block, urgent=urgent)})
         return None if self._store.has(block) else self._failed[block][1]
 
-    def _fly(self, block: int) -> asyncio.Task[None]:
+    async def _ensure_below(self, block: int, urgent: bool) -> WheelmountError | None:
+        """``ensure`` for hosts below."""
+        with self._reading(block) if urgent else contextlib.nullcontext():
+            return await self.ensure(block, urgent=urgent)
+
+    def _fly(self, block: int, *, urgent: bool) -> asyncio.Task[None]:
         task = self._flying.get(block)
         if task is None:
-            self._window(block).begin()
-            task = self._flying[block] = asyncio.ensure_future(self._get(block))
+            if urgent:
+                self._window(block).begin()
+            task = self._flying[block] = asyncio.ensure_future(self._get(block, begun=urgent))
+        elif urgent:
+            self._window(block).hurry(block)
         return task
 
     def _window(self, block: int) -> Window:
         return self._windows[block % len(self._windows)]
 
-    async def _get(self, block: int) -> None:
+    async def _get(self, block: int, *, begun: bool) -> None:
+        if not begun:
+            await self._window(block).turn(block)
         try:
             await self._from_anybody(block)
         except Exception as error:
@@ -283,9 +315,12 @@ class Receiver:
         began = clock()
         memory = self._buffer()
         keep = functools.partial(self._keep, block, packed, memory)
-        (staged, spare), took, way = await self._wire.read(host, block, packed, memory, keep)
+        urgent = self._wanted[block] > 0
+        (staged, spare), pace, way = await self._wire.read(
+            host, block, packed, urgent, memory, keep
+        )
         ended = clock()
-        self._window(block).note(ended - began - took, took)
+        self._window(block).note(ended - began - pace.waited - pace.took, pace.took)
         if spare is None:
             return False
         # Only now used again: into the memory of a transfer that failed bytes may still come.

@@ -26,7 +26,8 @@ class Relay:
 
     Args:
         store: where they are.
-        ensure: has a block arrive there, or returns why it cannot be had.
+        ensure: has a block arrive there, or returns why it cannot be had; also told whether a
+            reader waits for it.
         confirm: says of a block that arrived before this relay was made what it is.
         traffic: told about what was given.
         timeout: seconds within which whoever waits for a block here must hear something.
@@ -36,7 +37,7 @@ class Relay:
     def __init__(
         self,
         store: Store | Recut,
-        ensure: Callable[[int], Awaitable[WheelmountError | None]],
+        ensure: Callable[[int, bool], Awaitable[WheelmountError | None]],
         confirm: Callable[[int], Awaitable[Said]],
         traffic: Traffic,
         timeout: float,
@@ -80,14 +81,18 @@ class Relay:
             self._outlet = outlet(self, self._timeout)
         return choose(None if self._outlet is None else self._outlet.ticket, device)
 
-    async def digest(self, block: int) -> Said:
+    async def digest(self, block: int, *, urgent: bool = False) -> Said:
         """What a block is, once it is here.
+
+        Args:
+            block: which.
+            urgent: whether a reader waits for it.
 
         Raises:
             TransferError: it cannot be had.
         """
         self._check()
-        if error := await self._ensure(block):
+        if error := await self._ensure(block, urgent):
             raise error
         if block not in self._given:
             self._given[block] = await self._confirm(block)
@@ -111,13 +116,15 @@ class Relay:
         self._traffic.sent = self._ring.sent
 
     @contextmanager
-    def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
+    def lend(
+        self, block: int, packed: bool, urgent: bool = False
+    ) -> Iterator[tuple[Staged, memoryview]]:
         """See ``Lender``; not for the thread on which blocks are ensured."""
         self._check()
         if self._loop is None:
             raise TransferError("nobody was told how to ask for it")
         if block not in self._given or not self._store.has(block):
-            having = asyncio.run_coroutine_threadsafe(self.digest(block), self._loop)
+            having = asyncio.run_coroutine_threadsafe(self.digest(block, urgent=urgent), self._loop)
             try:
                 having.result(PATIENCE * self._timeout)
             except futures.TimeoutError:

@@ -164,8 +164,14 @@ class Ring:
         self._free.append(_Slot(slot.number))
 
     @contextmanager
-    def lend(self, block: int, packed: bool) -> Iterator[tuple[Staged, memoryview]]:
-        """A block and its bytes, staged while they are sent; see ``stage``."""
+    def lend(
+        self, block: int, packed: bool, urgent: bool = False
+    ) -> Iterator[tuple[Staged, memoryview]]:
+        """A block and its bytes, staged while they are sent; see ``stage``.
+
+        All are urgent here.
+        """
+        del urgent
         slot, staged = self._stage((block, packed), PATIENCE * self._lease, lent=True)
         self._count(staged.size)  # now: who has it is not to know sooner
         given = False

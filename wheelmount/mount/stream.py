@@ -25,15 +25,16 @@ from wheelmount.hosts import engine, gate
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.mount.traffic import LOCAL, TCP, TLS
 
-REQUEST = struct.Struct("<16sI?")
-"""What is asked for: secret, block, whether to compress it."""
+REQUEST = struct.Struct("<16sI??")
+"""What is asked for: secret, block, whether to compress it, whether a reader waits for it."""
 
 REPLY = struct.Struct("<BI")
 """What follows (``REFUSED``, ``GIVEN``, ``WAIT``), and bytes of its head (msgpack)."""
 
 REFUSED, GIVEN, WAIT = 0, 1, 2
-"""A message and a hint; the fields of a ``Staged`` before that many bytes of it; nothing yet: the
-other end itself waits for the block, and another reply will follow."""
+"""A message and a hint; seconds that the other end waited for the block, and the fields of a
+``Staged``, before that many bytes of it; nothing yet: the other end itself waits for the block, and
+another reply will follow."""
 
 STEP = 4096
 """Bytes that must come within a time-out; a whole block may take as long as its link needs."""

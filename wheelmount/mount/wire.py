@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from wheelmount.errors import TransferError, UnreachableError
 from wheelmount.hosts import rdma
-from wheelmount.mount.inlet import Inlet
+from wheelmount.mount.inlet import Inlet, Pace
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.stream import PATIENCE, Ticket, way
 from wheelmount.mount.traffic import CLIENT, MESSAGES, RDMA
@@ -34,22 +34,23 @@ class Wire(Protocol):
         host: str,
         block: int,
         packed: bool,
+        urgent: bool,
         memory: memoryview,
         then: Callable[[Staged], Result],
-    ) -> tuple[Result, float, str]:
+    ) -> tuple[Result, Pace, str]:
         """Get a block, and go on with it on a thread.
 
         Args:
             host: from whom; a host, or ``CLIENT``.
             block: which.
             packed: whether to have it compressed, if it is worth it.
+            urgent: whether a reader waits for it.
             memory: to have it in, of the size of a block. If this fails, some may be changed, now
                 or a little later.
             then: called with what it is once all is there.
 
         Returns:
-            What ``then`` returned, seconds from the first bytes of the block to the last, and by
-            which way it came; see ``Traffic``.
+            What ``then`` returned, how the block came, and by which way; see ``Traffic``.
         """
 
     async def report(self, host: str, length: int) -> None:
@@ -90,20 +91,21 @@ class Upstream:
         host: str,
         block: int,
         packed: bool,
+        urgent: bool,
         memory: memoryview,
         then: Callable[[Staged], Result],
-    ) -> tuple[Result, float, str]:
+    ) -> tuple[Result, Pace, str]:
         """See ``Wire``."""
         if ticket := await self._ticket(host):
             try:
-                result, seconds = await self._inlet.read(ticket, block, packed, memory, then)
+                result, pace = await self._inlet.read(ticket, block, packed, urgent, memory, then)
             except UnreachableError:
                 self._tickets[host] = None
             else:
-                return result, seconds, way(ticket.where)
-        staged, seconds = await self._read_buffer(self._actors[host], block, packed, memory)
+                return result, pace, way(ticket.where)
+        staged, took = await self._read_buffer(self._actors[host], block, packed, memory)
         by = RDMA if rdma.usable() else MESSAGES
-        return await asyncio.to_thread(then, staged), seconds, by
+        return await asyncio.to_thread(then, staged), Pace(0.0, took), by
 
     async def report(self, host: str, length: int) -> None:
         """See ``Wire``."""
