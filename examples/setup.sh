@@ -61,6 +61,8 @@ find_servers() {
   { have pgrep && have pkill; } || wanted+=(procps)
   have sshd || servers+=(openssh-server)
   have ssh || wanted+=(openssh-client)
+  have tcsh || wanted+=(tcsh)  # login shells that people have
+  have fish || wanted+=(fish)
   have slurmctld || servers+=(slurmctld)
   have slurmd || servers+=(slurmd)
   have srun || servers+=(slurm-client)  # brings munge

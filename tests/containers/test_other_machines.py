@@ -30,7 +30,15 @@ def test_image_and_wheels_come_over_the_network(sif: Path, wheels: Path, shared:
         lab.run(LOGIN, ["cp", "-r", str(shared), "/tmp/job"], check=True)
         wheelmount = [sys.executable, "-m", "wheelmount.cli.main"]
         script = "pip install -q greeting && python -c 'import greeting' && hostname; ls /tmp; cat"
-        run = [*wheelmount, "exec", "--hosts", workers_spec(lab), "--packages", "/tmp/job"]
+        run = [
+            *wheelmount,
+            "exec",
+            "--insecure",
+            "--hosts",
+            workers_spec(lab),
+            "--packages",
+            "/tmp/job",
+        ]
         # Its home directory is an overlay already, and so this one has to be a file.
         run += ["--overlay", "test", "-q"]
         done = lab.run(LOGIN, [*run, "--", "sh", "-ec", script])
@@ -38,7 +46,7 @@ def test_image_and_wheels_come_over_the_network(sif: Path, wheels: Path, shared:
         assert done.stdout == "== host0 ==\nhost0\n== host1 ==\nhost1\n"
         kinds = lab.run("host0", [*wheelmount, "overlay", "ls"]).stdout
         assert "test  host0  image" in kinds
-        asked = [*wheelmount, "overlay", "ls", "--hosts", workers_spec(lab)]
+        asked = [*wheelmount, "overlay", "ls", "--insecure", "--hosts", workers_spec(lab)]
         lines = lab.run(LOGIN, asked).stdout.splitlines()
         assert [line for line in lines if "==" in line] == ["== host0 ==", "== host1 =="]
         assert sum("test  host" in line for line in lines) == 2

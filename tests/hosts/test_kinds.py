@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from tests.testbed import LOGIN, Lab
 from tests.testbed.slurm import start_slurm
@@ -81,6 +85,71 @@ def test_a_script_runs_where_the_directory_is(lab: Lab, source: Path, spec: str)
     assert "security" not in done.stderr
     blocks = [f"== {host} ==\n{host}\n{PATH}\nhidden\n" for host in ("host0", "host1")]
     assert done.stdout == "".join(blocks)
+    _assert_clean(lab)
+
+
+CREDENTIALS = """
+import pathlib
+for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
+    for variable in file.read_text().split(chr(0)):
+        name, _, value = variable.partition("=")
+        if name == "WHEELMOUNT_CREDENTIALS":
+            print(value)
+"""
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_hosts_have_a_certificate_for_themselves_and_no_authority(
+    lab: Lab, source: Path, spec: str
+) -> None:
+    started, script = source.parent / "started", source.parent / "script"
+    seen = source.parent / "seen"
+    for path in (started, seen):
+        path.unlink(missing_ok=True)
+    script.write_text(f"touch {started}; until [ -e {seen} ]; do sleep 0.1; done")
+    command = _command("run", "--hosts", spec, "--mntpoint", PATH, source, script)
+    with lab.popen(LOGIN, command, stderr=subprocess.PIPE) as client:
+        while not started.exists():
+            assert client.poll() is None, client.communicate()[1]
+            time.sleep(0.05)
+        given = lab.run("host0", [sys.executable, "-I", "-S", "-c", CREDENTIALS]).stdout
+        seen.touch()
+        client.communicate(timeout=60)
+    certificates = x509.load_pem_x509_certificates(given.encode())
+    own = [each for each in certificates if each.subject != each.issuer]
+    assert own
+    (key,) = set(re.findall("-----BEGIN PRIVATE.*?-----END", given, re.DOTALL))
+    secret = serialization.load_pem_private_key(f"{key} PRIVATE KEY-----\n".encode(), None)
+    for each in own:
+        assert each.public_key() == secret.public_key()  # and so it is not the authority's
+        alternatives = each.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        addresses = set(map(str, alternatives.get_values_for_type(x509.IPAddress)))
+        mine = {lab.address(host) for host in ("host0", "host1")}
+        assert addresses <= (mine if spec.startswith("slurm") else {lab.address("host0")})
+        assert each.not_valid_after_utc - each.not_valid_before_utc < timedelta(days=32)
+    _assert_clean(lab)
+
+
+GREETING = "echo '42'; echo '{\"address\": 42}'; printf 'half a line'; echo"
+
+
+def test_what_login_shells_say_is_passed_over(lab: Lab, source: Path) -> None:
+    """Greetings, and the shells that people have."""
+    for host, shell in (("host0", "tcsh"), ("host1", "fish"), ("host2", "bash")):
+        if shutil.which(shell) is None:
+            continue
+        lines = f"{GREETING}\n"
+        start = {"tcsh": ".tcshrc", "fish": ".config/fish/config.fish", "bash": ".bashrc"}[shell]
+        write = 'cd; mkdir -p .config/fish; cat >"$0"; usermod --shell "$(command -v $1)" root'
+        prepare = ["sh", "-c", write, start, shell]
+        lab.run(host, prepare, stdin=None, input=lines, check=True)
+    where = ["--hosts", "ssh:host0,host1,host2", "--mntpoint", PATH]
+    done = _call(lab, "run", *where, source, "-", script="pwd")
+    for host in ("host0", "host1", "host2"):
+        lab.run(host, ["sh", "-c", "cd; rm -f .tcshrc .bashrc .config/fish/config.fish"])
+        lab.run(host, ["usermod", "--shell", "/bin/bash", "root"], check=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(PATH) == 3
     _assert_clean(lab)
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service, start_workers
 from tests.testbed.traces import Traces
-from wheelmount.errors import HostError, WaitError
+from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts.address import DANGER, SECURE
 
 pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
@@ -118,11 +119,44 @@ def test_without_certificates_a_warning_says_so(lab: Lab, source: Path) -> None:
     worker.await_port()
     assert DANGER in worker.output()
     command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--quiet"]
-    where = ["--hosts", open_to_all, "--mntpoint", PATH]
+    where = ["--insecure", "--hosts", open_to_all, "--mntpoint", PATH]
     done = lab.run(LOGIN, [*command, *where, "-"], stdin=None, input="pwd")
     assert (done.returncode, done.stdout) == (0, f"{PATH}\n")
     assert DANGER in done.stderr
     lab.run("host0", ["pkill", "-KILL", "-f", open_to_all], check=True)
+    worker.process.wait(10)
+    _assert_clean(lab)
+
+
+def test_hosts_without_certificates_are_to_be_asked_for_each_time(lab: Lab) -> None:
+    address = f"tcp://{lab.address('host0')}:26601"
+    for words in (["run", "--hosts", address, "/mnt", "-"], ["worker", address]):
+        done = lab.run("host0", [sys.executable, "-m", "wheelmount.cli.main", *words])
+        assert done.returncode == InputError.exit_code
+        assert DANGER in done.stderr
+        assert "--insecure" in done.stderr
+
+
+def test_a_worker_elsewhere_is_given_a_certificate_and_no_authority(lab: Lab, source: Path) -> None:
+    address = f"tls://{lab.address('host0')}:26602"
+    tool = [sys.executable, "-m", "wheelmount.cli.main"]
+    given = lab.run(LOGIN, [*tool, "worker", "--issue", address], check=True).stdout
+    assert given.count("BEGIN CERTIFICATE") == 2
+    certificate = x509.load_pem_x509_certificates(given.encode())[1]
+    with pytest.raises(x509.ExtensionNotFound):
+        certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    file = source.parent / "host0.pem"
+    file.write_text(given)
+    elsewhere = {**os.environ, "WHEELMOUNT_STATE_DIR": "/tmp/none"}
+    command = [*tool, "worker", address, "--credentials", str(file)]
+    worker = Service(lab, "host0", command, 26602, env=elsewhere)
+    worker.await_port()
+    where = ["--hosts", address, "--mntpoint", PATH]
+    done = lab.run(LOGIN, [*tool, "run", *where, source, "-"], stdin=None, input="pwd")
+    assert done.returncode == 0, (done.stderr, worker.output())
+    assert done.stdout.splitlines()[-1] == PATH
+    assert lab.run("host0", ["ls", "/tmp/none"]).returncode != 0
+    lab.run("host0", ["pkill", "-KILL", "-f", address], check=True)
     worker.process.wait(10)
     _assert_clean(lab)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.testbed.lab import LOGIN, Lab
@@ -12,6 +13,7 @@ from tests.testbed.service import start_workers, workers_spec
 from tests.testbed.slurm import start_slurm
 from tests.testbed.sshd import start_sshd
 from wheelmount.errors import WheelmountError
+from wheelmount.hosts.address import SECURE
 
 HOSTS = "TESTBED_HOSTS"
 """Variable in which the command finds the names of the other hosts, with blanks between."""
@@ -42,15 +44,19 @@ def main() -> int:
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --")
     arguments = parser.parse_args()
     try:
-        with Lab(arguments.hosts, arguments.rate, arguments.share) as lab:
+        with (
+            tempfile.TemporaryDirectory(prefix="testbed-") as state,
+            Lab(arguments.hosts, arguments.rate, [*arguments.share, state]) as lab,
+        ):
             environment = {**os.environ, HOSTS: " ".join(lab.hosts)}
             if arguments.sshd:
                 start_sshd(lab)
             if arguments.slurm:
                 start_slurm(lab)
             if arguments.workers:
-                start_workers(lab)
-                environment["WHEELMOUNT_HOSTS"] = workers_spec(lab)
+                environment["WHEELMOUNT_STATE_DIR"] = state  # as in a home directory, one for all
+                start_workers(lab, SECURE, env=environment)
+                environment["WHEELMOUNT_HOSTS"] = workers_spec(lab, SECURE)
             command = lab.popen(
                 LOGIN, arguments.command, env=environment, stdin=None, cwd=Path.cwd()
             )

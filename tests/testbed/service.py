@@ -93,6 +93,6 @@ def start_workers(lab: Lab, scheme: str = OPEN, **options: Any) -> list[Service]
     return workers
 
 
-def workers_spec(lab: Lab) -> str:
+def workers_spec(lab: Lab, scheme: str = OPEN) -> str:
     """The workers of a lab, as ``--hosts`` takes them."""
-    return f"{OPEN}://" + ",".join(f"{host}:{WORKER_PORT}" for host in lab.hosts)
+    return f"{scheme}://" + ",".join(f"{host}:{WORKER_PORT}" for host in lab.hosts)

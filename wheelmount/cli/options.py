@@ -13,6 +13,7 @@ import click
 from wheelmount import config
 from wheelmount.cli.console import tell_all
 from wheelmount.errors import InputError
+from wheelmount.hosts.address import DANGER, OPEN
 from wheelmount.hosts.session import DEFAULT, Session
 from wheelmount.hosts.spec import HostSpec, parse
 from wheelmount.mount.adapter import NAMES
@@ -24,15 +25,55 @@ class _Hosts(click.ParamType[HostSpec]):
     name = "spec"
 
     def convert(
-        self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None
+        self, value: Any, _param: click.Parameter | None, ctx: click.Context | None
     ) -> HostSpec:
         if isinstance(value, HostSpec):
             return value
         kind, _, name = value.partition(":")
-        if kind != "session":
-            return parse(value)
-        record = Session(name or DEFAULT, config.load()).read()
-        return replace(parse(record.spec), session=name or DEFAULT)
+        if kind == "session":
+            record = Session(name or DEFAULT, config.load()).read()
+            spec = replace(parse(record.spec), session=name or DEFAULT)
+        else:
+            spec = parse(value)
+        if spec.kind == OPEN:
+            check_insecure(ctx is not None and INSECURE in ctx.meta, value)
+        return spec
+
+
+INSECURE = "wheelmount.insecure"
+"""Key of what a command's options have in common: whether ``--insecure`` is given."""
+
+
+def check_insecure(said: bool, address: str) -> None:
+    """See that somebody wants hosts without certificates.
+
+    Raises:
+        InputError: it was not said.
+    """
+    if not said:
+        raise InputError(
+            f"{address}: {DANGER}", hint="use tls://, or say --insecure where nobody else is"
+        )
+
+
+def _note_insecure(ctx: click.Context, _param: click.Parameter, said: bool) -> None:
+    if said:
+        ctx.meta[INSECURE] = True
+
+
+insecure = click.option(
+    "--insecure",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_note_insecure,
+    help="Take hosts at tcp:// addresses, where nobody is asked who they are.",
+)
+
+
+def _hosts(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    option = click.option("--hosts", "spec", type=_Hosts(), **options)
+    return lambda command: option(insecure(command))
 
 
 def _where() -> str:
@@ -48,19 +89,13 @@ _FROM = (
 )
 _FROM_SESSION = f"{_FROM}; session:NAME for those of `wheelmount up`."
 
-hosts = click.option(
-    "--hosts",
-    "spec",
-    type=_Hosts(),
+hosts = _hosts(
     default=_where,
     show_default="$WHEELMOUNT_HOSTS, else the session `default` if it is up, else local:1",
     help=_FROM_SESSION,
 )
-some_hosts = click.option("--hosts", "spec", type=_Hosts(), help=_FROM_SESSION)
-new_hosts = click.option(
-    "--hosts",
-    "spec",
-    type=_Hosts(),
+some_hosts = _hosts(help=_FROM_SESSION)
+new_hosts = _hosts(
     default=lambda: config.load().hosts or "local:1",
     show_default="$WHEELMOUNT_HOSTS, else local:1",
     help=f"{_FROM}.",

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from wheelmount import config
-from wheelmount.hosts.address import Address
+from wheelmount.cli.options import INSECURE, check_insecure, insecure
+from wheelmount.hosts.address import OPEN, Address
 
 
 @click.command()
 @click.argument("address")
-def worker(address: str) -> None:
+@click.option(
+    "--credentials",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What `--issue` printed; default a certificate of the user's own authority.",
+)
+@click.option(
+    "--issue",
+    is_flag=True,
+    help="Start nothing: print credentials for a host with another home directory, good for 90 "
+    "days. They are secret.",
+)
+@insecure
+@click.pass_context
+def worker(ctx: click.Context, address: str, credentials: Path | None, issue: bool) -> None:
     """Make this machine a host, until interrupted.
 
-    ADDRESS is where clients and other hosts reach it, `tls://HOST:PORT`. Only who has the same
-    credentials comes in: those in the file `credentials/authority.pem` of the user's state
-    directory, which is made on first use and to be copied to hosts with another home directory.
-    With `tcp://HOST:PORT` everybody comes in who reaches the port.
+    ADDRESS is where clients and other hosts reach it, `tls://HOST:PORT`. Only who has a certificate
+    of the same authority comes in: that in the file `credentials/authority.pem` of the user's state
+    directory, which is made on first use. For a host with another home directory, have credentials
+    printed on this machine with `--issue`, and give them there by `--credentials`. With
+    `tcp://HOST:PORT` and `--insecure` everybody comes in who reaches the port.
     """
+    where, settings = Address.parse(address), config.load()
+    if where.scheme == OPEN:
+        check_insecure(INSECURE in ctx.meta, address)
+    if issue:
+        from wheelmount.hosts.credentials import issue_for
+
+        click.echo(issue_for(where, settings), nl=False)
+        return
     from wheelmount.hosts import process
     from wheelmount.hosts import worker as host  # with Monarch
 
-    where, settings = Address.parse(address), config.load()
-    host.listen_at(where, settings)
+    host.listen_at(where, settings, None if credentials is None else credentials.read_bytes())
     process.prepare(process.make_directory(settings.private_runtime(), process.OF_WORKER))
     host.serve(str(where))

@@ -1,17 +1,23 @@
 """Certificates by which a user's own processes know each other on a network, and nobody else.
 
 Monarch speaks TLS where it is given a certificate, and then asks for one of the same authority
-from whoever connects, at every port that it opens. The authority is made on first use and lies in
-the user's state directory; hosts with the same home directory find it there, others are sent it
-over what starts them. Each process makes a certificate of its own for the addresses it listens at.
+from whoever connects, at every port that it opens.
+
+Hosts that are started together have an authority of their own, made for them and kept by whoever
+started them: in memory, or with a session. It signs a certificate for the addresses of each, valid
+for ``OF_HOSTS``. Hosts at ``tls://`` addresses, on which people start workers, belong to the user's
+own authority, which is made on first use and lies in the user's state directory. Its key is sent
+nowhere.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import ipaddress
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +29,30 @@ from filelock import FileLock
 
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import ConfigError, InputError
+from wheelmount.hosts.address import Address
 
 LIFETIME = datetime.timedelta(days=3650)
-"""Of the authority and of what it signs: a session may last, and whoever has the key can renew."""
+"""Of the user's own authority, and of what it signs for processes of this machine."""
+
+OF_HOSTS = datetime.timedelta(days=30)
+"""Of the authority of hosts that are started together, and of what it signs. No session lasts
+longer: nothing renews certificates where hosts run."""
+
+OF_WORKER = datetime.timedelta(days=90)
+"""Of a certificate for a worker that people start."""
 
 LEEWAY = datetime.timedelta(days=1)
 """How far the clocks of hosts may be behind."""
 
 PEM = serialization.Encoding.PEM
+
+VARIABLES = "HYPERACTOR_TLS_CA", "HYPERACTOR_TLS_CERT", "HYPERACTOR_TLS_KEY"
+"""By which Monarch takes the authority's certificate, a process's own, and its key."""
+
+Identity = Mapping[str, str]
+"""What a process shows: text in PEM by ``VARIABLES``."""
+
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----.*?-----END \1-----\n", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +92,17 @@ class Authority:
             raise ConfigError(f"{file}: {error}", hint=again) from None
 
     @classmethod
-    def make(cls) -> Authority:
-        """A new one."""
+    @functools.cache
+    def of_process(cls) -> Authority:
+        """That of the hosts that this process starts."""
+        return cls.make(OF_HOSTS)
+
+    @classmethod
+    def make(cls, lifetime: datetime.timedelta = LIFETIME) -> Authority:
+        """A new one, valid for a time."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder("wheelmount authority", key).issuer_name(_name("wheelmount authority"))
+        builder = _builder("wheelmount authority", key, lifetime)
+        builder = builder.issuer_name(_name("wheelmount authority"))
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         return cls(builder.sign(key, hashes.SHA256()), key)
 
@@ -97,29 +126,57 @@ class Authority:
             raise InputError("these are no credentials of wheelmount")
         return cls(certificate, key)
 
-    def issue(self, names: Sequence[str]) -> dict[str, str]:
+    def issue(
+        self, names: Sequence[str], lifetime: datetime.timedelta = LIFETIME
+    ) -> dict[str, str]:
         """A certificate for a process, as the variables by which Monarch takes it.
 
         Args:
             names: host names and IP addresses at which it is reached.
+            lifetime: how long it is valid, if the authority is.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         signed = (
-            _builder("wheelmount", key)
+            _builder("wheelmount", key, lifetime)
             .issuer_name(self.certificate.subject)
             .add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), False)
             .add_extension(x509.ExtendedKeyUsage(uses), False)
             .sign(self.key, hashes.SHA256())
         )
-        return {
-            "HYPERACTOR_TLS_CA": self.certificate.public_bytes(PEM).decode(),
-            "HYPERACTOR_TLS_CERT": signed.public_bytes(PEM).decode(),
-            "HYPERACTOR_TLS_KEY": _text(key).decode(),
-        }
+        texts = self.certificate.public_bytes(PEM), signed.public_bytes(PEM), _text(key)
+        return dict(zip(VARIABLES, (text.decode() for text in texts), strict=True))
 
 
-def _builder(name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def encode(identity: Identity) -> bytes:
+    """A certificate with its key and that of its authority, to be stored or sent, as PEM."""
+    return "".join(identity[name] for name in VARIABLES).encode()
+
+
+def issue_for(address: Address, settings: Settings) -> bytes:
+    """Credentials by the user's own authority for a worker elsewhere: see ``encode``."""
+    return encode(Authority.of_user(settings).issue(address.names(), OF_WORKER))
+
+
+def decode(text: bytes, names: Sequence[str]) -> Identity:
+    """What a process shows that was given credentials.
+
+    Args:
+        text: of ``encode``; or of ``Authority.encode``, of hosts that all have their authority.
+        names: host names and IP addresses at which the process is reached, for the second.
+
+    Raises:
+        InputError: it is something else.
+    """
+    blocks = [match[0].decode() for match in _BLOCK.finditer(text)]
+    if len(blocks) == len(VARIABLES):
+        return dict(zip(VARIABLES, blocks, strict=True))
+    return Authority.decode(text).issue(names)
+
+
+def _builder(
+    name: str, key: ec.EllipticCurvePrivateKey, lifetime: datetime.timedelta
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.timezone.utc)
     return (
         x509.CertificateBuilder()
@@ -127,7 +184,7 @@ def _builder(name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuil
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - LEEWAY)
-        .not_valid_after(now + LIFETIME)
+        .not_valid_after(now + lifetime)
     )
 
 

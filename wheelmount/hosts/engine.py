@@ -24,7 +24,7 @@ from wheelmount.hosts import gate, process
 from wheelmount.hosts.address import OPEN, SECURE, Address
 
 if TYPE_CHECKING:  # cryptography takes its time
-    from wheelmount.hosts.credentials import Authority
+    from wheelmount.hosts.credentials import Authority, Identity
 
 SWITCHES = {
     # A host that was killed is noticed after 70 s by default, after 4 s with these two.
@@ -63,6 +63,7 @@ Key = TypeVar("Key")
 _lock = threading.Lock()
 _started = False
 _address: Address | None = None
+_authority: Authority | None = None
 _identity: dict[str, str] = {}
 _own = False
 _hook_before: Callable[[Any], object] | None = None
@@ -96,10 +97,10 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
     Raises:
         HostError: Monarch cannot start here, or was started with another address.
     """
-    global _started, _address
+    global _started, _address, _authority
     with _lock:
         if _started:
-            if address not in (None, _address):
+            if address not in (None, _address) or not _same(authority):
                 raise HostError(
                     "this process has hosts already that are reached in another way",
                     hint="use hosts of one kind in one process",
@@ -123,7 +124,7 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
             try:
                 if address is not None:
                     if authority is not None and address.scheme == SECURE:
-                        identify(address, authority)
+                        identify(authority.issue(address.names()))
                     monarch.actor.enable_transport(str(address))
                 monarch.actor.context()
             except Exception as error:
@@ -131,7 +132,13 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
                     f"Monarch does not start: {_last_line(error)}",
                     hint="look at the installation of torchmonarch",
                 ) from None
-        _started, _address = True, address
+        _started, _address, _authority = True, address, authority
+
+
+def _same(authority: Authority | None) -> bool:
+    if authority is None or _authority is None:
+        return authority is None or _address is None
+    return authority.certificate == _authority.certificate
 
 
 def _pass_over_own_failures() -> None:
@@ -191,17 +198,15 @@ def to_stay() -> Iterator[None]:
         stop()
 
 
-def identify(address: Address, authority: Authority, *, others: bool = False) -> None:
+def identify(certificate: Identity, *, others: bool = False) -> None:
     """Have Monarch show a certificate for an address of this machine, and ask others for theirs.
 
     Args:
-        address: where this process is reached.
-        authority: who signs.
+        certificate: for where this process is reached.
         others: leave it in the environment, for the processes that this one starts.
     """
     from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
 
-    certificate = authority.issue(address.names())
     if others:
         os.environ.update(certificate)
     else:

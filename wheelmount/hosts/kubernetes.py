@@ -22,7 +22,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
 from wheelmount.hosts import outpost, pods
 from wheelmount.hosts.address import SECURE, Address
-from wheelmount.hosts.credentials import Authority
+from wheelmount.hosts.credentials import OF_HOSTS, Authority
 from wheelmount.hosts.network import NetworkHosts, counted
 from wheelmount.hosts.pods import Order
 from wheelmount.progress import SILENT, Progress
@@ -125,7 +125,7 @@ class KubernetesHosts(NetworkHosts):
                 "there is no Python package kubernetes here",
                 hint="run: pip install 'wheelmount[kubernetes]'",
             )
-        self._order = replace(self._order, authority=Authority.make().encode().decode())
+        self._order = replace(self._order, authority=Authority.make(OF_HOSTS).encode().decode())
         self._made = True
         try:
             self._process = self._spawn(outpost.GUARDED if self._guarded else outpost.DETACHED)

@@ -62,10 +62,14 @@ class NetworkHosts(Hosts):
         super().__init__(names or called(addresses))
         self._addresses = list(addresses)
         self._settings = settings or config.load()
+        self._authority: Authority | None = None
 
     def authority(self) -> Authority:
-        """Who signs for these hosts, and for this process towards them: the user's own."""
-        return Authority.of_user(self._settings)
+        """Who signs for these hosts, and for this process towards them.
+
+        Their own if they were started together; else the user's.
+        """
+        return self._authority or Authority.of_user(self._settings)
 
     @property
     def addresses(self) -> list[str]:
@@ -117,7 +121,10 @@ class NetworkHosts(Hosts):
 
     def leave(self) -> dict[str, Any]:
         """Let go of them."""
-        return {"addresses": self.addresses, "names": self._names}
+        record: dict[str, Any] = {"addresses": self.addresses, "names": self._names}
+        if self._authority is not None:
+            record["authority"] = self._authority.encode().decode()
+        return record
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> NetworkHosts:
@@ -130,6 +137,8 @@ class NetworkHosts(Hosts):
         """Take from a record of ``leave`` where they are."""
         self._names = record["names"]
         self._addresses = [Address.parse(text) for text in record["addresses"]]
+        if "authority" in record:
+            self._authority = Authority.decode(record["authority"].encode())
 
     def __len__(self) -> int:
         return len(self._addresses)

@@ -1,8 +1,10 @@
 """Starts a worker on the machine where this runs, for a client elsewhere.
 
-Run there by ssh or Slurm as ``python -m wheelmount.hosts.outpost TOKEN NAME PORT MODE``, with the
-user's credentials (``Authority.encode``) as the beginning of its input. When the worker is about to
-listen it says one line of JSON, ``{"address": …}`` or ``{"error": …, "hint": …}``. MODE is
+Run there by ssh or Slurm as ``python -m wheelmount.hosts.outpost TOKEN NAME PORT MODE``. It says
+lines of JSON, each behind the token and a blank, for what login shells print may be around them:
+``{"listens": …}`` with the address that it wants credentials for, and then expects those
+(``credentials.decode``) as the beginning of its input; ``{"address": …}`` when the worker is about
+to listen; ``{"error": …, "hint": …}``. MODE is
 
 ``guarded``    end the worker, and all that it started, when the input ends or this is asked to;
 ``attended``   go on when the input ends, until this is asked to end;
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 from wheelmount import config
 from wheelmount.config import Settings
@@ -55,11 +58,12 @@ def main() -> int:
             outpost.end()
             return 0
         address = own_address(arguments.port)
+        say(arguments.token, listens=str(address))
         process = outpost.start(address, read_credentials(), guarded=arguments.mode != DETACHED)
     except WheelmountError as error:
-        print(json.dumps({"error": error.message, "hint": error.hint}), flush=True)
+        say(arguments.token, error=error.message, hint=error.hint)
         return error.exit_code
-    print(json.dumps({"address": str(address)}), flush=True)
+    say(arguments.token, address=str(address))
     if arguments.mode == DETACHED:
         return 0
     try:
@@ -96,7 +100,7 @@ class Outpost:
         """
         self.directory.mkdir(mode=0o700, exist_ok=True)
         log = worker.log_of(self.mark)
-        environment = {**os.environ, worker.MARK: str(self.mark), worker.AUTHORITY: credentials}
+        environment = {**os.environ, worker.MARK: str(self.mark), worker.CREDENTIALS: credentials}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "wheelmount.hosts.worker", str(address)],
@@ -122,6 +126,23 @@ class Outpost:
         worker.forget(self.mark)
         if not list(self.directory.glob("*.log")):  # of others on this machine
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def say(token: str, **what: str | None) -> None:
+    """Tell the client."""
+    print(token, json.dumps(what), flush=True)
+
+
+def hear(token: str, line: bytes | bytearray) -> dict[str, Any] | None:
+    """What an outpost says with a line; None if somebody else does."""
+    mark, _, text = line.partition(b" ")
+    if mark != token.encode():
+        return None
+    with contextlib.suppress(ValueError):
+        said = json.loads(text)
+        if isinstance(said, dict):
+            return said
+    return None
 
 
 def read_credentials() -> str:

@@ -267,7 +267,9 @@ def template(order: Order) -> Any:
         command=[order.python, "-m", "wheelmount.hosts.worker", f"tls://$(POD_IP):{PORT}"],
         env=[
             k8s.V1EnvVar(name="POD_IP", value_from=address),
-            k8s.V1EnvVar(name=worker.AUTHORITY, value_from=k8s.V1EnvVarSource(secret_key_ref=key)),
+            k8s.V1EnvVar(
+                name=worker.CREDENTIALS, value_from=k8s.V1EnvVarSource(secret_key_ref=key)
+            ),
         ],
         resources=k8s.V1ResourceRequirements(requests=resources, limits=resources),
         security_context=k8s.V1SecurityContext(privileged=True),

@@ -172,5 +172,6 @@ def _directory(settings: Settings) -> Path:
 
 def _replace(path: Path, content: bytes) -> None:
     new = path.with_name(f"{path.name}.new")
+    new.touch(mode=0o600)
     new.write_bytes(content)
     new.replace(path)

@@ -23,6 +23,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import outpost
 from wheelmount.hosts.address import SECURE, Address
+from wheelmount.hosts.credentials import OF_HOSTS, Authority, encode
 from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
 from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, verdict
 from wheelmount.progress import SILENT, Progress
@@ -98,7 +99,7 @@ class SlurmHosts(NetworkHosts):
             WaitError: it did not run within ``queue_timeout``.
         """
         port = PORTS[secrets.randbelow(len(PORTS))]
-        credentials = self.authority().encode()
+        self._authority = Authority.of_process()
         try:
             inside = os.environ.get("SLURM_JOB_ID")
             if inside is not None:
@@ -109,15 +110,16 @@ class SlurmHosts(NetworkHosts):
                         hint="ask for as many, or run this outside of it",
                     )
                 where = [f"--jobid={inside}", "--overlap", f"--nodelist={','.join(nodes)}"]
-                self._run(port, credentials, where)
+                self._run(port, where)
             else:
                 if self._guarded:
-                    self._run(port, credentials, [])
+                    self._run(port, [])
                 else:
-                    self._submit(port, credentials)
+                    self._submit(port)
                 nodes = self._await_nodes()
             self._names = nodes
             self._addresses = [Address(SECURE, node, port) for node in nodes]
+            self._give_credentials()
             self._await_workers()
             self.attach()
         except BaseException:
@@ -135,7 +137,7 @@ class SlurmHosts(NetworkHosts):
         options = [f"--{option}" for option in self._options]
         return [f"--job-name={self._name}", f"--nodes={self._count}", *options]
 
-    def _run(self, port: int, credentials: bytes, where: list[str]) -> None:
+    def _run(self, port: int, where: list[str]) -> None:
         """Start workers by ``srun``, which ends them when its input ends if they are guarded."""
         mode = outpost.GUARDED if self._guarded else outpost.ATTENDED
         command = ["srun", *self._wanted(), *where, "--ntasks-per-node=1", "--input=all", "--"]
@@ -152,13 +154,23 @@ class SlurmHosts(NetworkHosts):
             )
         except FileNotFoundError:
             raise missing("srun") from None
-        with contextlib.suppress(BrokenPipeError):
-            if self._step.stdin is not None:
-                self._step.stdin.write(credentials)
-                self._step.stdin.flush()
 
-    def _submit(self, port: int, credentials: bytes) -> None:
-        """Submit a job of its own. Slurm keeps its script for its owner's eyes only."""
+    def _give_credentials(self) -> None:
+        """Give the workers of a step a certificate for its nodes."""
+        if self._step is None or self._step.stdin is None:
+            return
+        names = [name for address in self._addresses for name in address.names()]
+        identity = self.authority().issue(list(dict.fromkeys(names)), OF_HOSTS)
+        with contextlib.suppress(BrokenPipeError):
+            self._step.stdin.write(encode(identity))
+            self._step.stdin.flush()
+
+    def _submit(self, port: int) -> None:
+        """Submit a job of its own, with the authority of its nodes, which are not known yet.
+
+        Slurm keeps its script for its owner's eyes only.
+        """
+        credentials = self.authority().encode()
         run = ["srun", "--ntasks-per-node=1", "--input=all", "--"]
         run += self._worker(port, outpost.ATTENDED)
         script = (

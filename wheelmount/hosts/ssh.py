@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -21,13 +20,13 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import outpost
 from wheelmount.hosts.address import Address
+from wheelmount.hosts.credentials import OF_HOSTS, Authority, encode
 from wheelmount.hosts.network import INSTALL, NetworkHosts
 
 log = logging.getLogger("wheelmount")
 
-
-LINE = 64 << 10
-"""Bytes of the line by which a host says where its worker is, at most."""
+MOST_HEARD = 64 << 10
+"""Bytes of a line that a host may say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +96,11 @@ class SshHosts(NetworkHosts):
 
     def start(self) -> None:
         """Start workers, all at once, and wait until each answers."""
-        credentials = self.authority().encode()
+        self._authority = Authority.of_process()
         mode = outpost.GUARDED if self._guarded else outpost.DETACHED
         try:
             for name, target in zip(self._names, self._targets, strict=True):
-                process = self._spawn(target, name, mode)
-                self._processes.append(process)
-                with contextlib.suppress(BrokenPipeError):
-                    stdin = cast(IO[bytes], process.stdin)
-                    stdin.write(credentials)
-                    stdin.flush()
+                self._processes.append(self._spawn(target, name, mode))
             self._addresses = self._await_addresses()
             self.check(self._settings.start_timeout)  # they were about to listen
             self.attach()
@@ -130,7 +124,7 @@ class SshHosts(NetworkHosts):
         timeout = self._settings.start_timeout
         deadline = time.monotonic() + timeout
         found: dict[str, Address] = {}
-        said = dict.fromkeys(self._names, b"")
+        heard = {name: bytearray() for name in self._names}
         with selectors.DefaultSelector() as selector:
             for name, process in zip(self._names, self._processes, strict=True):
                 stdout = cast(IO[bytes], process.stdout)
@@ -145,29 +139,49 @@ class SshHosts(NetworkHosts):
                     )
                 for key, _ in ready:
                     name, process = key.data
-                    more = os.read(key.fd, LINE)  # and no whole line, which may never come
-                    said[name] += more
-                    if not more or b"\n" in said[name] or len(said[name]) > LINE:
+                    address = self._hear(name, process, heard[name])
+                    if address is not None:
                         selector.unregister(key.fileobj)
-                        found[name] = self._address(name, process, said[name])
+                        found[name] = address
         return [found[name] for name in self._names]
 
-    def _address(self, name: str, process: subprocess.Popen[bytes], line: bytes) -> Address:
-        try:
-            said = json.loads(line)
-        except ValueError:
-            raise HostError(f"{name}: {_last_words(process)}", hint=_hint(process)) from None
-        if not isinstance(said, dict):
-            said = {}
-        if "error" in said:
-            raise HostError(f"{name}: {said['error']}", hint=said.get("hint"))
-        try:
-            return Address.parse(str(said.get("address")))
-        except InputError:
-            raise HostError(
-                f"{name} does not say where its worker is",
-                hint="wheelmount must be installed there in the same version",
-            ) from None
+    def _hear(
+        self, name: str, process: subprocess.Popen[bytes], heard: bytearray
+    ) -> Address | None:
+        """Take what a host says next; gives its address when its worker is about to listen.
+
+        Args:
+            name: of the host.
+            process: ssh.
+            heard: of a line that is not whole yet.
+
+        Raises:
+            HostError: the host says that it cannot, or nothing that can be understood.
+        """
+        piece = os.read(cast(IO[bytes], process.stdout).fileno(), MOST_HEARD)
+        heard += piece
+        *lines, rest = heard.split(b"\n")
+        heard[:] = rest
+        if not piece or len(rest) > MOST_HEARD:
+            raise HostError(f"{name}: {_last_words(process)}", hint=_hint(process))
+        for line in lines:
+            said = outpost.hear(self._token, line)
+            if said is None:  # a greeting, or what a shell reads as it starts
+                log.debug("%s says: %s", name, line[:200].decode(errors="replace"))
+            elif "error" in said:
+                raise HostError(f"{name}: {said['error']}", hint=said.get("hint"))
+            elif "listens" in said:
+                self._give_credentials(process, _address(name, said["listens"]))
+            elif "address" in said:
+                return _address(name, said["address"])
+        return None
+
+    def _give_credentials(self, process: subprocess.Popen[bytes], address: Address) -> None:
+        identity = self.authority().issue(address.names(), OF_HOSTS)
+        with contextlib.suppress(BrokenPipeError):
+            stdin = cast(IO[bytes], process.stdin)
+            stdin.write(encode(identity))
+            stdin.flush()
 
     def stop(self) -> None:
         """End them and all that runs on them."""
@@ -220,6 +234,13 @@ def _names(targets: Sequence[Target]) -> list[str]:
     ]
 
 
+def _address(name: str, text: object) -> Address:
+    try:
+        return Address.parse(str(text))
+    except InputError as error:
+        raise HostError(f"{name}: {error.message}", hint=INSTALL) from None
+
+
 def _close(stream: IO[bytes] | None) -> None:
     if stream is not None:
         with contextlib.suppress(OSError):
@@ -230,7 +251,7 @@ def _last_words(process: subprocess.Popen[bytes]) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(5)
     if process.poll() is None:
-        return "it does not say where it listens"
+        return "it says too much, and not where it listens"
     said = cast(IO[bytes], process.stderr).read().decode(errors="replace").strip().splitlines()
     return said[-1] if said else f"ssh ended with code {process.returncode}"
 

@@ -33,8 +33,8 @@ SERVER = "wheelmount.mount.server"
 MARK = "WHEELMOUNT_LOCAL_HOST"
 """Variable by which everything that a host started is known: its value is the host's socket."""
 
-AUTHORITY = "WHEELMOUNT_AUTHORITY"
-"""Variable with the credentials of the user who started it from elsewhere."""
+CREDENTIALS = "WHEELMOUNT_CREDENTIALS"
+"""Variable with what it was given by whoever started it from elsewhere: ``credentials.decode``."""
 
 LOCAL = "ipc://"
 """Scheme of a socket's address."""
@@ -97,23 +97,30 @@ def serve(address: str) -> NoReturn:
     raise AssertionError("it does not return")
 
 
-def listen_at(address: Address, settings: Settings) -> None:
+def listen_at(address: Address, settings: Settings, given: bytes | None = None) -> None:
     """Have this process, and those that it starts, listen where this machine is reached.
+
+    Args:
+        address: of this machine.
+        settings: in force.
+        given: credentials; default those of the environment, or of the user's own authority.
 
     Raises:
         InputError: others cannot reach this machine there.
         ConfigError: the user's credentials cannot be used.
     """
-    from wheelmount.hosts.credentials import Authority
+    from wheelmount.hosts.credentials import Authority, decode
 
     address.check_own()
     os.environ[engine.ADDRESS] = str(replace(address, port=0))
+    if given is None and (text := os.environ.pop(CREDENTIALS, None)) is not None:
+        given = text.encode()
     if address.scheme == OPEN:
         print(f"security: {address}: {DANGER}", file=sys.stderr, flush=True)
         return
-    given = os.environ.pop(AUTHORITY, None)
-    authority = Authority.of_user(settings) if given is None else Authority.decode(given.encode())
-    engine.identify(address, authority, others=True)
+    names = address.names()
+    identity = Authority.of_user(settings).issue(names) if given is None else decode(given, names)
+    engine.identify(identity, others=True)
 
 
 def _guard(pipe: int, socket: Path) -> None:
