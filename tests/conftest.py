@@ -64,6 +64,7 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
     # Not pytest's tmp_path: paths of Unix sockets are limited to 107 bytes.
     place = Path(tempfile.mkdtemp(prefix="wm-", dir="/tmp"))
+    place.chmod(0o755)  # so that mounts of what is in it are for all to see
     for name in ("runtime", "store", "cache", "state", "work"):
         (place / name).mkdir()
     monkeypatch.setenv("WHEELMOUNT_RUNTIME_DIR", str(place / "runtime"))

@@ -104,6 +104,10 @@ class Settings:
     adapter: str = "auto"
     """How a mount is shown: ``auto`` for the best way a host allows, else the name of one."""
 
+    access: str = "source"
+    """Who may come into root's mounts: ``source`` for whoever may come to the source, ``private``
+    for the owner, ``public`` for all users of a host."""
+
     runtime_dir: str = "/tmp"  # noqa: S108 - a private 0700 directory is made in it
     """Directory under which sockets, logs and the state of sessions are kept.
 
@@ -136,6 +140,8 @@ class Settings:
             raise ConfigError(f"fanout is {self.fanout}", hint="give 1 or more, or 0 to choose")
         if self.compress not in ("auto", "always", "never"):
             raise ConfigError(f"compress is {self.compress!r}", hint="give auto, always or never")
+        if self.access not in ("source", "private", "public"):
+            raise ConfigError(f"access is {self.access!r}", hint="give source, private or public")
         for name in ("read_timeout", "fetch_timeout", "start_timeout", "queue_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")

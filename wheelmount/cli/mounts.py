@@ -32,8 +32,22 @@ from wheelmount.progress import SILENT
 @click.argument("mntpoint", required=False)
 @options.hosts
 @options.adapter
+@click.option(
+    "--private",
+    "access",
+    flag_value="private",
+    help="Let nobody but you come in. Default for a source to which others may not come.",
+)
+@click.option("--public", "access", flag_value="public", help="Let all users come in, if root's.")
 @options.quiet
-def mount(source: Path, mntpoint: str | None, spec: HostSpec, adapter: str, quiet: bool) -> None:
+def mount(
+    source: Path,
+    mntpoint: str | None,
+    spec: HostSpec,
+    adapter: str,
+    access: str | None,
+    quiet: bool,
+) -> None:
     """Mount SOURCE read-only on every host, and leave it standing.
 
     MNTPOINT is where, on the hosts; default the path of SOURCE. `{host}` in it becomes the name of
@@ -45,6 +59,7 @@ def mount(source: Path, mntpoint: str | None, spec: HostSpec, adapter: str, quie
     from wheelmount.jobs import mounts  # with Monarch, which other commands here do without
 
     settings = replace(config.load(), adapter=adapter)
+    settings = replace(settings, access=access or settings.access)
     made, shortfall = mounts.mount(spec, source, mntpoint, settings, ConsoleProgress(quiet=quiet))
     for name, path in made.items():
         print(f"{name} {path}")

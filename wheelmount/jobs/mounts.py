@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import RawIOBase
 from pathlib import Path
@@ -17,7 +18,7 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
-from wheelmount.mount import serving
+from wheelmount.mount import access, serving
 from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.mount.task import Task
 from wheelmount.mount.verify import Verified
@@ -38,6 +39,8 @@ def mount(
     Raises:
         WheelmountError: it could not be; nothing stays mounted.
     """
+    if settings.access == access.SOURCE and os.getuid() == 0 and (above := access.closed(source)):
+        progress.log(f"only root may come in, as {above} is closed to others; or give --public")
     if spec.session is not None:
         with (
             sites.at(spec, settings, progress, namespaces=True) as site,

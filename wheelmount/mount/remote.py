@@ -23,7 +23,7 @@ from wheelmount.errors import (
 )
 from wheelmount.hosts import engine, rdma
 from wheelmount.hosts.host import Host, as_hosts
-from wheelmount.mount import adoption, point, topology
+from wheelmount.mount import access, adoption, point, topology
 from wheelmount.mount.agents import Agents
 from wheelmount.mount.delivery import Delivery
 from wheelmount.mount.layout import Layout
@@ -237,6 +237,7 @@ class RemoteMount:
     def _scan(self, before: Tree | None = None) -> Tree:
         with self._progress.task("scan", unit="files") as task:
             tree = scan(os.fsencode(self.source), before, self._lost)
+            access.limit(tree, self.source, self._settings.access, before)
             task.advance(tree.files)
             task.note(f"{tree.files} files, {tree.size >> 20} MiB")
         self.skipped = tree.skipped
