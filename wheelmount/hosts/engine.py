@@ -38,6 +38,9 @@ SWITCHES = {
     "MONARCH_FILE_LOG_LEVEL": "error",
 }
 
+VARIABLES_ONLY = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "MONARCH_FILE_LOG_LEVEL"
+"""Those that Monarch's ``configure`` does not know; what it knows would not count beside them."""
+
 OURS = re.compile(r"The actor (<[^>]*>\.)*<wheelmount\.")
 """How a report on the failure of an actor of wheelmount's begins."""
 
@@ -106,7 +109,7 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
                     hint="use hosts of one kind in one process",
                 )
             return
-        lacking = {name: value for name, value in SWITCHES.items() if name not in os.environ}
+        lacking = {name: SWITCHES[name] for name in VARIABLES_ONLY if name not in os.environ}
         with quiet(), variables({**lacking, process.TEMPORARY: _temporary()}):
             gate.close()
             import monarch.actor
@@ -114,7 +117,7 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
             from monarch.config import configure
 
             reload_config_from_env()  # it may have been imported before
-            configure(  # what hosts are told of
+            configure(  # of what a user's program may say otherwise later
                 rdma_tcp_fallback_parallelism=4,
                 rdma_max_chunk_size_mb=4,
                 message_ack_every_n_messages=1,

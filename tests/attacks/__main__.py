@@ -1,0 +1,414 @@
+"""Attacks of other users of a machine on a fresh set-up, each tried for real, and what came of it.
+
+    sudo .venv/bin/python -m tests.attacks [NAME]
+
+As root, in namespaces of its own: nothing of it is seen outside, nothing of it stays. Three users
+take part: root, a user who works with wheelmount, and a stranger. Ends with 1 if one gets through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT, USER, STRANGER = 0, 64001, 64002
+
+INSIDE = "WHEELMOUNT_ATTACKS"
+"""Variable of the process within the namespaces."""
+
+CHECKOUT = Path(__file__).parents[2]
+HOMES = Path("/tmp/homes")
+WORD = "a-word-that-only-its-owner-may-see"
+WAIT = 90
+
+KINDS = "--mount", "--pid", "--net", "--ipc", "--uts"
+
+
+def main() -> int:
+    """Make the namespaces, and try all in them."""
+    if INSIDE not in os.environ:
+        command = ["unshare", *KINDS, "--fork", "--mount-proc", "--kill-child", "--"]
+        environment = {**os.environ, INSIDE: "yes"}
+        return subprocess.run(
+            [*command, sys.executable, "-m", "tests.attacks", *sys.argv[1:]],
+            cwd=CHECKOUT,
+            env=environment,
+            check=False,
+        ).returncode
+    _set_up()
+    through = 0
+    for attack in (each for each in ATTACKS if sys.argv[1:] in ([], [each.__name__])):
+        _fresh()
+        try:
+            outcome = attack()
+        except Exception as error:  # that it could not be tried is no defence
+            outcome = f"could not be tried: {type(error).__name__}: {error}"
+        through += outcome is not None
+        name = (attack.__doc__ or "").partition("\n")[0].rstrip(".")
+        print(f"{'withstood' if outcome is None else 'GOT THROUGH'}  {name}", flush=True)
+        if outcome is not None:
+            print(f"             {outcome}", flush=True)
+    return int(through > 0)
+
+
+def _set_up() -> None:
+    """Have an empty /tmp and two more users, who may read Python wherever it lies."""
+
+    def mount(*words: str) -> None:
+        subprocess.run(["mount", *words], check=True)
+
+    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/tmp")
+    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
+    mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/mnt")
+    python = Path(sys.executable).resolve()
+    for place in (*reversed(python.parents), *reversed(CHECKOUT.parents)):
+        if not place.stat().st_mode & 0o001:
+            upper, work = Path("/mnt", f"upper{place.name}"), Path("/mnt", f"work{place.name}")
+            upper.mkdir()
+            work.mkdir()
+            layers = f"lowerdir={place},upperdir={upper},workdir={work}"
+            mount("-t", "overlay", "-o", layers, "overlay", str(place))
+            place.chmod(0o755)
+    for name in ("passwd", "group"):
+        text = Path("/etc", name).read_text()
+        for user, number in (("wm-user", USER), ("wm-stranger", STRANGER)):
+            more = f"{number}::{HOMES}/{number}:/bin/sh" if name == "passwd" else ""
+            text += f"{user}:x:{number}:{more}\n"
+        Path("/mnt", name).write_text(text)
+        mount("--bind", f"/mnt/{name}", f"/etc/{name}")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+def _fresh() -> None:
+    """Have nothing in /tmp but empty homes."""
+    for place in (Path("/tmp"), Path("/dev/shm")):
+        for path in place.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    for user in (USER, STRANGER):
+        home = HOMES / str(user)
+        home.mkdir(parents=True, mode=0o700)
+        os.chown(home, user, user)
+
+
+def _as(
+    user: int, *command: str | Path, cwd: Path | None = None, given: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user, in the user's home."""
+    with _started(user, *command, cwd=cwd) as process:
+        try:
+            out, err = process.communicate(given, WAIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            err += "\nit hangs"
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _started(user: int, *command: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
+    home = Path("/root") if user == ROOT else HOMES / str(user)
+    names = {ROOT: "root", USER: "wm-user", STRANGER: "wm-stranger"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        list(map(str, command)),
+        user=user,
+        group=user,
+        extra_groups=[],
+        cwd=cwd or home,
+        env={"HOME": str(home), "USER": names[user], "PATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        umask=0o022,
+    )
+
+
+def _wheelmount(user: int, *words: str | Path, **more: str | Path) -> tuple[str, str]:
+    """What a command of wheelmount's says."""
+    done = _as(user, sys.executable, "-m", "wheelmount.cli.main", *words, **more)  # type: ignore[arg-type]
+    return done.stdout, done.stderr
+
+
+def _source(user: int) -> Path:
+    """A directory of a user's."""
+    source = HOMES / str(user) / "source"
+    _as(user, "mkdir", source)
+    _as(user, "tee", source / "file", given="content\n")
+    return source
+
+
+def _write(user: int, path: Path, text: str) -> None:
+    done = _as(user, "tee", path, given=text)
+    if done.returncode:
+        raise OSError(done.stderr)
+
+
+def _project() -> Path:
+    """A directory of the user's in one where all may write."""
+    project = Path("/tmp/shared/project")
+    project.parent.mkdir()
+    project.parent.chmod(0o1777)
+    _as(USER, "mkdir", project)
+    return project
+
+
+@contextlib.contextmanager
+def _session() -> Iterator[None]:
+    out, err = _wheelmount(USER, "up", "--hosts", "local:1")
+    if "is up" not in out:
+        raise RuntimeError(err)
+    try:
+        yield
+    finally:
+        _wheelmount(USER, "down")
+
+
+def settings_above() -> str | None:
+    """Settings in a directory above say where code runs."""
+    project = _project()
+    _write(STRANGER, project.parent / "wheelmount.toml", 'hosts = "tcp://127.0.0.1:9"\n')
+    for user in (USER, ROOT):
+        out, _ = _wheelmount(user, "config", "--json", cwd=project)
+        found = {each["name"]: each["value"] for each in json.loads(out)}
+        if found["hosts"]:
+            return f"user {user} would use {found['hosts']}"
+    return None
+
+
+def settings_of_a_project() -> str | None:
+    """Settings that come with a project say where code runs."""
+    project = _project()
+    text = 'hosts = "tcp://127.0.0.1:9"\npython = "/tmp/evil"\nruntime_dir = "/tmp/shared"\n'
+    _write(USER, project / "wheelmount.toml", text)
+    out, _ = _wheelmount(USER, "config", "--json", cwd=project)
+    found = {each["name"]: each["value"] for each in json.loads(out)}
+    evil = {name: found[name] for name in ("hosts", "python") if found[name]}
+    return f"they set {evil}" if evil or found["runtime_dir"] != "/tmp" else None
+
+
+def modules_in_tmp() -> str | None:
+    """Python modules in /tmp are imported by a command, or by what it starts on hosts."""
+    for name in ("wheelmount", "json", "argparse", "sitecustomize"):
+        _write(STRANGER, Path(f"/tmp/{name}.py"), "import os\nos.mkdir('/tmp/shared/caught')\n")
+    project = _project()
+    _write(USER, project / "file", "content\n")
+    script = Path(sys.executable).with_name("wheelmount")
+    _as(USER, script, "run", "--hosts", "local:1", project, "-", cwd=Path("/tmp"), given="cat file")
+    _as(USER, script, "doctor", "--hosts", "local:1", cwd=Path("/tmp"))
+    return "a module was imported" if Path("/tmp/shared/caught").exists() else None
+
+
+def squatted_directories() -> str | None:
+    """Directories with the names that the user's would have are there already."""
+    for parent in ("/tmp", "/dev/shm"):
+        _as(STRANGER, "mkdir", f"{parent}/wheelmount-{USER}")
+    out, err = _wheelmount(USER, "run", "--hosts", "local:1", _source(USER), "-", given="cat file")
+    if out != "content\n":
+        return f"nothing works: {err}"
+    left = list(Path("/tmp").glob(f"wheelmount-{USER}/*"))
+    return f"it was used: {left}" if left else None
+
+
+def monarch_log_link() -> str | None:
+    """A link at the place of Monarch's log leads to a file of the user's."""
+    target = HOMES / str(USER) / "precious"
+    _write(USER, target, "precious\n")
+    _as(STRANGER, "mkdir", "-m", "777", "/tmp/wm-user")
+    _as(STRANGER, "ln", "-s", target, "/tmp/wm-user/monarch_log.log")
+    out, err = _wheelmount(USER, "run", "--hosts", "local:1", _source(USER), "-", given="cat file")
+    if "content" not in out:
+        return f"nothing works: {err}"
+    return None if target.read_text() == "precious\n" else "the file was written to"
+
+
+def monarch_log_pipe() -> str | None:
+    """A pipe at the place of Monarch's log stops it."""
+    _as(STRANGER, "mkdir", "-m", "777", "/tmp/wm-user")
+    _as(STRANGER, "mkfifo", "-m", "666", "/tmp/wm-user/monarch_log.log")
+    out, err = _wheelmount(USER, "run", "--hosts", "local:1", _source(USER), "-", given="cat file")
+    return None if "content" in out else f"nothing works: {err}"
+
+
+CONNECT = """
+import socket, sys
+for name in sys.argv[1:]:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(1)
+        try:
+            caller.connect(chr(0) + name)
+            print("in" if caller.recv(1) else "hung up")
+        except TimeoutError:
+            print("in", name)
+        except OSError:
+            print("hung up")
+"""
+
+
+def _abstract() -> list[str]:
+    lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return [each[7][1:] for each in fields if len(each) == 8 and each[7].startswith("@")]
+
+
+def abstract_sockets() -> str | None:
+    """Sockets without a file are connected to."""
+    with _session():
+        names = _abstract()
+        if not names:
+            raise RuntimeError("there are none")
+        answers = _as(STRANGER, sys.executable, "-c", CONNECT, *names).stdout.split("\n")
+    opened = [answer for answer in answers if answer.startswith("in")]
+    return f"{len(opened)} of {len(names)} answered" if opened else None
+
+
+def private_files() -> str | None:
+    """Files of a session, its hosts and mounts are read, and its sockets connected to."""
+    with _session():
+        _wheelmount(USER, "run", _source(USER), "-", given="true")
+        places = f"/tmp/wheelmount-{USER}", f"/dev/shm/wheelmount-{USER}", str(HOMES / str(USER))
+        seen = _as(STRANGER, "find", *places, "-mindepth", "1").stdout
+        if not any(Path(places[0]).rglob("session.json")):
+            raise RuntimeError("there is no session")
+    return f"seen: {seen.splitlines()[0]}" if seen else None
+
+
+def secrets_in_arguments() -> str | None:
+    """A secret in a script is read from the arguments or environments of processes."""
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", "--hosts", "local:1"]
+    caught = ""
+    with _started(USER, *command, _source(USER), "-") as process:
+        assert process.stdin is not None
+        process.stdin.write(f"x={WORD}; sleep 3\n")
+        process.stdin.close()
+        process.stdin = None
+        while process.poll() is None and not caught:
+            caught = _as(
+                STRANGER, "sh", "-c", f"grep -al {WORD[:-1]}[e] /proc/[0-9]*/cmdline 2>/dev/null"
+            ).stdout
+            time.sleep(0.1)
+        process.communicate(timeout=WAIT)
+    return f"read from {caught}" if caught else None
+
+
+def file_below_a_closed_directory() -> str | None:
+    """A file that only root can come to is read where root has mounted it."""
+    source = Path("/root/attacked/source")
+    source.mkdir(parents=True)
+    source.parent.chmod(0o700)
+    (source / "file").write_text(WORD)
+    return _at_root_s_mount(source, lambda place: _as(STRANGER, "cat", place / "file").stdout)
+
+
+def setuid_programs() -> str | None:
+    """A setuid program in a mount of root's gives its user's rights."""
+    source = Path("/tmp/programs")
+    source.mkdir()
+    shutil.copy(str(shutil.which("id")), source / "id")
+    (source / "id").chmod(0o6755)
+    if _as(STRANGER, source / "id", "-u").stdout != "0\n":
+        raise RuntimeError("not even at the source")
+
+    def run(place: Path) -> str:
+        number = _as(STRANGER, place / "id", "-u").stdout.strip()
+        return "" if number == str(STRANGER) else f"it runs as {number or 'nothing'}"
+
+    return _at_root_s_mount(source, run)
+
+
+def _at_root_s_mount(source: Path, attack: Callable[[Path], str]) -> str | None:
+    point = "/tmp/mounted"
+    _, err = _wheelmount(ROOT, "mount", source, point, "--hosts", "local:1")
+    if not os.path.ismount(point):
+        raise RuntimeError(err)
+    try:
+        return attack(Path(point)) or None
+    finally:
+        _wheelmount(ROOT, "umount", point)
+        shutil.rmtree("/root/attacked", ignore_errors=True)
+
+
+def _await(port: int) -> None:
+    """Wait until something listens there."""
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 5).close()
+            return
+        time.sleep(0.1)
+
+
+def _run_at(port: int, user: int) -> tuple[str, str]:
+    """Have a worker on this machine run something for a user."""
+    place = "--mntpoint", f"/tmp/mounted-{user}"
+    words = "run", "--hosts", f"tls://127.0.0.1:{port}", *place, _source(user), "-"
+    return _wheelmount(user, *words, given="cat file")
+
+
+def idle_connections() -> str | None:
+    """Two hundred connections that say nothing keep a worker from those who may come in."""
+    command = [sys.executable, "-m", "wheelmount.cli.main", "worker", "tls://127.0.0.1:7001"]
+    idle = []
+    with _started(USER, *command) as worker:
+        try:
+            _await(7001)
+            for _ in range(200):
+                idle.append(socket.create_connection(("127.0.0.1", 7001), 5))
+            out, err = _run_at(7001, USER)
+        finally:
+            for connection in idle:
+                connection.close()
+            worker.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.communicate(timeout=WAIT)
+            worker.kill()
+    return None if "content" in out else f"nothing works: {err}"
+
+
+def foreign_certificates() -> str | None:
+    """A client with an authority of its own is answered by the user's worker."""
+    command = [sys.executable, "-m", "wheelmount.cli.main", "worker", "tls://127.0.0.1:7002"]
+    with _started(USER, *command) as worker:
+        try:
+            _await(7002)
+            ours, err = _run_at(7002, USER)
+            if "content" not in ours:
+                raise RuntimeError(err)
+            out, _ = _run_at(7002, STRANGER)
+        finally:
+            worker.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.communicate(timeout=WAIT)
+            worker.kill()
+    return f"it ran as {out}" if out else None
+
+
+ATTACKS = (
+    settings_above,
+    settings_of_a_project,
+    modules_in_tmp,
+    squatted_directories,
+    monarch_log_link,
+    monarch_log_pipe,
+    abstract_sockets,
+    private_files,
+    secrets_in_arguments,
+    file_below_a_closed_directory,
+    setuid_programs,
+    idle_connections,
+    foreign_certificates,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
