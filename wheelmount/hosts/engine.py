@@ -131,6 +131,7 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
                     monarch.actor.enable_transport(str(address))
                 monarch.actor.context()
             except Exception as error:
+                monarch.actor.unhandled_fault_hook = _hook_before
                 raise HostError(
                     f"Monarch does not start: {_last_line(error)}",
                     hint="look at the installation of torchmonarch",
