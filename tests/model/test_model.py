@@ -45,6 +45,7 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._place = Path(tempfile.mkdtemp(prefix="wm-", dir="/tmp"))  # short: sockets lie in it
+        self._place.chmod(0o755)  # a closed one would close root's mounts as well
         self._source = Source(self._place / "source")
         self._world: World | None = None
         self._expected: Snapshot = {}
