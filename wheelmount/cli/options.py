@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,8 +16,10 @@ from wheelmount.hosts.address import DANGER, OPEN
 from wheelmount.hosts.session import DEFAULT, Session
 from wheelmount.hosts.spec import HostSpec, parse
 from wheelmount.mount.adapter import NAMES
+from wheelmount.wheels import uvsettings
+from wheelmount.wheels.given import file_of
 from wheelmount.wheels.target import Target
-from wheelmount.wheels.wanted import Wanted
+from wheelmount.wheels.wanted import NO_DEPS, PRE, Wanted
 
 
 class _Hosts(click.ParamType[HostSpec]):
@@ -139,17 +140,33 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         "--requirement",
         "files",
         multiple=True,
-        type=click.Path(path_type=Path),
-        help="File of requirements, pyproject.toml, uv.lock or pylock.toml; may be repeated.",
+        metavar="FILE",
+        help="File of requirements, pyproject.toml, uv.lock or pylock.toml, or its URL; - is "
+        "standard input; may be repeated.",
     )
     @click.option(
         "-c",
         "--constraint",
         "constraints",
         multiple=True,
-        type=click.Path(path_type=Path),
-        help="File of constraints; may be repeated.",
+        metavar="FILE",
+        help="File of constraints, or its URL; may be repeated.",
     )
+    @click.option(
+        "--override",
+        "overrides",
+        multiple=True,
+        metavar="FILE",
+        help="File of requirements that take the place of all others of their names.",
+    )
+    @click.option("-i", "--index-url", default="", help="Package index in place of PyPI.")
+    @click.option("--extra-index-url", multiple=True, help="One more index, which counts first.")
+    @click.option(
+        "-f", "--find-links", multiple=True, help="Directory, or page with links, of more wheels."
+    )
+    @click.option("--pre", is_flag=True, help="Take prereleases too.")
+    @click.option("--no-deps", is_flag=True, help="Only what is named, and nothing that it needs.")
+    @click.option("--exclude-newer", metavar="DATE", help="Only what was published before.")
     @click.option("--extra", "extras", multiple=True, help="Extra of -r pyproject.toml.")
     @click.option("--group", "groups", multiple=True, help="Dependency group of the same.")
     @click.option(
@@ -175,8 +192,15 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(
         *arguments: Any,
         requirements: tuple[str, ...],
-        files: tuple[Path, ...],
-        constraints: tuple[Path, ...],
+        files: tuple[str, ...],
+        constraints: tuple[str, ...],
+        overrides: tuple[str, ...],
+        index_url: str,
+        extra_index_url: tuple[str, ...],
+        find_links: tuple[str, ...],
+        pre: bool,
+        no_deps: bool,
+        exclude_newer: str | None,
         extras: tuple[str, ...],
         groups: tuple[str, ...],
         builds: tuple[str, ...],
@@ -184,12 +208,21 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         confined: bool,
         **values: Any,
     ) -> Any:
-        given = requirements, files, constraints, extras, groups, builds
-        values["wanted"] = (
-            Wanted.of(*given, require_hashes=require_hashes, confined=confined)
-            if any(given)
-            else None
-        )
+        uvsettings.use_indexes(index_url, extra_index_url, find_links)
+        place = config.load().private_runtime() / "given"
+        found = [[file_of(one, place) for one in some] for some in (files, constraints, overrides)]
+        given = requirements, found[0], found[1], extras, groups, builds
+        flags = [PRE] * pre + [NO_DEPS] * no_deps
+        flags += [f"--exclude-newer={exclude_newer}"] if exclude_newer else []
+        values["wanted"] = None
+        if any(given):
+            values["wanted"] = Wanted.of(
+                *given,
+                require_hashes=require_hashes,
+                confined=confined,
+                flags=flags,
+                override_files=found[2],
+            )
         return command(*arguments, **values)
 
     return wrapped

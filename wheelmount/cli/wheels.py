@@ -38,6 +38,8 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
 )
 @click.option("-U", "--upgrade", is_flag=True, help="Resolve again: the newest of everything.")
 @click.option("--prune", is_flag=True, help="Remove wheels that no request needs any more.")
+@click.option("--dry-run", is_flag=True, help="Say which wheels it would be, and write nothing.")
+@click.option("--forget", is_flag=True, help="Forget that these REQUIREMENTS were asked for.")
 @click.option("-j", "--jobs", default=8, show_default=True, help="Wheels fetched at a time.")
 @options.as_json
 @options.quiet
@@ -49,6 +51,8 @@ def download(
     trusted: tuple[str, ...],
     upgrade: bool,
     prune: bool,
+    dry_run: bool,
+    forget: bool,
     jobs: int,
     as_json: bool,
     quiet: bool,
@@ -62,9 +66,20 @@ def download(
     if wanted is None:
         raise InputError("nothing to download", hint="name a package, or -r a file of them")
     progress = ConsoleProgress(quiet=quiet)
-    report = Wheelhouse(directory).add(
+    house = Wheelhouse(directory)
+    if forget:
+        house.forget(wanted, progress)
+        if prune:
+            house.prune(progress)
+        return
+    targets = targets or of_hosts(spec, config.load(), progress)
+    if dry_run:
+        names = [name for each in targets for name in house.preview(wanted, each, progress)]
+        print(json.dumps(names) if as_json else "\n".join(dict.fromkeys(names)))
+        return
+    report = house.add(
         wanted,
-        targets=targets or of_hosts(spec, config.load(), progress),
+        targets=targets,
         progress=progress,
         jobs=jobs,
         trusted=trusted,

@@ -76,7 +76,7 @@ def fetch(
     """
     if not wheels:
         return
-    with _client(jobs) as client, ThreadPoolExecutor(jobs, thread_name_prefix="wheel") as pool:
+    with connect(jobs) as client, ThreadPoolExecutor(jobs, thread_name_prefix="wheel") as pool:
         fetching = _Fetch(client, auth or IndexAuth(), directory, trusted, _Total(task))
         futures = {pool.submit(fetching, wheel): wheel for wheel in wheels}
         try:
@@ -252,7 +252,12 @@ def _local_path(source: str, directory: Path) -> Path | None:
     return None if scheme else directory / source
 
 
-def _client(jobs: int) -> httpx.Client:
+def connect(jobs: int) -> httpx.Client:
+    """A client with proxies and certificates as uv has them.
+
+    Raises:
+        UnavailableError: those of the environment can't be used.
+    """
     # One connection for each job, so that no request waits for one and times out.
     limits = httpx.Limits(max_connections=jobs)
     try:

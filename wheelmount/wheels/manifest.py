@@ -52,6 +52,7 @@ class Request:
         extras: of the projects among the files.
         groups: of the same.
         builds: packages of the index that were to be built here.
+        flags: options of uv that changed what was chosen.
         digest: of all that the answer depends on, but for the index; empty where that can't be
             told: files that name others, packages that are built here.
         wheels: names of the wheels it came to.
@@ -73,6 +74,7 @@ class Request:
     wheels: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
     located: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, wanted: Wanted, target: Target) -> Request:
@@ -88,6 +90,7 @@ class Request:
             groups=wanted.groups,
             builds=tuple(map(str, wanted.builds)),
             digest=wanted.digest(),
+            flags=(*wanted.flags, *(f"--overrides={file}" for file in wanted.override_files)),
         )
 
     @property

@@ -23,6 +23,7 @@ from wheelmount.errors import (
 )
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import public
+from wheelmount.wheels import uvsettings
 from wheelmount.wheels.compiler import Failure, Kind, compile_requirements, export_lock
 from wheelmount.wheels.lockfile import TOOL, parse_lock
 from wheelmount.wheels.pins import Pins
@@ -78,7 +79,7 @@ def resolve(
         # What uv says of a directory that can't be written sounds like a conflict: try it first.
         fresh.touch()
         fresh.unlink()
-        warnings: list[str] = []
+        warnings = [one for one in [uvsettings.passed_over()] if one and not wanted.lock]
         with progress.task("resolve") as task:
             if wanted.lock:
                 fresh.write_text(_lock_text(wanted.lock, wanted), encoding="utf-8")

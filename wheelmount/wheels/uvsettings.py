@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +43,57 @@ def insecure_hosts(environ: Mapping[str, str] = os.environ) -> list[str]:
     for table in tables(environ):
         found += map(str, table.get("allow-insecure-host", ()))
     return [host.partition("://")[2].rstrip("/") if "://" in host else host for host in found]
+
+
+def use_indexes(default: str, more: Sequence[str], links: Sequence[str]) -> None:
+    """Have uv, and downloads, use indexes that were named on the command line, in this process.
+
+    By variables, and not by arguments of uv, which other users see.
+
+    Args:
+        default: URL in place of PyPI's; empty to leave it.
+        more: URLs of indexes that count before that one.
+        links: URLs or paths of directories and pages with links to wheels.
+    """
+    if default:
+        os.environ["UV_DEFAULT_INDEX"] = default
+    if more:
+        os.environ["UV_INDEX"] = " ".join((*more, os.environ.get("UV_INDEX", ""))).strip()
+    if links:
+        given = [one if "://" in one else str(Path(one).absolute()) for one in links]
+        before = os.environ.get("UV_FIND_LINKS", "")
+        os.environ["UV_FIND_LINKS"] = ",".join((*given, *([before] if before else [])))
+
+
+def passed_over(environ: Mapping[str, str] = os.environ) -> str:
+    """A warning where pip's own configuration names an index, and uv's none; else nothing."""
+    own = [name for name in environ if re.fullmatch(r"UV_(?:DEFAULT_)?INDEX(?:_URL)?", name)]
+    if own or any(
+        {"index", "index-url"} & {*table, *table.get("pip", {})} for table in tables(environ)
+    ):
+        return ""
+    for where, url in _of_pip(environ):
+        if urlsplit(url).hostname not in (None, "pypi.org"):
+            return f"{where} names the index {url}, which uv does not read: set UV_DEFAULT_INDEX"
+    return ""
+
+
+def _of_pip(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if "PIP_INDEX_URL" in environ:
+        yield "PIP_INDEX_URL", environ["PIP_INDEX_URL"]
+    home = Path("~").expanduser()
+    places = [Path(sys.prefix, "pip.conf"), home / ".pip" / "pip.conf"]
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    places += [config / "pip" / "pip.conf", Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf")]
+    if "PIP_CONFIG_FILE" in environ:
+        places.insert(0, Path(environ["PIP_CONFIG_FILE"]))
+    for file in places:
+        parser = configparser.RawConfigParser()
+        with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):
+            parser.read(file, encoding="utf-8")
+            for section in ("global", "install", "download"):
+                if url := parser.get(section, "index-url", fallback=""):
+                    yield str(file), url
 
 
 def tables(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:

@@ -14,10 +14,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, is_normalized_name
 
 from wheelmount.errors import InputError
+from wheelmount.wheels.reqfile import Line
 from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
 
 PROJECT_NAME = "pyproject.toml"
 UV_LOCK_NAME = "uv.lock"
+
+PRE, NO_DEPS = "--prerelease=allow", "--no-deps"
+"""Options of uv, see ``Wanted.flags``."""
 
 # What in a file names other files, or wheels and projects on this machine.
 _OTHERS = re.compile(
@@ -44,6 +48,9 @@ class Wanted:
         projects: absolute paths of projects and source distributions to build.
         builds: packages whose source distributions in the index, or in a lock, are to be built.
         overrides: requirements that take the place of all others of their names.
+        flags: options of uv that change what is chosen: ``--prerelease=allow``, ``--no-deps``,
+            ``--exclude-newer=…``.
+        override_files: absolute paths of files of such requirements.
         confined: whether builds of strangers' sources run in a sandbox.
         require_hashes: whether all that they come to has to be pinned by hashes.
     """
@@ -58,6 +65,8 @@ class Wanted:
     overrides: tuple[Requirement, ...] = ()
     require_hashes: bool = False
     confined: bool = True
+    flags: tuple[str, ...] = ()
+    override_files: tuple[Path, ...] = ()
 
     @classmethod
     def of(
@@ -71,6 +80,8 @@ class Wanted:
         *,
         require_hashes: bool = False,
         confined: bool = True,
+        flags: Sequence[str] = (),
+        override_files: Iterable[Path] = (),
     ) -> Wanted:
         """Check what somebody typed.
 
@@ -82,7 +93,7 @@ class Wanted:
                 alone, or extras or groups are of no project.
             SourceError: a file that does not exist.
         """
-        texts = list(requirements)
+        texts = [_named(text) for text in requirements]
         paths = [path for text in texts if (path := local_path(text))]
         named = [text for text in texts if not local_path(text)]
         wanted = cls(
@@ -95,6 +106,8 @@ class Wanted:
             tuple(parse_requirements(builds)),
             require_hashes=require_hashes,
             confined=confined,
+            flags=tuple(flags),
+            override_files=tuple(existing_files(override_files, "--override")),
         )
         if not (wanted.requirements or wanted.files or wanted.projects or wanted.builds):
             raise InputError("nothing is required", hint="name a package, or a file with -r")
@@ -144,6 +157,8 @@ class Wanted:
             *(f"--constraints={file}" for file in self.constraints),
             *(f"--extra={name}" for name in self.extras),
             *(f"--group={file}:{name}" for file in self._own for name in self.groups),
+            *(f"--overrides={file}" for file in self.override_files),
+            *self.flags,
             *map(str, self.files),
         ]
 
@@ -155,10 +170,13 @@ class Wanted:
         """
         digest = hashlib.sha256(
             repr(
-                (self.requirements, self.extras, self.groups, self.builds, self.require_hashes)
+                (
+                    *(self.requirements, self.extras, self.groups, self.builds),
+                    *(self.require_hashes, self.flags),
+                )
             ).encode()
         )
-        for file in (*self.files, *self.constraints):
+        for file in (*self.files, *self.constraints, *self.override_files):
             text = file.read_bytes()
             if (_PROJECTS if self.lock else _OTHERS).search(text):
                 return ""
@@ -169,6 +187,14 @@ class Wanted:
     def adding(self, requirements: Iterable[Requirement]) -> Wanted:
         """The same and more requirements."""
         return dataclasses.replace(self, requirements=(*self.requirements, *requirements))
+
+
+def _named(text: str) -> str:
+    """A requirement, with its name where it is the bare URL of a wheel or source distribution."""
+    if text.startswith(("http://", "https://")):
+        one = Line(Path(), "", text).requirement()
+        return str(one) if one is not None else text
+    return text
 
 
 def _names(given: Iterable[str]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
 from wheelmount.wheels.archive import find_clashes
-from wheelmount.wheels.build import build_missing
+from wheelmount.wheels.build import build_missing, is_source
 from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.download import DownloadReport, fill, locked, pending
 from wheelmount.wheels.fetch import disk_errors
@@ -33,13 +33,14 @@ from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
+from wheelmount.wheels.reqfile import read_lines
 from wheelmount.wheels.requirements import parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.simple import write_index
 from wheelmount.wheels.sources import build_locked
 from wheelmount.wheels.target import Target
-from wheelmount.wheels.wanted import Wanted
+from wheelmount.wheels.wanted import NO_DEPS, PRE, Wanted
 
 
 class Wheelhouse:
@@ -105,9 +106,51 @@ class Wheelhouse:
             else:
                 reports.append(self._fetch(wanted, request, progress, jobs, trusted))
         if prune:
-            with locked(self.directory, progress):
-                self._prune(progress)
+            self.prune(progress)
         return DownloadReport.together(reports, time.monotonic() - started)
+
+    def preview(
+        self, wanted: Wanted, target: Target, progress: Progress = SILENT
+    ) -> tuple[str, ...]:
+        """Names of the wheels that ``add`` would come to; nothing is downloaded or written.
+
+        Raises:
+            InputError: something would have to be built.
+            WheelmountError: whatever ``resolve`` raises.
+        """
+        if wanted.projects or wanted.builds or any(is_source(one) for one in wanted.requirements):
+            raise InputError("what has to be built is not known before", hint="leave --dry-run out")
+        with scratch() as place:
+            lock = resolve(wanted, target=target, output=place / LOCK_NAME, progress=progress)
+        return tuple(wheel.filename for wheel in chosen_wheels(lock, target))
+
+    def forget(self, wanted: Wanted, progress: Progress = SILENT) -> int:
+        """Take requests off the manifest, for whatever targets they were made.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            InputError: there is none; all are named.
+        """
+        with locked(self.directory, progress):
+            manifest = Manifest.read(self.directory)
+            kept = [
+                one
+                for one in manifest.requests
+                if not one.same_question(Request.of(wanted, one.target))
+            ]
+            gone = len(manifest.requests) - len(kept)
+            if not gone:
+                asked = {" ".join((*one.requirements, *one.files)) for one in manifest.requests}
+                raise InputError(
+                    f"{self.directory} was not asked for that",
+                    hint=f"it was for: {'; '.join(sorted(asked)) or 'nothing'}",
+                )
+            manifest.requests = kept
+            manifest.write(self.directory)
+        progress.log(f"forget: {gone} requests")
+        return gone
 
     def _kept(self, request: Request, manifest: Manifest, progress: Progress) -> DownloadReport:
         size = sum(manifest.wheels[name].size for name in request.wheels)
@@ -156,7 +199,8 @@ class Wheelhouse:
                 manifest = Manifest.read(self.directory)
                 chosen = chosen_wheels(lock, target)
                 pins = tuple(wheel.pin for wheel in chosen)
-                by_url = {package.name for package in lock.packages if package.archive}
+                by_name = {str(one.name) for one in lock.packages if one.archive}
+                by_name |= _overridden(wanted)
                 asked = tuple(without_credentials(str(one)) for one in built.asked)
                 answer = replace(
                     request,
@@ -164,7 +208,7 @@ class Wheelhouse:
                     pins=pins,
                     wheels=report.wheels,
                     pinned=hashes.texts(),
-                    located=tuple(wheel.pin for wheel in chosen if wheel.package in by_url),
+                    located=tuple(wheel.pin for wheel in chosen if wheel.package in by_name),
                 )
                 manifest.remember(answer)
                 manifest.built.update(built.origins | sources.origins)
@@ -172,6 +216,15 @@ class Wheelhouse:
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
         return replace(report, requests=(answer.file(manifest.wheels),))
+
+    def prune(self, progress: Progress = SILENT) -> None:
+        """Remove wheels, and beginnings of wheels, that no request needs any more.
+
+        Raises:
+            WheelError: a request does not say which it needs.
+        """
+        with locked(self.directory, progress):
+            self._prune(progress)
 
     def _prune(self, progress: Progress) -> None:
         manifest = Manifest.read(self.directory)
@@ -331,6 +384,7 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
             requirements=named,
             projects=(),
             builds=(),
+            flags=_proof_flags(wanted.flags),
             overrides=(
                 *_built_of_files(wanted, target, manifest),
                 *_located(wanted, target, manifest),
@@ -354,6 +408,16 @@ def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple
     return tuple(Requirement(f"{name}=={version}") for name, version in names)
 
 
+def _overridden(wanted: Wanted) -> set[str]:
+    lines = (line.requirement() for line in read_lines(wanted.override_files) if not line.option)
+    return {canonicalize_name(one.name) for one in lines if one}
+
+
+def _proof_flags(flags: Iterable[str]) -> tuple[str, ...]:
+    """Those that count for wheels of a directory too: they do not say how old they are."""
+    return tuple(one for one in flags if one in (NO_DEPS, PRE))
+
+
 def _located(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
     """What came by URLs when the same was asked for before, as requirements by name."""
     asked = Request.of(wanted, target)
@@ -368,7 +432,8 @@ def _ask_again(request: Request, target: Target) -> Question:
     hashes = Pins.of_texts(request.pinned)
     if target == request.target:
         located = tuple(map(Requirement, request.located))
-        return Question(Wanted(named, overrides=located), pins, target, hashes)
+        asked = Wanted(named, overrides=located, flags=_proof_flags(request.flags))
+        return Question(asked, pins, target, hashes)
     # Another target may have other versions, so only what was asked for counts; of a file of
     # requirements, which may be gone by now, only the pins are left to ask for.
     return Question(Wanted(named), pins if request.files else (), target, hashes)

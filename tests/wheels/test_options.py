@@ -1,0 +1,109 @@
+"""What people know of pip and uv, on the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wheelmount.wheels import uvsettings
+
+from .support import Index, make_wheel
+
+
+def run(*arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "wheelmount.cli.main", *arguments],
+        input=given,
+        stdin=subprocess.DEVNULL if given is None else None,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    print(done.stderr)
+    return done
+
+
+def wheels(*arguments: str, given: str | None = None) -> list[str]:
+    """What a download comes to."""
+    done = run("download", "-d", "house", "--json", *arguments, given=given)
+    assert done.returncode == 0, done.stderr
+    return sorted(name.split("-py3")[0] for name in json.loads(done.stdout)["wheels"])
+
+
+@pytest.fixture
+def more(uv_index: Index) -> Index:
+    """An index with ``a`` that needs ``b``; a prerelease of ``b`` is newer."""
+    make_wheel(uv_index.directory, "a", requires=["b<2"])
+    for version in ("1.0", "1.5rc1", "2.0"):
+        make_wheel(uv_index.directory, "b", version)
+    return uv_index
+
+
+def test_pre(more: Index) -> None:
+    assert wheels("a") == ["a-1.0", "b-1.0"]
+    assert wheels("a", "--pre") == ["a-1.0", "b-1.5rc1"]
+    assert run("check", "house").returncode == 0
+
+
+def test_no_deps(more: Index) -> None:
+    assert wheels("a", "--no-deps") == ["a-1.0"]
+    assert run("check", "house", "a").returncode == 65
+    assert run("check", "house").returncode == 0
+    assert run("check", "house", "a", "--no-deps").returncode == 0
+
+
+def test_override(more: Index, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("b==2.0\n")
+    assert wheels("a", "--override", "mine.txt") == ["a-1.0", "b-2.0"]
+    assert run("check", "house").returncode == 0
+    assert run("check", "house", "a", "--override", "mine.txt").returncode == 0
+
+
+def test_standard_input_and_urls(more: Index) -> None:
+    for _ in range(2):
+        assert wheels("-r", "-", given="b<2\n") == ["b-1.0"]
+    assert len(json.loads(Path("house/wheelmount.json").read_text())["requests"]) == 1
+    (more.directory / "wanted.txt").write_text("b==2.0\n")
+    assert wheels("-r", f"{more.address}/files/wanted.txt") == ["b-2.0"]
+    done = run("download", "-d", "house", "-r", f"{more.address}/files/nothing.txt")
+    assert done.returncode == 66
+    assert "404" in done.stderr
+    wheel = more.directory / "a-1.0-py3-none-any.whl"
+    assert wheels(more.file_url(wheel)) == ["a-1.0", "b-1.0"]
+
+
+@pytest.mark.parametrize("how", ["--index-url", "-i", "--extra-index-url", "--find-links"])
+def test_indexes(more: Index, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"{more.address}/nothing")
+    more.passwords["own"] = "secret"
+    address = f"{more.address}/own/simple".replace("://", "://me:secret@")
+    where = address if how != "--find-links" else str(more.directory)
+    assert wheels("b<2", how, where) == ["b-1.0"]
+
+
+def test_dry_run_and_forgetting(more: Index) -> None:
+    done = run("download", "-d", "house", "a", "--dry-run")
+    assert done.stdout == "a-1.0-py3-none-any.whl\nb-1.0-py3-none-any.whl\n"
+    assert not Path("house").exists()
+    wheels("a")
+    wheels("b==2.0")
+    assert run("download", "-d", "house", "a", "--forget", "--prune").returncode == 0
+    assert [path.name for path in Path("house").glob("*.whl")] == ["b-2.0-py3-none-any.whl"]
+    done = run("download", "-d", "house", "a", "--forget")
+    assert done.returncode == 64
+    assert "hint: it was for: b==2.0" in done.stderr
+
+
+def test_an_index_of_pip_that_is_passed_over(tmp_path: Path) -> None:
+    bare = {"UV_NO_CONFIG": "1", "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    named = {**bare, "PIP_INDEX_URL": "https://index.example/simple"}
+    assert "PIP_INDEX_URL names the index https://index" in uvsettings.passed_over(named)
+    assert uvsettings.passed_over({**named, "UV_DEFAULT_INDEX": "https://other.example"}) == ""
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://conf.example/simple\n")
+    assert "pip.conf names the index https://conf" in uvsettings.passed_over(bare)
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://pypi.org/simple\n")
+    assert "pip.conf" not in uvsettings.passed_over(bare)

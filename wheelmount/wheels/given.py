@@ -1,0 +1,62 @@
+"""Files of requirements that are no files here: from standard input, or from a URL."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import shutil
+import sys
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+import httpx
+
+from wheelmount.errors import SourceError, TransferError
+from wheelmount.wheels.credentials import IndexAuth
+from wheelmount.wheels.fetch import connect
+
+LARGEST = 1 << 24
+"""Bytes that a file of requirements may have."""
+
+
+def file_of(text: str, folder: Path) -> Path:
+    """The file that ``-r`` and ``-c`` mean: ``-`` is standard input, a URL what is there.
+
+    Args:
+        text: as it was typed.
+        folder: a private directory for files that are made; they are gone when the process ends.
+
+    Raises:
+        SourceError: there is nothing at the URL.
+        TransferError: it did not arrive.
+    """
+    if text == "-":
+        return _keep(sys.stdin.buffer.read(), "requirements.txt", folder)
+    if text.startswith(("http://", "https://")):
+        return _keep(_get(text), PurePosixPath(urlsplit(text).path).name or "index", folder)
+    return Path(text)
+
+
+def _keep(data: bytes, name: str, folder: Path) -> Path:
+    # By its content: what is asked for again is the same.
+    place = folder / f"given-{hashlib.sha256(data).hexdigest()[:16]}"
+    place.mkdir(parents=True, exist_ok=True)
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    (place / name).write_bytes(data)
+    return place / name
+
+
+def _get(url: str) -> bytes:
+    try:
+        with connect(1) as client:
+            response = client.get(url, auth=IndexAuth().of())
+            response.raise_for_status()
+    except httpx.HTTPStatusError as error:
+        code = error.response.status_code
+        raise SourceError(f"{url} cannot be had: {code}", hint="check the URL") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = str(error) or type(error).__name__
+        raise TransferError(f"{url} did not arrive: {reason}", hint="check the network") from None
+    if len(response.content) > LARGEST:
+        raise SourceError(f"{url} has {len(response.content)} bytes", hint="it is no such file")
+    return response.content
