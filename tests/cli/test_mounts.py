@@ -218,7 +218,7 @@ def test_interrupted_it_cleans_up(source: Path, workplace: Path, number: int) ->
         while not mark.exists() and client.poll() is None:
             time.sleep(0.05)
         client.send_signal(number)
-        assert client.wait(30) == 130
+        assert client.wait(30) == 128 + number
         assert client.stderr is not None
         assert b"interrupted" in client.stderr.read()
 

@@ -17,6 +17,7 @@ import pytest
 from tests.cli.test_launcher import ODD
 from tests.conftest import Cli
 from tests.containers.test_running import processes, wait_until
+from wheelmount.containers.overlay import name_for
 
 pytestmark = [pytest.mark.containers, pytest.mark.hosts, pytest.mark.timeout(600)]
 
@@ -100,14 +101,14 @@ def test_an_instance_keeps_its_packages(cli: Cli, job: Path, sif: Path) -> None:
     assert typed.stdout == "typed\n"
     used = records(cli("overlay", "ls", "--json"))
     assert all("instance one" in str(each["user"]) for each in used)
-    refused = cli("overlay", "rm", "default")
+    refused = cli("overlay", "rm", name_for(job / "img.sif"))
     assert refused.returncode == 71
     assert "in use by instance one" in refused.stderr
     assert cli("instance", "stop", "one").stdout == "one host0 stopped\none host1 stopped\n"
     assert _mounts(cli) == []
     assert cli("exec", "--instance", "one", "--", "true").returncode == 71
     assert cli("instance", "stop", "one").returncode == 71
-    assert cli("overlay", "rm", "default").stdout.count("removed") == 2
+    assert cli("overlay", "rm", name_for(job / "img.sif")).stdout.count("removed") == 2
 
 
 @pytest.mark.fuse
@@ -121,7 +122,7 @@ def test_a_session_sends_packages_once(cli: Cli, job: Path) -> None:
         (mounted,) = {each["mntpoint"] for each in _mounts(cli) if each["host"] == "host0"}
         assert cli("instance", "stop", "one").returncode == 0
         assert mounted in {each["mntpoint"] for each in _mounts(cli)}, "it is the session's"
-        assert "overlay default  host1  directory  " in cli("status").stdout
+        assert f"overlay {name_for(job / 'img.sif')}  host1  directory  " in cli("status").stdout
     finally:
         assert cli("down").returncode == 0
 

@@ -169,3 +169,33 @@ def test_nothing_is_lost_when_it_is_full(sif: Path, tmp_path: Path) -> None:
         assert "No space left on device" in said.read()
         assert container.run(["sh", "-c", "grep -q kept /usr/kept && rm /usr/large"]) == 0
         assert container.run(["sh", "-c", "head -c 10M /dev/zero > /usr/small"]) == 0
+
+
+def _sif(path: Path, identity: int) -> Path:
+    head = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0")
+    path.write_bytes(head + b"SIF_MAGIC\x0001\x0002\x00" + bytes([identity]) * 16 + bytes(100))
+    return path
+
+
+def test_an_overlay_goes_with_one_image(tmp_path: Path) -> None:
+    first, second = _sif(tmp_path / "a.sif", 1), _sif(tmp_path / "b.sif", 2)
+    state = tmp_path / "state"
+    own = Overlay(state, "mine", "n1", base=first)
+    own.create()
+    moved = first.rename(tmp_path / "moved.sif")
+    Overlay(state, "mine", "n1", base=moved).create()
+    with pytest.raises(InputError, match=f"goes with another image: {first}") as error:
+        Overlay(state, "mine", "n1", base=second).create()
+    assert "wheelmount overlay rm mine" in str(error.value.hint)
+    Overlay(state, "mine", "n2", base=second).create()
+    Overlay(state, "mine", "n1").create()
+    assert own.remove()
+    Overlay(state, "mine", "n1", base=second).create()
+
+
+def test_each_image_has_a_name_of_its_own(tmp_path: Path) -> None:
+    first, second = _sif(tmp_path / "my image:1.sif", 1), _sif(tmp_path / "b.sif", 2)
+    names = {overlays.name_for(each) for each in (first, second, Path("/nowhere/x.sif"))}
+    assert names == {"my-image-1-01010101", "b-02020202", "x"}
+    for name in names:
+        Overlay(tmp_path, name, "n1")

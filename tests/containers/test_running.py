@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from wheelmount.containers.container import Bind, Container
+from wheelmount.containers.instance import Instance
 from wheelmount.containers.overlay import Overlay
 from wheelmount.errors import ContainerError, WaitError
 
@@ -256,3 +257,28 @@ def test_container_ends_with_its_owner(container: Container) -> None:
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     wait_until(lambda: not processes(mark))
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["no-such-program"], 127),
+        (["/no/such/program"], 127),
+        (["sh", "-c", "exit 255"], 255),
+        (["sh", "-c", "kill -TERM $$"], 143),
+        ([os.fsdecode(b"no-such-\xff")], 127),
+    ],
+)
+def test_how_a_command_ended_is_told(container: Container, command: list[str], code: int) -> None:
+    assert container.run(command, stderr=subprocess.DEVNULL) == code
+
+
+def test_an_instance_tells_it_too(container: Container, tmp_path: Path) -> None:
+    instance = Instance(tmp_path / "runtime", "mine", "n1")
+    made = Container(container.image, instance.workdir)
+    try:
+        instance.ensure(made)
+        assert instance.run(made, ["no-such-program"]) == 127
+        assert instance.run(made, ["sh", "-c", "exit 255"]) == 255
+    finally:
+        instance.stop()

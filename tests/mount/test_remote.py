@@ -280,10 +280,22 @@ def test_opened_from_another_thread(
     assert found == ["hidden\n"]
 
 
+def test_who_mounts_on_local_hosts_sees_it(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    """As the README has it."""
+    with (
+        LocalHosts(2, settings) as hosts,
+        remotemount(hosts, source, f"{workplace}/w-{{host}}", settings=settings) as mount,
+    ):
+        for host in ("host0", "host1"):
+            assert_same(source, Path(mount.mntpoints[host]))
+
+
 def test_each_host_has_the_same_path_in_a_namespace(
     source: Path, workplace: Path, settings: Settings
 ) -> None:
-    with LocalHosts(2, settings) as hosts:
+    with LocalHosts(2, settings, namespaces=True) as hosts:
         assert hosts.namespaces, "this machine is expected to allow mount namespaces"
         with remotemount(hosts, source, settings=settings) as mount:
             assert set(mount.mntpoints.values()) == {str(source)}

@@ -33,9 +33,8 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option(
         "--overlay",
-        default="default",
-        show_default=True,
-        help="Name of the overlay that keeps what containers install, one a host.",
+        help="Name of the overlay that keeps what containers install, one a host; default one for "
+        "each image.",
     )
     @click.option(
         "--overlay-kind",
@@ -64,7 +63,7 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(
         *arguments: Any,
         images: str | None,
-        overlay: str,
+        overlay: str | None,
         overlay_kind: Any,
         overlay_size: int | None,
         instance: str | None,

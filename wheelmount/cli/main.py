@@ -80,7 +80,8 @@ def cli() -> None:
     """A package cache and container launcher for clusters.
 
     Exit codes: 0 all went well; what ran on the hosts passes its worst one on; 2 wrong usage;
-    64-78 an error of wheelmount, see the reference; 130 interrupted.
+    64-78 an error of wheelmount, see the reference; 130 interrupted,
+    143 ended by SIGTERM.
     """
 
 
@@ -100,7 +101,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         with contextlib.suppress(OSError):
             print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(128 + _came[0] if _came else INTERRUPTED)
     except Exception as error:
         log.debug("unexpected", exc_info=True)
         unexpected = WheelmountError(
@@ -115,7 +116,12 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
+_came: list[int] = []
+"""Signals that ended this command, but ^C."""
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _came.append(number)
     raise KeyboardInterrupt
 
 

@@ -9,6 +9,7 @@ import secrets
 import shlex
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from wheelmount.containers.privileges import of_command, write_profile
 from wheelmount.containers.privileges import options as limits
 from wheelmount.containers.process import Stream, attend, undisturbed
 from wheelmount.containers.terminal import Terminal
-from wheelmount.errors import InputError, SourceError, UnavailableError
+from wheelmount.errors import InputError, SourceError, UnavailableError, WaitError
 
 PACKAGES = "/packages"
 """Where a container sees the wheelhouse."""
@@ -33,6 +34,9 @@ _NAMES = {
     "/etc/hosts": "127.0.0.1 localhost {host}\n::1 localhost\n",
     "/etc/resolv.conf": "# There is no network.\n",
 }
+
+LOOK = 30.0
+"""Seconds that a second look may take at why a command ended as one does that did not start."""
 
 NOT_STARTED = 255
 """What apptainer ends with when it cannot start a container; a command may end with it too."""
@@ -292,23 +296,34 @@ class Container:
                 directory=self.workdir.absolute(),
             )
             if code == NOT_STARTED:
-                self._check_start()
+                return self._why(self.command(_look(argv[0])), [lock])
         return code
 
-    def _check_start(self) -> None:
-        """Tell a command that ended with 255 from a container that did not start."""
-        attempt = subprocess.run(
-            self.command(["/bin/sh", "-c", ":"]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=apptainer.environment(),
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if attempt.returncode == NOT_STARTED:
-            raise apptainer.start_error(self.image, attempt.stderr)
+    def _why(self, look: Sequence[str], pass_fds: Sequence[int]) -> int:
+        """Tell a command that ended with 255 from one that is not there, and from no container."""
+        with tempfile.TemporaryFile(dir=self.workdir) as said:
+            try:
+                code = attend(look, stderr=said, pass_fds=pass_fds, timeout=LOOK)
+            except WaitError:
+                return NOT_STARTED
+            if code == NOT_STARTED:
+                said.seek(0)
+                raise apptainer.start_error(self.image, said.read().decode(errors="replace"))
+        return code or NOT_STARTED
+
+    def why_in(self, instance: str, argv: Sequence[str], environment: Mapping[str, str]) -> int:
+        """The same for a command in an instance that runs."""
+        look = self.join_command(instance, _look(argv[0]))
+        try:
+            code = attend(look, stderr=subprocess.DEVNULL, environment=environment, timeout=LOOK)
+        except WaitError:
+            return NOT_STARTED
+        return code or NOT_STARTED
+
+
+def _look(program: str) -> list[str]:
+    """A command that ends with 127 where there is no such program, else with 0."""
+    return _checked(["/bin/sh", "-c", 'command -v -- "$1" >/dev/null || exit 127', "sh", program])
 
 
 def _checked(argv: Sequence[str]) -> list[str]:

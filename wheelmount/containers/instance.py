@@ -174,6 +174,8 @@ class Instance:
                 f"instance {self.name} on {self.host} has ended",
                 hint="run the command again with --image to start it",
             )
+        if code == NOT_STARTED:
+            return container.why_in(_NAME, argv, self._environment)
         return code
 
     def stop(self) -> bool:

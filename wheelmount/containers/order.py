@@ -14,7 +14,7 @@ from wheelmount.config import private_directory
 from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.leftovers import PREFIX, claimed
-from wheelmount.containers.overlay import Kind, Overlay
+from wheelmount.containers.overlay import Kind, Overlay, name_for
 from wheelmount.containers.process import Stream
 from wheelmount.containers.terminal import Size, Terminal
 
@@ -32,7 +32,7 @@ class Order:
     Attributes:
         host: the host's name.
         image: path of the SIF there; empty for that of an instance that runs.
-        overlay: name of the overlay that keeps what is installed.
+        overlay: name of the overlay that keeps what is installed; empty for the image's own.
         state_dir: where overlays are kept.
         runtime_dir: private directory for what goes with the container.
         overlay_kind: see `Overlay`.
@@ -120,15 +120,17 @@ class Order:
 
     def _container(self, workdir: Path) -> Container:
         passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        image = Path(self.image)
         return Container(
-            image=Path(self.image),
+            image=image,
             workdir=workdir,
             overlay=Overlay(
                 Path(self.state_dir),
-                self.overlay,
+                self.overlay or name_for(image),
                 self.host,
                 self.overlay_kind,
                 self.overlay_size,
+                image if self.image else None,
             ),
             packages=Path(self.packages) if self.packages else None,
             binds=[Bind(Path(source), target, rw) for source, target, rw in self.binds],

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from wheelmount.config import private_directory
-from wheelmount.containers import apptainer
+from wheelmount.containers import apptainer, sif
 from wheelmount.errors import ContainerError, InputError
 
 Kind = Literal["directory", "image", "memory"]
@@ -57,6 +57,7 @@ class Overlay:
         host: the host that writes to it; hosts may share ``state_dir``, never an overlay.
         kind: what it is to be made as; None for what is there, or the best for ``state_dir``.
         size: bytes of an image.
+        base: path of the container's image that it goes with; None for whatever it went with.
 
     Raises:
         InputError: a name that is no plain file name, a size that cannot be.
@@ -67,6 +68,7 @@ class Overlay:
     host: str
     kind: Kind | None = None
     size: int | None = None
+    base: Path | None = None
 
     def __post_init__(self) -> None:
         for what, value in (("overlay", self.name), ("host", self.host)):
@@ -114,13 +116,14 @@ class Overlay:
         Raises:
             ConfigError: somebody else's directory is in the way.
             ContainerError: an image cannot be made.
-            InputError: there is one of another kind or size.
+            InputError: there is one of another kind or size, or of another image.
             UnavailableError: apptainer is missing.
         """
         private_directory(self.state_dir / "overlays")
         private_directory(self.path)
         found = self.found
         wanted = self.kind or ("image" if self.size is not None else None)
+        self._compare_base()
         if found is not None:
             self._refuse_other(found, wanted)
         elif (wanted or default_kind(self.path)) == "image":
@@ -150,6 +153,27 @@ class Overlay:
             f"overlay {self.name} of {self.host} {what}",
             hint=f"use another name, or first: wheelmount overlay rm {self.name}",
         )
+
+    def _compare_base(self) -> None:
+        """See that it goes with the container's image: what it keeps is what differs from that."""
+        identity = None if self.base is None else sif.identity(self.base)
+        if identity is None:
+            return
+        try:
+            known, _, path = self._base_file.read_text(errors="surrogateescape").partition(" ")
+        except FileNotFoundError:  # it is new, or of a time when that was not noted
+            self._base_file.write_text(f"{identity} {self.base}", errors="surrogateescape")
+            return
+        if known != identity:
+            raise InputError(
+                f"overlay {self.name} of {self.host} goes with another image: {path}",
+                hint="leave --overlay out for one of this image's own, or use another name, or "
+                f"first: wheelmount overlay rm {self.name}",
+            )
+
+    @property
+    def _base_file(self) -> Path:
+        return self.path.with_name(f".{self.host}.base")
 
     def _make_image(self) -> None:
         fresh = self.path / f".{_IMAGE}"
@@ -200,6 +224,7 @@ class Overlay:
             if self.found == "memory" and self._in_memory.is_dir():
                 remove_tree(self._in_memory)
             remove_tree(self.path)
+            self._base_file.unlink(missing_ok=True)
             self._lock_file.unlink()
         with contextlib.suppress(OSError):  # other hosts' overlays of this name are still there
             self.path.parent.rmdir()
@@ -227,7 +252,9 @@ class Overlay:
             os.ftruncate(descriptor, 0)
             os.pwrite(
                 descriptor,
-                f"{purpose} (process {os.getpid()} on {socket.gethostname()})".encode(),
+                f"{purpose} (process {os.getpid()} on {socket.gethostname()})".encode(
+                    errors="replace"
+                ),
                 0,
             )
             yield descriptor
@@ -260,6 +287,13 @@ class Overlay:
                 if os.path.samestat(os.fstat(descriptor), self._lock_file.stat()):
                     return descriptor
             os.close(descriptor)
+
+
+def name_for(image: Path) -> str:
+    """The name of an image's own overlay: where none is named, each image has one to itself."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", image.stem).lstrip("._-")[:60] or "image"
+    identity = sif.identity(image)
+    return plain if identity is None else f"{plain}-{identity[:8]}"
 
 
 def check_name(what: str, name: str) -> None:

@@ -20,3 +20,19 @@ def check(image: Path) -> None:
             f"image {image} is missing or cannot be read",
             hint=f"build it: wheelmount image build images/python.def {shlex.quote(str(image))}",
         )
+
+
+def identity(image: Path) -> str | None:
+    """What tells one image from another, also from what was built of the same later.
+
+    Returns:
+        The identifier in the head of a SIF, 32 digits; None if it is no SIF that can be read.
+    """
+    try:
+        with image.open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return None
+    # https://github.com/sylabs/sif, pkg/sif/sif.go: 32 bytes to start it, 10 of magic, version and
+    # architecture of 3 each, then a UUID.
+    return head[48:64].hex() if head[32:41] == b"SIF_MAGIC" and len(head) == 64 else None

@@ -32,9 +32,10 @@ class LocalHosts(Hosts):
     Args:
         count: how many.
         settings: where their sockets lie and how long they may take to start.
-        namespaces: give each a mount namespace of its own, so that all can mount at one path and
-            none of it is seen outside. Where the machine does not allow that they share the
-            caller's, and ``namespaces`` says False once they are made.
+        namespaces: give each a mount namespace of its own, so that all can mount at one path. What
+            is mounted is seen by commands on them then, and not by the caller. Where the machine
+            does not allow that they share the caller's, and ``namespaces`` says False once they
+            are made.
         guarded: end them when this process ends. Else they stay until ``stop``.
         within: by name, a process in whose mount namespace a host is to be. Replaces ``count`` and
             ``namespaces``.
@@ -45,7 +46,7 @@ class LocalHosts(Hosts):
         count: int,
         settings: Settings | None = None,
         *,
-        namespaces: bool = True,
+        namespaces: bool = False,
         guarded: bool = True,
         within: Mapping[str, int] | None = None,
     ) -> None:

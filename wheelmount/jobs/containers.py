@@ -160,6 +160,10 @@ def local_names(spec: HostSpec) -> list[str]:
     return [f"host{number}" for number in range(spec.count)]
 
 
+def _called(image: Image) -> str:
+    return f"overlay {image.overlay}" if image.overlay else "the overlay"
+
+
 def explain(results: Results, image: Image, packages: Path | None, progress: Progress) -> None:
     """Say what failures mean that are told by what the command printed."""
     failed = {n: r for n, r in results.items() if isinstance(r, Result) and r.code}
@@ -171,7 +175,7 @@ def explain(results: Results, image: Image, packages: Path | None, progress: Pro
     full = [name for name, text in said.items() if any(sign in text for sign in _FULL)]
     if full:
         progress.log(
-            f"hint: overlay {image.overlay} is full on {', '.join(full)}; what was in it before "
+            f"hint: {_called(image)} is full on {', '.join(full)}; what was in it before "
             "still is. A larger one: --overlay NAME --overlay-size SIZE; "
             "what there is: wheelmount overlay ls"
         )

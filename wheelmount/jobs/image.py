@@ -31,7 +31,7 @@ class Image:
         paths: of the SIF, by name of the host; that of ``""`` is for all others. One inside the
             directory that is mounted is taken from the mount. Empty for the image beside
             ``packages/`` in that directory, or that of an instance that runs.
-        overlay: name of the overlay that keeps what is installed.
+        overlay: name of the overlay that keeps what is installed; None for the image's own.
         overlay_kind: what the overlay is to be; None for the best.
         overlay_size: bytes of an overlay in one file.
         instance: name of the instance to work in; None for a container that ends with the command.
@@ -41,7 +41,7 @@ class Image:
     """
 
     paths: Mapping[str, Path] = dataclasses.field(default_factory=dict)
-    overlay: str = "default"
+    overlay: str | None = None
     overlay_kind: Kind | None = None
     overlay_size: int | None = None
     instance: str | None = None
@@ -163,7 +163,7 @@ def order(host: str, image: Image, shown: Shown | None, settings: Settings) -> O
     return Order(
         host=host,
         image=image.on(host, shown),
-        overlay=image.overlay,
+        overlay=image.overlay or "",
         state_dir=settings.state_dir,
         runtime_dir=str(settings.private_runtime()),
         overlay_kind=image.overlay_kind,

@@ -184,8 +184,7 @@ def _place(
         results = execute(spec, into, argv, tree, settings, progress, output=output)
         if link_mode != "copy":
             progress.log(
-                f"packages in overlay {into.overlay} are links into {PACKAGES}: "
-                f"use it with --packages {tree}"
+                f"packages in the overlay are links into {PACKAGES}: use it with --packages {tree}"
             )
         return results
     venv = _venv(into, spec)
@@ -223,7 +222,8 @@ def _growing_tree(
 ) -> str | None:
     """Name of a tree that serves more than one installation; None for one of its own."""
     if isinstance(into, Image) and link_mode != "copy":  # all links in it are to one path
-        return f"overlay-{into.overlay}"
+        own = blake3("\0".join(map(str, into.paths.values())).encode()).hexdigest()[:16]
+        return f"overlay-{into.overlay or own}"
     if spec.session is not None:  # its mount stays, and is refreshed
         return _of_session(spec.session, settings)
     return None
