@@ -332,6 +332,30 @@ def test_inside_an_allocation_its_nodes_are_used(lab: Lab, source: Path) -> None
     _assert_clean(lab)
 
 
+def test_a_batch_script_uses_its_allocation_and_its_own_node_too(lab: Lab, source: Path) -> None:
+    output = source.parent / "output"
+    script = "echo $WHEELMOUNT_MOUNT; cat new; stat -f -c %T ."
+    (source / "new").write_text("new\n")
+    lines = [
+        f"echo {shlex.quote(script)} | {shlex.join(_command('run', source, '--quiet', '-'))}",
+        f"cat {source}/new; stat -f -c %T {source}",
+        f"{shlex.join(_command('mount', source, '--quiet'))}",
+        f"{shlex.join(_command('umount', '--all'))}",
+    ]
+    batch = ["sbatch", "--wait", "--nodes=2", f"--output={output}", "--wrap", "\n".join(lines)]
+    done = lab.run(LOGIN, batch)
+    said = output.read_text()
+    assert done.returncode == 0, said
+    own = lab.run("host0", ["stat", "-f", "-c", "%T", source]).stdout
+    each = f"{source}\nnew\ntmpfs\n"
+    shown = f"== host0 ==\n{each}== host1 ==\n{each}"
+    stands = f"host0 {source}\nhost1 {source}\n"
+    assert said == f"{shown}new\n{own}{stands}", "only the hosts of the script see the mount"
+    tool = shlex.join(_command("umount", "--all"))
+    assert lab.run("host1", ["bash", "-c", tool]).returncode == 0
+    _assert_clean(lab)
+
+
 def test_a_session_within_an_allocation_is_a_step_of_it(lab: Lab, source: Path) -> None:
     tool = shlex.join(_command())
     commands = [

@@ -12,6 +12,7 @@ import click
 from wheelmount import config
 from wheelmount.cli.console import tell_all
 from wheelmount.errors import InputError
+from wheelmount.hosts import slurm
 from wheelmount.hosts.address import DANGER, OPEN
 from wheelmount.hosts.session import DEFAULT, Session
 from wheelmount.hosts.spec import HostSpec, parse
@@ -81,7 +82,9 @@ def _where() -> str:
     settings = config.load()
     if settings.hosts:
         return settings.hosts
-    return f"session:{DEFAULT}" if Session(DEFAULT, settings).exists else "local:1"
+    if Session(DEFAULT, settings).exists:
+        return f"session:{DEFAULT}"
+    return slurm.allocation() or "local:1"
 
 
 _FROM = (
@@ -92,7 +95,8 @@ _FROM_SESSION = f"{_FROM}; session:NAME for those of `wheelmount up`."
 
 hosts = _hosts(
     default=_where,
-    show_default="$WHEELMOUNT_HOSTS, else the session `default` if it is up, else local:1",
+    show_default="$WHEELMOUNT_HOSTS, else the session `default` if it is up, else the Slurm "
+    "allocation that this runs in, else local:1",
     help=_FROM_SESSION,
 )
 some_hosts = _hosts(help=_FROM_SESSION)

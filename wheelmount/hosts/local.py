@@ -101,7 +101,7 @@ class LocalHosts(Hosts):
         if name in self._within:
             command = [*_enter(self._within[name]), *command]
         elif self.namespaces:
-            command = [*_unshare(), *command]
+            command = [*unshare(), *command]
         if guard is not None:
             command += ["--guard", str(guard)]
         log.debug("run: %s", shlex.join(command))
@@ -185,7 +185,8 @@ def _refusal(path: Path) -> str | None:
     return None
 
 
-def _unshare() -> list[str]:
+def unshare() -> list[str]:
+    """The start of a command that runs in a mount namespace of its own."""
     # "slave": what is mounted outside later is still seen inside, never the other way round.
     command = ["unshare", "--mount", "--propagation", "slave"]
     if os.geteuid() != 0:
@@ -210,4 +211,4 @@ def namespaces_allowed() -> bool:
     """Whether this user may make mount namespaces here."""
     if shutil.which("unshare") is None:
         return False
-    return subprocess.run([*_unshare(), "true"], capture_output=True, check=False).returncode == 0
+    return subprocess.run([*unshare(), "true"], capture_output=True, check=False).returncode == 0

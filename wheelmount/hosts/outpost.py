@@ -26,15 +26,19 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WheelmountError
-from wheelmount.hosts import worker
+from wheelmount.hosts import local, worker
 from wheelmount.hosts.address import SECURE, Address
 
 GUARDED, ATTENDED, DETACHED, ENDED = "guarded", "attended", "detached", "ended"
+
+APART = "WHEELMOUNT_APART"
+"""Variable with the ``view`` of a client from which a worker is to have a mount namespace apart."""
 
 END = b"-----END PRIVATE KEY-----"
 """Last line of credentials."""
@@ -101,9 +105,12 @@ class Outpost:
         self.directory.mkdir(mode=0o700, exist_ok=True)
         log = worker.log_of(self.mark)
         environment = {**os.environ, worker.MARK: str(self.mark), worker.CREDENTIALS: credentials}
+        apart = []
+        if os.environ.get(APART) == view() and local.namespaces_allowed():
+            apart = local.unshare()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "wheelmount.hosts.worker", str(address)],
+                [*apart, sys.executable, "-m", "wheelmount.hosts.worker", str(address)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -189,7 +196,15 @@ _RUN = (
 """As ``-m``, but nothing is imported from the working directory, which may be anybody's."""
 
 
-def command(settings: Settings, token: str, name: str, port: int, mode: str) -> list[str]:
+def view() -> str:
+    """What tells processes that see the same mounts from others: machine and mount namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/mnt').stat().st_ino}"
+
+
+def command(
+    settings: Settings, token: str, name: str, port: int, mode: str, *, apart: bool = False
+) -> list[str]:
     """The command that runs this module on another machine.
 
     Args:
@@ -198,12 +213,16 @@ def command(settings: Settings, token: str, name: str, port: int, mode: str) -> 
         name: of the host; empty for what that machine is called.
         port: to listen at; 0 for any that is free.
         mode: one of the four.
+        apart: have a worker on this machine in a mount namespace of its own.
     """
     python = settings.python or sys.executable
     argv = [python, "-c", _RUN, token, name, str(port), mode]
+    variables = []
     if settings.runtime_dir != Settings().runtime_dir:
-        return ["env", f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}", *argv]
-    return argv
+        variables.append(f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}")
+    if apart:
+        variables.append(f"{APART}={view()}")
+    return ["env", *variables, *argv] if variables else argv
 
 
 def own_name() -> str:

@@ -62,6 +62,17 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
     return count, tuple(options)
 
 
+def allocation() -> str | None:
+    """The hosts of the allocation that this process runs in, as for ``--hosts``; None if in none.
+
+    What a host of wheelmount's runs is in an allocation too, but is to use its own machine.
+    """
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    if not nodes or "SLURM_JOB_ID" not in os.environ or "WHEELMOUNT_HOST" in os.environ:
+        return None
+    return f"slurm:{len(expand(nodes))}"
+
+
 class SlurmHosts(NetworkHosts):
     """Nodes of one job, named as Slurm names them; wheelmount is installed there.
 
@@ -70,6 +81,7 @@ class SlurmHosts(NetworkHosts):
         options: long options of ``sbatch`` without their dashes.
         settings: in force; ``python`` is the Python there.
         guarded: end the job when this process ends. Else it stays until ``stop``.
+        apart: give a host on this process's own node a mount namespace.
         progress: told about waiting.
     """
 
@@ -80,9 +92,11 @@ class SlurmHosts(NetworkHosts):
         settings: Settings,
         *,
         guarded: bool,
+        apart: bool = False,
         progress: Progress = SILENT,
     ) -> None:
         super().__init__((), settings)
+        self._apart = apart
         self._count, self._options = count, list(options)
         self._progress = progress
         self._guarded = guarded
@@ -131,7 +145,7 @@ class SlurmHosts(NetworkHosts):
         return f"wheelmount-{self._token}"
 
     def _worker(self, port: int, mode: str) -> list[str]:
-        return outpost.command(self._settings, self._token, "", port, mode)
+        return outpost.command(self._settings, self._token, "", port, mode, apart=self._apart)
 
     def _wanted(self) -> list[str]:
         options = [f"--{option}" for option in self._options]

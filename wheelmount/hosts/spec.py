@@ -69,17 +69,19 @@ class HostSpec:
 
         Args:
             settings: in force.
-            namespaces: of hosts on this machine; see ``LocalHosts``.
+            namespaces: give hosts on this machine mount namespaces; see ``LocalHosts``.
             guarded: end them when this process ends. Else they stay until they are stopped.
             progress: told about waiting.
         """
         if self.addresses:
             return NetworkHosts(self.addresses, settings)
         if self.kind == "ssh":
-            return SshHosts(self.targets, settings, guarded=guarded)
-        if self.kind in ("slurm", "kubernetes"):
-            kind = SlurmHosts if self.kind == "slurm" else KubernetesHosts
-            return kind(self.count, self.options, settings, guarded=guarded, progress=progress)
+            return SshHosts(self.targets, settings, guarded=guarded, apart=namespaces)
+        job = self.count, self.options, settings
+        if self.kind == "slurm":
+            return SlurmHosts(*job, guarded=guarded, apart=namespaces, progress=progress)
+        if self.kind == "kubernetes":
+            return KubernetesHosts(*job, guarded=guarded, progress=progress)
         return LocalHosts(self.count, settings, namespaces=namespaces, guarded=guarded)
 
 

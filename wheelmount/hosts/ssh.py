@@ -84,10 +84,19 @@ class SshHosts(NetworkHosts):
         targets: where.
         settings: in force; ``python`` is the Python there.
         guarded: end them when this process ends. Else they stay until ``stop``.
+        apart: give those on this machine a mount namespace each.
     """
 
-    def __init__(self, targets: Sequence[Target], settings: Settings, *, guarded: bool) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        settings: Settings,
+        *,
+        guarded: bool,
+        apart: bool = False,
+    ) -> None:
         super().__init__((), settings)
+        self._apart = apart
         self._targets = list(targets)
         self._names = _names(targets)
         self._guarded = guarded
@@ -109,7 +118,7 @@ class SshHosts(NetworkHosts):
             raise
 
     def _spawn(self, target: Target, name: str, mode: str) -> subprocess.Popen[bytes]:
-        argv = outpost.command(self._settings, self._token, name, 0, mode)
+        argv = outpost.command(self._settings, self._token, name, 0, mode, apart=self._apart)
         command = target.command(argv, self._settings.start_timeout)
         log.debug("run: %s", shlex.join(command))
         return subprocess.Popen(

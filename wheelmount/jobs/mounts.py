@@ -48,7 +48,9 @@ def mount(
         ):
             mount = standing
         return mount.mntpoints, mount.shortfall()
-    namespaces = spec.shared and "{host}" not in (mntpoint or "")
+    # A node of a job may be the one that this runs on, with the directory at that very path.
+    alike = spec.shared or (mntpoint is None and spec.kind != "local")
+    namespaces = alike and "{host}" not in (mntpoint or "")
     try:
         with spec.make(settings, namespaces=namespaces, progress=progress) as hosts:
             made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)
