@@ -28,10 +28,13 @@ import re
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+
+from wheelmount.hosts.doorway import Doorway
 
 log = logging.getLogger("wheelmount")
 
@@ -43,6 +46,14 @@ LOG = re.compile(rb"/tmp/[^/]+/monarch_log[^/]*")
 
 LOG_PLACE = re.compile(rb"/tmp/[^/]+/?")
 """Directory of that, which it makes."""
+
+TRIES = 10
+"""Times that descriptors are waited for before Monarch hears that there are none."""
+
+PAUSE = 0.1
+"""Seconds between them, and that callers may be silent then."""
+
+_doorway = Doorway()
 
 NOWHERE = os.devnull.encode()
 
@@ -120,13 +131,41 @@ def close() -> bool:
 
 
 def _accept_own(listening: int, address: int | None, length: int | None, flags: int) -> int:
+    tries = TRIES
     while True:
         accepted = int(_accept4(listening, address, length, flags))
         if accepted < 0:
-            return accepted
+            tries -= 1
+            if not tries or not _wait_for_descriptors(ctypes.get_errno()):
+                return accepted
+            continue
         if _trusted(accepted):
+            _watch(accepted)
             return accepted
         os.close(accepted)  # as if it had never been: on to the next who waits
+
+
+def _wait_for_descriptors(number: int) -> bool:
+    """Whether that is why nothing could be accepted; Monarch would ask again without a pause."""
+    if number not in (errno.EMFILE, errno.ENFILE):
+        return False
+    with contextlib.suppress(Exception):  # native code asks
+        _doorway.sweep(PAUSE)
+        time.sleep(PAUSE)
+    ctypes.set_errno(number)
+    return True
+
+
+def _watch(accepted: int) -> None:
+    """Have a caller from the network show a certificate soon."""
+    peer = socket.socket(fileno=accepted)
+    try:
+        if peer.family in (socket.AF_INET, socket.AF_INET6):
+            _doorway.take(accepted, str(peer.getpeername()[0]))
+    except Exception:  # it has gone already, or there are no threads any more
+        log.debug("a caller is not watched", exc_info=True)
+    finally:
+        peer.detach()
 
 
 def _connect_own(caller: int, address: int | None, length: int) -> int:
@@ -184,7 +223,7 @@ def _own(connection: int) -> bool:
 def own(peer: socket.socket) -> bool:
     """Whether who is connected may be: this user or root, if it is by a Unix socket."""
     if peer.family != socket.AF_UNIX:
-        return True  # of a network, where certificates are asked for
+        return True  # of a network, where certificates are asked for: see ``doorway``
     size = struct.calcsize("iII")
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, user, _ = struct.unpack("iII", credentials)

@@ -14,6 +14,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import runpy
 import shlex
 import shutil
@@ -41,6 +42,9 @@ BEFORE = "WHEELMOUNT_BEFORE"
 TEMPORARY = "TMPDIR"
 """Variable that says where temporary files go."""
 
+ENOUGH = 65536
+"""Descriptors that a host's process wants."""
+
 OF_WORKER = "worker-"
 """Prefix of the directories of workers that nothing of ours has started."""
 
@@ -63,6 +67,7 @@ def prepare(directory: Path) -> None:
     before = {"umask": os.umask(0o077), TEMPORARY: os.environ.get(TEMPORARY)}
     os.environ[BEFORE] = json.dumps(before)
     os.environ[TEMPORARY] = str(directory)
+    _raise_limit()
     program = directory / "process"
     program.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {NAME}\n")
     program.chmod(0o700)
@@ -70,6 +75,14 @@ def prepare(directory: Path) -> None:
         os.environ[PROGRAM] = str(program)
     else:
         log.warning("security: programs cannot be run in %s; hosts are closed late", directory)
+
+
+def _raise_limit() -> None:
+    """Have as many descriptors as are allowed: callers that show no certificate take some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def settle() -> None:
