@@ -154,6 +154,23 @@ def test_a_client_that_is_killed_takes_nothing_with_it(
     assert ["sleep", "60"] not in running
 
 
+def test_it_ends_while_a_command_uses_it(cli: Cli, source: Path, workplace: Path) -> None:
+    cli("up", "--hosts", "local:1")
+    script = workplace / "script"
+    script.write_text(f"touch {workplace}/work/runs; exec sleep 30")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as client:
+        while not (workplace / "work" / "runs").exists():
+            assert client.poll() is None
+            time.sleep(0.05)
+        assert cli("down").returncode == 0
+        _, said = client.communicate(timeout=60)
+    assert client.returncode not in (0, 1), said
+    assert "error: " in said
+    assert "Traceback" not in said
+    assert _sessions(cli) == []
+
+
 def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
