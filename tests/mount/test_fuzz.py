@@ -139,6 +139,13 @@ def test_descriptions_with_other_parts(data: st.DataObject) -> None:
     _take(msgpack.packb(_with(whole, path, data.draw(ANY))))
 
 
+@pytest.mark.parametrize(
+    ("path", "new"), [((7,), ["a"]), ((8,), []), ((4,), 0), ((3,), 0), ((5, 1, 2), -1)]
+)
+def test_descriptions_that_were_found(path: tuple[int, ...], new: object) -> None:
+    _take(msgpack.packb(_with(_example(), path, new)))
+
+
 @always(st.data())
 def test_descriptions_with_other_bytes(data: st.DataObject) -> None:
     packed = bytearray(msgpack.packb(_example()))

@@ -318,6 +318,8 @@ class Layout(Cut):
                     hint="unmount, and mount again",
                 )
             tree = before.tree.copy()
+        if not {*map(type, gone)} <= {int}:
+            raise ValueError("numbers that are gone")
         for number in gone:
             tree.forget(number)
         for part in inodes:
