@@ -50,6 +50,7 @@ OF_PROJECTS = frozenset(
         "read_timeout",
         "ring",
         "start_timeout",
+        "verify_rate",
     }
 )
 """What a project's file may set by itself: nothing that says where code runs, or which."""
@@ -101,6 +102,9 @@ class Settings:
     store: str = MEMORY
     """Where each host keeps what it receives: ``memory``, or a directory."""
 
+    verify_rate: float = 0.0
+    """MB a second at which hosts verify stores on a disk over and over; 0 for not at all."""
+
     adapter: str = "auto"
     """How a mount is shown: ``auto`` for the best way a host allows, else the name of one."""
 
@@ -142,6 +146,8 @@ class Settings:
             raise ConfigError(f"compress is {self.compress!r}", hint="give auto, always or never")
         if self.access not in ("source", "private", "public"):
             raise ConfigError(f"access is {self.access!r}", hint="give source, private or public")
+        if self.verify_rate < 0:
+            raise ConfigError(f"verify_rate is {self.verify_rate}", hint="give MB a second, or 0")
         for name in ("read_timeout", "fetch_timeout", "start_timeout", "queue_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")

@@ -9,16 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.conftest import NOBODY, Cli, mounts_shown
 from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import MEMORY, Settings
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount import proofs
+from wheelmount.mount import proofs, server, serving
 from wheelmount.mount import verify as verification
 from wheelmount.mount.layout import Extent
 from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.mount.store import current
+from wheelmount.mount.task import Task
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -149,6 +151,35 @@ def test_the_command_names_repairs_and_ends_with_74(
     assert (done.returncode, done.stdout.count("repaired: page")) == (0, 1), done.stderr
     assert cli("verify", "-q").stderr == ""
     assert cli("umount", "--all").returncode == 0
+
+
+def test_in_the_background_at_a_bounded_rate(
+    source: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "VERIFY_PAUSE", 0.05)
+    settings = replace(settings, verify_rate=0.3)
+    with (
+        LocalHosts(1, settings, namespaces=False) as hosts,
+        remotemount(hosts, source, str(workplace / "w"), settings=settings) as mount,
+    ):
+        mount.wait(30)
+        (directory,) = serving.find(settings)
+        task = Task.read(directory)
+        assert task.verify_rate == 300_000
+        _flip(Path(task.store) / "1" / "page")
+
+        async def watch() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.Server(directory, task)._verify)
+                with trio.fail_after(60):
+                    while verification.last(directory) is None:
+                        await trio.sleep(0.05)
+                nursery.cancel_scope.cancel()
+
+        trio.run(watch)
+        found = mount.status()["host0"]["verified"]
+        assert found["wrong"] == ["page"]
+        assert found["seconds"] >= 0.9 * found["size"] / 300_000
 
 
 def test_an_ordinary_users_files_that_may_not_be_written(workplace: Path) -> None:

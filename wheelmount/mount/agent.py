@@ -112,6 +112,7 @@ class Agent(Actor):  # type: ignore[misc]
             adapter,
             settings.read_timeout,
             made,
+            settings.verify_rate * 1e6,
         )
         try:
             description = await fetch_description(source, settings.fetch_timeout)

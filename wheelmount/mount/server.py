@@ -20,8 +20,8 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from wheelmount.errors import MountError, UnavailableError
-from wheelmount.mount import control, point, traffic, users, verify, views
+from wheelmount.errors import MountError, StoreError, UnavailableError
+from wheelmount.mount import control, kernel, point, traffic, users, verify, views
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import Adapter
 from wheelmount.mount.attach import attach, set_read_ahead
@@ -42,6 +42,9 @@ FEED_TIMEOUT = 10.0
 
 BEGIN_TIMEOUT = 20.0
 """Seconds for who made a mount to connect first; it does so at once, if it is not killed."""
+
+VERIFY_PAUSE = 60.0
+"""Seconds between one verification in the background and the next."""
 
 READ_AHEAD = 1024
 """KiB that the kernel reads ahead, where we may say so; its own 128 halve the speed of files."""
@@ -130,12 +133,32 @@ class Server:
                     patience = 0.0
                 os.close(ready)
             nursery.start_soon(self._signals)
+            if self.task.verify_rate and not kernel.in_memory(Path(self.task.store)):
+                nursery.start_soon(self._verify)
             if not (self.directory / KEPT).exists():
                 nursery.start_soon(self._miss, patience)
             await self.generations.serve(adapter, nursery)
             if self.generations.bound is not None:
                 await self._bound()
             nursery.cancel_scope.cancel()
+
+    async def _verify(self) -> None:
+        """Verify over and over what a disk keeps."""
+        store, rate = Path(self.task.store), self.task.verify_rate
+        while True:
+            await trio.sleep(VERIFY_PAUSE)
+            if self.generations.shown.missing():
+                continue
+            try:
+                found = await trio.to_thread.run_sync(
+                    lambda: verify.verify(store, rate=rate), abandon_on_cancel=True
+                )
+            except (StoreError, OSError) as error:  # it changes meanwhile
+                log.info("not verified: %s", error)
+                continue
+            verify.note(self.directory, found)
+            if found.wrong:
+                log.error("damaged: %s", ", ".join(found.wrong))
 
     async def _miss(self, timeout: float) -> None:
         """Unmount if who made this mount went away before it connected, or while nobody served."""

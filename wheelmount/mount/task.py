@@ -24,6 +24,7 @@ class Task:
         adapter: how it is to be shown in the end; one of ``adapter.NAMES`` but not ``auto``.
         read_timeout: seconds a read waits for its bytes.
         made: whether the mount point was made for it and is to go with it.
+        verify_rate: bytes a second at which a store on a disk is verified over and over; 0: not.
     """
 
     host: str
@@ -33,6 +34,7 @@ class Task:
     adapter: str
     read_timeout: float
     made: bool
+    verify_rate: float = 0.0
 
     def write(self, directory: Path) -> None:
         """Put it into its directory."""
