@@ -125,7 +125,13 @@ def _started(user: int, *command: str | Path, cwd: Path | None = None) -> subpro
         group=user,
         extra_groups=[],
         cwd=cwd or home,
-        env={"HOME": str(home), "USER": names[user], "PATH": path},
+        env={
+            "HOME": str(home),
+            "USER": names[user],
+            "PATH": path,
+            # What is refused is not answered, and waited for.
+            "WHEELMOUNT_START_TIMEOUT": "10" if user == STRANGER else "60",
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
