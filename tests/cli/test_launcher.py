@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import Cli
 from wheelmount.cli.containers import execute, shell
 from wheelmount.cli.run import run
+from wheelmount.jobs import scripts
 
 ODD = [
     *(
@@ -88,3 +89,24 @@ def test_a_script_gets_them_byte_for_byte(cli: Cli, source: Path, workplace: Pat
     assert done.returncode == 0, done.stderr
     written = (workplace / "work" / "out" / "host0.out").read_bytes()
     assert written == b"".join(os.fsencode(word) + b"\0" for word in ODD)
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ("#!/bin/sh", ("/bin/sh",)),
+        ("#! /usr/bin/env  -S python3 -I ", ("/usr/bin/env", "-S python3 -I")),
+        ("#!", ("bash",)),
+        ("echo", ("bash",)),
+        ("", ("bash",)),
+    ],
+)
+def test_a_script_says_what_runs_it(first: str, words: tuple[str, ...]) -> None:
+    assert scripts.interpreter(f"{first}\nrest".encode()) == words
+
+
+@pytest.mark.hosts
+def test_a_script_may_be_of_any_interpreter(cli: Cli, source: Path) -> None:
+    script = "#!/usr/bin/env python3\nimport sys\nprint(sys.argv[1:], open('.hidden').read())"
+    done = cli("run", "-q", source, "-", "-x", input=script, stdin=None)
+    assert done.stdout == "['-x'] hidden\n\n", done.stderr

@@ -38,9 +38,10 @@ def run(
     show: output.Show,
     quiet: bool,
 ) -> int:
-    """Mount SOURCE on every host and run the bash script SCRIPT (`-`: standard input) on each.
+    """Mount SOURCE on every host and run the script SCRIPT (`-`: standard input) on each.
 
-    Options stand before SCRIPT; all that follows is its own.
+    Options stand before SCRIPT; all that follows is its own. Its first line may name what runs it
+    (`#!/usr/bin/env python3`), else that is bash.
     It runs in the mounted directory, which is read-only, as soon as that stands: what it reads
     arrives first. The exit code is the worst of all. One host gets the standard input of this
     command, unless the script is read from it.

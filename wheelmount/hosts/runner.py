@@ -48,7 +48,8 @@ class Command:
     Attributes:
         argv: program and arguments; a first item of ``python`` is the host's own Python, the one
             that runs wheelmount.
-        script: text of a bash script, run with ``argv`` as its arguments instead.
+        script: text of a script, run with ``argv`` as its arguments instead.
+        interpreter: what runs the script.
         note: what the program is to read from a private file, whose path is the last argument;
             every user of the host can read the arguments themselves.
         environment: variables to set.
@@ -57,6 +58,7 @@ class Command:
 
     argv: tuple[str, ...] = ()
     script: bytes | None = None
+    interpreter: tuple[str, ...] = ("bash",)
     note: bytes | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
@@ -99,7 +101,7 @@ class _Run:
         if command.script is not None:
             script = directory / "script"
             script.write_bytes(command.script)
-            argv = ["bash", str(script), *argv]
+            argv = [*command.interpreter, str(script), *argv]
         elif argv[0] == "python":
             argv[0] = sys.executable
             cwd = cwd or "/"  # Python imports what lies in the working directory

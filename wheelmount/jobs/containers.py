@@ -14,7 +14,7 @@ from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Output, Result, Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import instances, sites
+from wheelmount.jobs import instances, scripts, sites
 from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
@@ -92,7 +92,7 @@ def script(
     output: Output | None = None,
     stdin: RawIOBase | None = None,
 ) -> Results:
-    """Mount a directory on all hosts and run a bash script on each, in a container that shows it.
+    """Mount a directory on all hosts and run a script on each, in a container that shows it.
 
     The container has the directory where the host has it, read-only, and the script starts there.
     ``WHEELMOUNT_MOUNT`` names it, ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK`` the host. Wheels in
@@ -110,7 +110,7 @@ def script(
         output: told of output as it comes.
         stdin: what the script reads, if there is one host.
     """
-    argv = ["bash", SCRIPT, *arguments]
+    argv = [*scripts.interpreter(text), SCRIPT, *arguments]
     check(spec, image, argv)
     if image.instance is not None:
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from io import RawIOBase
@@ -31,7 +32,7 @@ def run(
     output: Output | None = None,
     stdin: RawIOBase | None = None,
 ) -> Results:
-    """Mount a directory on all hosts and run a bash script on each, in the mounted directory.
+    """Mount a directory on all hosts and run a script on each, in the mounted directory.
 
     The script finds the mount point in ``WHEELMOUNT_MOUNT``, its host's name and place in
     ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK``.
@@ -49,11 +50,21 @@ def run(
     """
 
     def command(_host: str, path: str) -> Command:
-        return Command(tuple(arguments), script, environment={"WHEELMOUNT_MOUNT": path}, cwd=path)
+        environment = {"WHEELMOUNT_MOUNT": path}
+        return Command(
+            tuple(arguments), script, interpreter(script), environment=environment, cwd=path
+        )
 
     return on_mounts(
         spec, source, mntpoint, command, settings, progress, "run", output=output, stdin=stdin
     )
+
+
+def interpreter(script: bytes) -> tuple[str, ...]:
+    """What runs a script: what its first line says after ``#!``, as execve(2) has it; else bash."""
+    first = script.partition(b"\n")[0]
+    words = os.fsdecode(first[2:]).strip().split(None, 1) if first.startswith(b"#!") else []
+    return tuple(words) or ("bash",)
 
 
 def read(path: str) -> bytes:
@@ -68,7 +79,7 @@ def read(path: str) -> bytes:
     except OSError as error:
         raise SourceError(
             f"cannot read the script {path}: {error.strerror}",
-            hint="give a bash script, or - for stdin",
+            hint="give a script, or - for stdin",
         ) from None
     if len(text) > LARGEST:
         raise InputError(
