@@ -259,9 +259,13 @@ class Generations:
     def _find_users(self, leaving: list[Store]) -> dict[Store, list[str]]:
         if self._task.adapter != "bind":  # only the server showed it, and the kernel tells that
             return {store: [] for store in leaving}
-        for store in leaving:
-            self._trees.setdefault(store, Tree(store.root))
-        found = self._census.find([self._trees[store] for store in leaving])
+        try:
+            for store in leaving:
+                self._trees.setdefault(store, Tree(store.root))
+            found = self._census.find([self._trees[store] for store in leaving])
+        except OSError as error:
+            log.warning("users of earlier generations cannot be told: %s", error)
+            return {store: [str(error)] for store in leaving}
         return {store: found[self._trees[store]] for store in leaving}
 
     def kept(self) -> Kept:

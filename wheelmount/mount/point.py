@@ -272,12 +272,21 @@ def standing(directory: Path) -> Mounted | None:
     Args:
         directory: of the mount.
     """
+    before = None
+    while (note := _note(directory)) != before:  # else another mount took its place meanwhile
+        known = json.loads(note)
+        found = [each for each in table() if [each.id, each.device] in known]
+        if found:
+            return found[-1]
+        before = note
+    return None
+
+
+def _note(directory: Path) -> str:
     try:
-        known = json.loads((directory / MOUNTS).read_text())
+        return (directory / MOUNTS).read_text()
     except OSError:
-        return None
-    found = [each for each in table() if [each.id, each.device] in known]
-    return found[-1] if found else None
+        return "[]"
 
 
 def await_change() -> None:

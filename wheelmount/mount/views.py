@@ -39,7 +39,9 @@ class Root:
     def of(cls, directory: Path) -> Root:
         """That of a directory which this process can reach."""
         mount = kernel.look(directory).mount
-        holder = next(each for each in point.table() if each.id == mount)
+        holder = next((each for each in point.table() if each.id == mount), None)
+        if holder is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
         inside = os.path.relpath(os.path.realpath(directory), holder.path)
         return cls(holder.device, str(Path(holder.root, inside)))
 
