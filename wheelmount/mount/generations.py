@@ -5,7 +5,9 @@ The process that serves a mount owns this: it alone changes over, and it knows w
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import logging
 import os
 import stat
@@ -188,13 +190,13 @@ class Generations:
                         continue
                     place = store.root / part
                     if not _alike(before.root / part, place):
-                        log.info("%s keeps what it shows: there is no %s", mount.path, part)
+                        log.debug("%s keeps what it shows: there is no %s", mount.path, part)
                         continue
                     try:
                         done = views.exchange(space, mount, place)
                     except OSError as error:
                         done = False
-                        log.warning("%s keeps what it shows: %s", mount.path, error)
+                        log.debug("%s keeps what it shows: %s", mount.path, error)
                     if done:
                         log.info("%s of process %d follows", mount.path, space.process)
 
@@ -241,20 +243,36 @@ class Generations:
         pause = waited = AGAIN
         unused: set[Store] = set()
         while self._leaving:
-            due = [s for s in self._leaving if waited >= pause or s not in self._users]
-            if waited >= pause:
+            everything, count = waited >= pause, len(self._kept)
+            if everything:
                 pause, waited = min(2 * pause, SELDOM), 0.0
-            found = await trio.to_thread.run_sync(self._find_users, due)
-            self._users |= found
-            free = {store for store in due if not found[store]}
-            for store in free:
-                del self._users[store]
-                if store in unused:
-                    await self._forget(store)
-            unused = free
+            unused = await self._look(unused, everything=everything)
+            if len(self._kept) < count:
+                gc.collect()  # else what they have mapped stays until there is much other garbage
             await trio.sleep(AGAIN)
             waited += AGAIN
         self._looking = False
+
+    async def _look(self, unused: set[Store], *, everything: bool) -> set[Store]:
+        """Delete what was unused at the last look and still is; gives what is unused since."""
+        due = [store for store in self._leaving if everything or store not in self._users]
+        async with self._turn:
+            await trio.to_thread.run_sync(self._exchange_again, due)
+        self._users |= await trio.to_thread.run_sync(self._find_users, due)
+        free = {store for store in due if not self._users[store]}
+        for store in free:
+            del self._users[store]
+            if store in unused:
+                await self._forget(store)
+        return free - unused
+
+    def _exchange_again(self, leaving: list[Store]) -> None:
+        """Exchange views that were made, or could not be exchanged, at the change-over."""
+        mount = point.standing(self._directory)
+        if self.bound is not None and mount is not None:
+            with contextlib.suppress(OSError):  # the next look tries it again
+                former = {Root.of(store.root): store for store in leaving}
+                self._exchange_views(former, self.bound, mount.id)
 
     def _find_users(self, leaving: list[Store]) -> dict[Store, list[str]]:
         if self._task.adapter != "bind":  # only the server showed it, and the kernel tells that
