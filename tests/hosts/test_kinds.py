@@ -274,6 +274,8 @@ def test_a_job_cancelled_from_outside_is_said_and_leaves_no_mount(lab: Lab, sour
     assert done.returncode == 68
     assert "has ended" in done.stderr
     assert "`wheelmount up --name default` makes it anew" in done.stderr
+    anew = _call(lab, "up", "--hosts", "slurm:1,time=10")
+    assert (anew.returncode, anew.stdout) == (0, "session default is up: host0\n"), anew.stderr
     assert _call(lab, "down").returncode == 0
 
 
@@ -354,6 +356,15 @@ def test_a_batch_script_uses_its_allocation_and_its_own_node_too(lab: Lab, sourc
     tool = shlex.join(_command("umount", "--all"))
     assert lab.run("host1", ["bash", "-c", tool]).returncode == 0
     _assert_clean(lab)
+
+
+def test_an_allocation_of_more_tasks_than_nodes_has_one_worker_a_node(
+    lab: Lab, source: Path
+) -> None:
+    command = _command("run", "--hosts", "slurm:2", "--mntpoint", PATH, source, "-")
+    inside = ["salloc", "--nodes=2", "--ntasks=6", "--ntasks-per-node=3", "--quiet", *command]
+    done = lab.run(LOGIN, inside, stdin=None, input="hostname")
+    assert done.stdout == "== host0 ==\nhost0\n== host1 ==\nhost1\n", done.stderr
 
 
 def test_a_session_within_an_allocation_is_a_step_of_it(lab: Lab, source: Path) -> None:

@@ -61,3 +61,20 @@ def test_reads_addresses(text: str, count: int, shared: bool) -> None:
 def test_hosts_are_named_as_in_their_addresses() -> None:
     addresses = parse("tls://a:1,b:1,b:2").addresses
     assert called(addresses) == ["a", "b-1", "b-2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("2,nodelist=a,b,partition=gpu", ("nodelist=a,b", "partition=gpu")),
+        ("2,exclusive,nodelist=n[1-3,5],time=1", ("exclusive", "nodelist=n[1-3,5]", "time=1")),
+        ("2,partition=a,b,exclusive,mem=1", ("partition=a,b", "exclusive", "mem=1")),
+    ],
+)
+def test_values_of_slurm_may_have_commas(text: str, options: tuple[str, ...]) -> None:
+    assert parse(f"slurm:{text}").options == options
+
+
+def test_jobs_of_slurm_that_are_many_are_refused() -> None:
+    with pytest.raises(InputError, match="would be many jobs"):
+        parse("slurm:2,array=1-3")

@@ -33,6 +33,12 @@ log = logging.getLogger("wheelmount")
 PORTS = range(20000, 30000)
 """Of which a job gets one, by chance: jobs that share a node must not have the same."""
 
+FLAGS = frozenset(
+    {"contiguous", "exclusive", "hold", "no-kill", "no-requeue", "overcommit", "oversubscribe"}
+    | {"reboot", "requeue", "spread-job", "use-min-nodes", "verbose"}
+)
+"""Options of ``sbatch`` that need no value."""
+
 GLANCE = 0.2
 """Seconds between looks at the queue at first; they grow tenfold."""
 
@@ -53,8 +59,19 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
         InputError: it is something else.
     """
     hint = "give slurm:N, for example slurm:4,partition=gpu,time=1:00:00"
-    count, options = counted("slurm", text, "nodes", hint)
+    count, words = counted("slurm", text, "nodes", hint)
+    options: list[str] = []
+    for word in words:
+        # What follows a value may be more of it, as in nodelist=a,b.
+        if not options or "=" not in options[-1] or _begins(word):
+            options.append(word)
+        else:
+            options[-1] += f",{word}"
     for option in options:
+        if option.partition("=")[0] == "array":
+            raise InputError(
+                f"{option!r} would be many jobs", hint="give slurm:N with the nodes of one job"
+            )
         if re.fullmatch(r"[a-z][a-z-]*(=\S*)?", option) is None:
             raise InputError(
                 f"{option!r} is no option of sbatch", hint="give slurm:N,partition=gpu,exclusive"
@@ -71,6 +88,11 @@ def allocation() -> str | None:
     if not nodes or "SLURM_JOB_ID" not in os.environ or "WHEELMOUNT_HOST" in os.environ:
         return None
     return f"slurm:{len(expand(nodes))}"
+
+
+def _begins(word: str) -> bool:
+    """Whether a word is an option, and not more of the value before it."""
+    return word in FLAGS or re.match(r"[a-z][a-z-]*=", word) is not None
 
 
 class SlurmHosts(NetworkHosts):
@@ -117,6 +139,11 @@ class SlurmHosts(NetworkHosts):
         try:
             inside = os.environ.get("SLURM_JOB_ID")
             if inside is not None:
+                if "SLURM_HET_SIZE" in os.environ:
+                    raise InputError(
+                        "this allocation has parts of several kinds (a heterogeneous job)",
+                        hint="run this outside of it, or in an allocation of one kind",
+                    )
                 nodes = expand(os.environ["SLURM_JOB_NODELIST"])[: self._count]
                 if len(nodes) < self._count:
                     raise InputError(
@@ -149,12 +176,14 @@ class SlurmHosts(NetworkHosts):
 
     def _wanted(self) -> list[str]:
         options = [f"--{option}" for option in self._options]
-        return [f"--job-name={self._name}", f"--nodes={self._count}", *options]
+        # One worker a node, however many tasks a node was asked for.
+        tasks = [f"--ntasks={self._count}", "--ntasks-per-node=1"]
+        return [f"--job-name={self._name}", f"--nodes={self._count}", *options, *tasks]
 
     def _run(self, port: int, where: list[str]) -> None:
         """Start workers by ``srun``, which ends them when its input ends if they are guarded."""
         mode = outpost.GUARDED if self._guarded else outpost.ATTENDED
-        command = ["srun", *self._wanted(), *where, "--ntasks-per-node=1", "--input=all", "--"]
+        command = ["srun", *self._wanted(), *where, "--input=all", "--"]
         command += self._worker(port, mode)
         log.debug("run: %s", shlex.join(command))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step runs
@@ -185,12 +214,12 @@ class SlurmHosts(NetworkHosts):
         Slurm keeps its script for its owner's eyes only.
         """
         credentials = self.authority().encode()
-        run = ["srun", "--ntasks-per-node=1", "--input=all", "--"]
+        run = ["srun", f"--ntasks={self._count}", "--ntasks-per-node=1", "--input=all", "--"]
         run += self._worker(port, outpost.ATTENDED)
         script = (
             f"#!/bin/bash\n{shlex.join(run)} <<'CREDENTIALS'\n{credentials.decode()}CREDENTIALS\n"
         )
-        output = ["--output=/dev/null", "--parsable", "--ntasks-per-node=1"]
+        output = ["--output=/dev/null", "--parsable"]
         command = ["sbatch", *self._wanted(), *output]
         log.debug("run: %s, which runs %s", shlex.join(command), shlex.join(run))
         said = ask(command, script)

@@ -45,18 +45,18 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
     with session.lock():
         if session.exists:
             record = session.read()
-            if record.spec != str(spec):
+            try:
+                hosts_of(session, record).check()
+            except HostError as error:  # made anew, of what is asked for now
+                progress.log(f"session {session.name}: {error.message}; it is made anew")
+                _end(session, record)
+            else:
+                if record.spec == str(spec):
+                    return record, False
                 raise InputError(
                     f"session {session.name} is up with {record.spec}",
                     hint=f"run `wheelmount down {session.name}` first, or give another --name",
                 )
-            try:
-                hosts_of(session, record).check()
-            except HostError as error:
-                progress.log(f"session {session.name}: {error.message}; it is made anew")
-                _end(session, record)
-            else:
-                return record, False
         return _make(spec, session, progress), True
 
 
