@@ -30,3 +30,14 @@ def test_who_lists_an_open_directory_again_hides_no_new_file(model: Model) -> No
     for _ in range(2):
         _holds(model)
         model.open(0, False)
+
+
+def test_other_places_of_a_mount_follow_it(model: Model) -> None:
+    model.mount([[("write", 0, b"a", 0, 0), ("write", 0, b"b", 4096, 0)]])
+    model.view()
+    model.open(1, True)
+    for number in range(3):
+        model.refresh([("overwrite", 0, 0, number, False), ("write", 0, b"c", 1, number)])
+        _holds(model)
+    model.kill()
+    _holds(model)

@@ -259,8 +259,6 @@ class Mount(World):
         raise AssertionError("no server took over")
 
     def view(self) -> Shown | None:
-        if self.adapter == "bind":  # shows the tree that it was made of
-            return None
         place = self._place / f"view{len(self._views)}"
         place.mkdir()
         subprocess.run(["mount", "--bind", self._served.mount, place], check=True)
