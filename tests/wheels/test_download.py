@@ -54,7 +54,7 @@ def fetch(index: Index, house: Path, *wheels: Path, jobs: int = 8) -> DownloadRe
 
 def left(house: Path) -> list[str]:
     """What is in the directory, without the files that are always there."""
-    always = {".wheelmount.lock", "wheelmount.json"}
+    always = {".wheelmount.lock", "requests", "wheelmount.json"}
     return sorted(file.name for file in house.iterdir() if file.name not in always)
 
 
