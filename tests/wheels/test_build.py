@@ -148,8 +148,9 @@ def test_a_source_that_is_pinned_is_compared(
     assert house.wheels() == []
 
 
+@pytest.mark.parametrize("how", ["argument", "file", "constraint", "unnamed"])
 def test_git_is_told_a_password_by_no_argument(
-    repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     served = tmp_path / "served"
     git("clone", "-q", "--bare", str(repository), str(served / "own.git"), cwd=tmp_path)
@@ -171,7 +172,16 @@ def test_git_is_told_a_password_by_no_argument(
     place = f"127.0.0.1:{server.server_port}/own.git@v1#subdirectory=sub"
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        house.add(Wanted.of([f"own.name @ git+http://me:it's@secret@{place}"]), targets=[HERE])
+        line = f"own.name @ git+http://me:it's@secret@{place}"
+        inner, outer = tmp_path / "inner.txt", tmp_path / "outer.txt"
+        inner.write_text(f"{line.removeprefix('own.name @ ') if how == 'unnamed' else line}\n")
+        outer.write_text("-r inner.txt\nneeded\n")
+        if how == "argument":
+            house.add(Wanted.of([line]), targets=[HERE])
+        elif how == "constraint":
+            house.add(Wanted.of(["own-name"], constraints=[inner]), targets=[HERE])
+        else:
+            house.add(Wanted.of(files=[outer]), targets=[HERE])
         error = refused_again(house, f"own.name @ git+http://me:other-secret@{place}")
     finally:
         server.shutdown()

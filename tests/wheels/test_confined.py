@@ -40,6 +40,7 @@ def mount():
     return subprocess.run(["umount", "mounted"], check=True).returncode == 0
 
 def get_requires_for_build_wheel(settings=None):
+    attempt(lambda: pathlib.Path(ASKED["written"]).write_text("x"))
     return ["late"]
 
 def build_wheel(directory, config_settings=None, metadata_directory=None):
@@ -75,7 +76,7 @@ def stranger(tmp_path: Path, index: Index, secret: Path) -> Path:
     place = tmp_path / "own-1.0"
     place.mkdir()
     (place / "pyproject.toml").write_text(
-        '[project]\nname = "own"\nversion = "1.0"\n'
+        '[project]\nname = "own"\nversion = "1.0"\ndynamic = ["dependencies"]\n'
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     )
     (place / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
@@ -101,9 +102,11 @@ def reached(house: Path) -> dict[str, object]:
 
 
 @pytest.mark.skipif(not sandbox.available(), reason="no namespaces")
+@pytest.mark.parametrize("how", ["path", "url", "index", "url in a file", "git in a file"])
 def test_strangers_code_reaches_nothing(
-    uv_index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uv_index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    """Not when uv wants to know what a source needs either, which only its code tells."""
     make_wheel(uv_index.directory, "late")
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -111,7 +114,22 @@ def test_strangers_code_reaches_nothing(
     (tmp_path / "home" / "key").write_text("secret")
     source = stranger(tmp_path, uv_index, tmp_path / "home" / "key")
     house = Wheelhouse(tmp_path / "house")
-    house.add(Wanted.of([str(source)]), targets=[HERE])
+    shutil.copy(source, uv_index.directory)
+    line = f"own @ {uv_index.file_url(source)}"
+    if how == "git in a file":
+        place = tmp_path / "own-1.0"
+        git = ["git", "-c", "user.name=Me", "-c", "user.email=me@example.org"]
+        for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+            subprocess.run([*git, *command], cwd=place, check=True)
+        line = f"git+{place.as_uri()}"
+    (tmp_path / "needs.txt").write_text(f"{line}\n")
+    wanted = {
+        "path": lambda: Wanted.of([str(source)]),
+        "url": lambda: Wanted.of([line]),
+        "index": lambda: Wanted.of(builds=["own"]),
+    }.get(how, lambda: Wanted.of(files=[tmp_path / "needs.txt"]))()
+    house.add(wanted, targets=[HERE])
+    house.check().raise_if_any()
     assert reached(house.directory) == {}
     assert not (tmp_path / "written").exists()
     assert not Path("/etc/wheelmount-test").exists()

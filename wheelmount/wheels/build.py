@@ -19,7 +19,8 @@ from typing import cast
 from urllib.parse import parse_qs, unquote, urlsplit
 from urllib.request import url2pathname
 
-from packaging.requirements import Requirement
+import tomli_w
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import (
     InvalidSdistFilename,
     canonicalize_name,
@@ -30,7 +31,7 @@ from packaging.utils import (
 from wheelmount.errors import ResolveError, SourceError, UnavailableError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
-from wheelmount.wheels import sandbox
+from wheelmount.wheels import sandbox, uvsettings
 from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
 from wheelmount.wheels.confined import build_confined
@@ -38,10 +39,14 @@ from wheelmount.wheels.download import locked
 from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.lockfile import chosen_source, parse_lock
 from wheelmount.wheels.pins import ALGORITHMS, Pins
+from wheelmount.wheels.reqfile import Line, read_lines, rewrite
 from wheelmount.wheels.resolve import error_of
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
+
+UNNAMED = "wheelmount-unnamed"
+"""Stands for the name of a repository's package until that is built."""
 
 CLONE_TIMEOUT = 600.0
 """Seconds git may take for one repository."""
@@ -69,15 +74,20 @@ def build_missing(
     wanted: Wanted,
     target: Target,
     directory: Path,
+    folder: Path,
     progress: Progress = SILENT,
     pins: Pins | None = None,
 ) -> Built:
     """Build all that is wanted in source, into a wheelhouse.
 
+    uv then resolves with wheels alone: it neither runs the code of sources to learn what they
+    need, nor clones repositories by URLs with passwords, which other users would see.
+
     Args:
         wanted: the requirements; nothing is done where none is in source, or for a lock.
         target: what the wheels have to install on.
         directory: of the wheelhouse.
+        folder: a private directory for copies of files of requirements, which resolving needs.
         progress: told of the one step, ``build``.
         pins: hashes that sources are pinned to.
 
@@ -89,7 +99,8 @@ def build_missing(
         WheelError: what was built is not sound.
     """
     sources = [one for one in wanted.requirements if is_source(one)]
-    if wanted.lock or not (sources or wanted.projects or wanted.builds):
+    lines = sources_of_files(wanted)
+    if wanted.lock or not (sources or lines or wanted.projects or wanted.builds):
         return Built(wanted, wanted.requirements, {})
     environment = cast("dict[str, str]", target.environment())
 
@@ -99,29 +110,64 @@ def build_missing(
     plain = tuple(one for one in wanted.requirements if not is_source(one))
     by_path, asked = list(plain), list(plain)
     origins: dict[str, str] = {}
+    changes: dict[Line, str] = {}
     with progress.task("build", unit="wheels") as task, scratch() as place:
-        todo: list[Path | Requirement] = [*wanted.projects]
-        todo += [one for one in (*sources, *wanted.builds) if meant(one)]
+        todo: list[tuple[Path | Requirement, Line | None]] = [
+            (one, None) for one in wanted.projects
+        ]
+        todo += [(one, None) for one in (*sources, *wanted.builds) if meant(one)]
+        todo += [(one, line) for line, one in lines.items() if meant(one)]
         task.total(len(todo))
-        for number, one in enumerate(todo):
-            folder = place / str(number)
-            folder.mkdir()
-            source, origin = _bring(one, target, folder, pins or Pins())
+        for number, (one, line) in enumerate(todo):
+            inner = place / str(number)
+            inner.mkdir()
+            source, origin = _bring(one, target, inner, pins or Pins())
             own = isinstance(one, Path) and source.is_dir()
             fresh = build(
-                source, target, folder / "wheels", progress, own=own or not wanted.confined
+                source, target, inner / "wheels", progress, own=own or not wanted.confined
             )
             requirement = _named(one, fresh)
             wheel = keep(fresh, directory, progress)
-            by_path.append(_at(requirement, wheel.absolute().as_uri()))
-            if one not in wanted.builds:  # those have a place of their own in a request
-                asked.append(_at(requirement, origin))
+            at = _at(requirement, wheel.absolute().as_uri())
+            if line is not None:
+                changes[line] = str(at)
+            else:
+                by_path.append(at)
+                if one not in wanted.builds:  # those have a place of their own in a request
+                    asked.append(_at(requirement, origin))
             origins[wheel.name] = origin
             task.advance(1)
         task.note(", ".join(origins))
-    return Built(
-        replace(wanted, requirements=tuple(by_path), projects=(), builds=()), tuple(asked), origins
-    )
+    built = replace(wanted, requirements=tuple(by_path), projects=(), builds=())
+    if changes:
+        built = built.with_files(lambda file: rewrite(file, changes, folder))
+    return Built(built, tuple(asked), origins)
+
+
+def sources_of_files(wanted: Wanted) -> dict[Line, Requirement]:
+    """Repositories and source distributions that files of requirements name.
+
+    Those without a name get ``UNNAMED``. Directories of this machine are not among them.
+    """
+    found = {}
+    for line in read_lines((*wanted.plain_files, *wanted.override_files)):
+        if not line.option and (one := _source_of(line)):
+            found[line] = one
+    return found
+
+
+def _source_of(line: Line) -> Requirement | None:
+    one = line.requirement()
+    if one is None and line.text.startswith("git+"):
+        with suppress(InvalidRequirement):
+            one = Requirement(f"{UNNAMED} @ {line.text}")
+    if one is None or one.url is None:
+        return None
+    if "://" not in one.url:
+        one.url = Path(unquote(one.url.partition("#")[0])).absolute().as_uri()
+    parts = urlsplit(one.url)
+    local = Path(url2pathname(parts.path)) if parts.scheme == "file" else None
+    return one if is_source(one) and (local is None or local.is_file()) else None
 
 
 def is_source(requirement: Requirement) -> bool:
@@ -170,7 +216,17 @@ def _download(
     one: Requirement, target: Target, folder: Path, options: Sequence[str], pins: Pins
 ) -> tuple[Path, str]:
     lines = ["--no-deps", "--format", "pylock.toml", *options]
-    answer = compile_requirements(Wanted((one,)), target, lines, wheels_only=False)
+    # uv is told what it would run the code of the source for.
+    told: dict[str, object] = {"name": one.name, "requires-dist": []}
+    if one.url:
+        told["version"] = "0"
+    settings = folder / "uv.toml"
+    settings.write_text(tomli_w.dumps({**uvsettings.of_indexes(), "dependency-metadata": [told]}))
+    environ = {name: value for name, value in os.environ.items() if name != "UV_NO_CONFIG"}
+    environ["UV_CONFIG_FILE"] = str(settings)
+    answer = compile_requirements(
+        Wanted((one,)), target, lines, environ, wheels_only=one.url is not None
+    )
     if isinstance(answer, Failure):
         raise error_of(answer, target)
     (package,) = pins.apply(parse_lock(answer), target).packages
@@ -329,6 +385,8 @@ def _named(one: Path | Requirement, wheel: Path) -> Requirement:
     name = parse_wheel_filename(wheel.name)[0]
     if isinstance(one, Path):
         return Requirement(name)
+    if one.name == UNNAMED:
+        return Requirement(str(one).replace(UNNAMED, name, 1))
     if canonicalize_name(one.name) != name:
         raise ResolveError(f"{one} builds {wheel.name}", hint=f"ask for {name}")
     return Requirement(str(one))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,16 +86,56 @@ def read_lines(files: Iterable[Path]) -> Iterator[Line]:
             continue
         seen.add(file)
         try:
-            text = file.read_text(encoding="utf-8-sig", errors="replace")
+            lines = [line for line, _ in _logical_lines(file)]
         except OSError:
             continue
-        for plain in _CONTINUED.sub(" ", text).splitlines():
-            line = _parse(file, _VARIABLE.sub(_value, _COMMENT.sub("", plain)).strip())
-            if line is None:
-                continue
+        for line in lines:
             if line.option in ("--requirement", "--constraint") and "://" not in line.text:
                 waiting.append((file.parent / line.text).absolute())
             yield line
+
+
+def rewrite(file: Path, changes: Mapping[Line, str], folder: Path) -> Path:
+    """Copy a file of requirements, and the files that it names, with some lines changed.
+
+    Args:
+        file: the original.
+        changes: what takes the place of a requirement.
+        folder: a private directory for the copies, which may hold credentials.
+
+    Returns:
+        The copy.
+    """
+    copies: dict[Path, Path] = {}
+
+    def copy(original: Path) -> Path:
+        if original in copies:  # files may name each other
+            return copies[original]
+        made = copies[original] = folder / uuid.uuid4().hex / original.name
+        made.parent.mkdir()
+        lines = []
+        for line, text in _logical_lines(original):
+            here = line.option and "://" not in line.text
+            if line in changes:
+                text = changes[line]
+            elif here and line.option in ("--requirement", "--constraint"):
+                text = f"{line.option} {copy((original.parent / line.text).absolute())}"
+            elif here and line.option == "--find-links":
+                text = f"{line.option} {(original.parent / line.text).absolute()}"
+            lines.append(f"{text}\n")
+        made.write_text("".join(lines), encoding="utf-8")
+        return made
+
+    return copy(file)
+
+
+def _logical_lines(file: Path) -> Iterator[tuple[Line, str]]:
+    """Each requirement and option of one file, and the same as it stands there."""
+    text = file.read_text(encoding="utf-8-sig", errors="replace")
+    for plain in _CONTINUED.sub(" ", text).splitlines():
+        line = _parse(file, _VARIABLE.sub(_value, _COMMENT.sub("", plain)).strip())
+        if line is not None:
+            yield line, plain
 
 
 def _parse(file: Path, text: str) -> Line | None:

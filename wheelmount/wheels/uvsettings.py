@@ -17,6 +17,14 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_OF_INDEXES = frozenset(
+    {
+        *("index", "index-url", "extra-index-url", "find-links", "no-index", "index-strategy"),
+        *("keyring-provider", "allow-insecure-host", "native-tls", "system-certs", "offline"),
+        *("cache-dir", "no-cache", "prerelease", "exclude-newer"),
+    }
+)
+
 _TRUE = ("1", "true", "yes", "on", "t", "y")
 
 
@@ -43,6 +51,19 @@ def insecure_hosts(environ: Mapping[str, str] = os.environ) -> list[str]:
     for table in tables(environ):
         found += map(str, table.get("allow-insecure-host", ()))
     return [host.partition("://")[2].rstrip("/") if "://" in host else host for host in found]
+
+
+def of_indexes(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The settings of uv's configuration that say where packages are from, as one table."""
+    found: dict[str, Any] = {}
+    for table in tables(environ):
+        for settings in (table, table.get("pip", {})):
+            for name in _OF_INDEXES & settings.keys():
+                if isinstance(settings[name], list):
+                    found[name] = [*found.get(name, ()), *settings[name]]
+                else:
+                    found.setdefault(name, settings[name])
+    return found
 
 
 def use_indexes(default: str, more: Sequence[str], links: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,6 +183,24 @@ class Wanted:
             digest.update(hashlib.sha256(text).digest())
         local = any((one.url or "").startswith(("file:", "git+")) for one in self.requirements)
         return "" if local or self.projects else digest.hexdigest()
+
+    def with_files(self, change: Callable[[Path], Path]) -> Wanted:
+        """The same with others in place of its files of requirements, but for projects and locks.
+
+        Args:
+            change: gives the other of each file.
+        """
+
+        def changed(files: Iterable[Path]) -> tuple[Path, ...]:
+            kept = {*self._own, self.lock}
+            return tuple(file if file in kept else change(file) for file in files)
+
+        return dataclasses.replace(
+            self,
+            files=changed(self.files),
+            constraints=changed(self.constraints),
+            override_files=changed(self.override_files),
+        )
 
     def adding(self, requirements: Iterable[Requirement]) -> Wanted:
         """The same and more requirements."""

@@ -23,7 +23,7 @@ from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
 from wheelmount.wheels.archive import find_clashes
-from wheelmount.wheels.build import build_missing, is_source
+from wheelmount.wheels.build import build_missing, is_source, sources_of_files
 from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.download import DownloadReport, fill, locked, pending
 from wheelmount.wheels.fetch import disk_errors
@@ -118,7 +118,8 @@ class Wheelhouse:
             InputError: something would have to be built.
             WheelmountError: whatever ``resolve`` raises.
         """
-        if wanted.projects or wanted.builds or any(is_source(one) for one in wanted.requirements):
+        sources = [*filter(is_source, wanted.requirements), *sources_of_files(wanted)]
+        if wanted.projects or wanted.builds or sources:
             raise InputError("what has to be built is not known before", hint="leave --dry-run out")
         with scratch() as place:
             lock = resolve(wanted, target=target, output=place / LOCK_NAME, progress=progress)
@@ -179,7 +180,9 @@ class Wheelhouse:
             _removed(pending(place)) as lock_file,
         ):
             hashes = Pins.of(wanted, target)
-            built = build_missing(wanted, target, self.directory, progress, hashes)
+            copies = place / "files"
+            copies.mkdir()
+            built = build_missing(wanted, target, self.directory, copies, progress, hashes)
             lock = resolve(
                 built.wanted,
                 target=target,
