@@ -240,3 +240,72 @@ def test_what_a_refresh_that_was_cut_short_left_does_not_hinder_the_next(
     (source / "page").write_text("new")
     assert mount.refresh()
     _everywhere(mount, source)
+
+
+@pytest.fixture
+def unreadable(source: Path) -> Iterator[Path]:
+    """A file of ``source`` that nobody can read as far as its size: one of ``/sys``."""
+    file = source / "package" / "unreadable"
+    file.write_bytes(b"")
+    kernel = "/sys/kernel/mm/transparent_hugepage/enabled"
+    subprocess.run(["mount", "--bind", kernel, file], check=True)
+    yield file
+    subprocess.run(["umount", file], check=True)
+
+
+def test_a_refresh_follows_with_all_but_the_files_that_cannot_be_read(
+    source: Path, workplace: Path, settings: Settings, unreadable: Path, cli: Cli
+) -> None:
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
+        with mount:
+            mount.wait(30)
+            assert mount.unreadable == ["package/unreadable"]
+            assert not mount.refresh(), "it still cannot be read, which is no change"
+            for text in ("one", "two"):
+                (source / "new").write_text(text)
+                assert mount.refresh()
+                assert (workplace / "host0" / "new").read_text() == text
+                assert mount.unreadable == ["package/unreadable"]
+                with pytest.raises(OSError, match="Input/output error"):
+                    (workplace / "host0" / "package" / "unreadable").read_bytes()
+            (source / "new").write_text("three")
+            for word in ("refreshed", "unchanged"):
+                done = cli("refresh", source)
+                assert done.returncode == 74
+                assert word in done.stdout
+                assert "package/unreadable" in done.stderr
+            assert (workplace / "host0" / "new").read_text() == "three"
+
+
+def test_the_kernel_alone_shows_no_bytes_of_files_that_cannot_be_read(
+    mount: RemoteMount, source: Path, workplace: Path
+) -> None:
+    """As above, of a mount that had none before: under ``bind`` the kernel shows it alone."""
+    shown = workplace / "host0" / "package" / "late"
+    late = source / "package" / "late"
+    late.write_text("whole")
+    assert mount.refresh()
+    late.unlink()
+    late.write_bytes(b"")
+    kernel = "/sys/kernel/mm/transparent_hugepage/enabled"
+    subprocess.run(["mount", "--bind", kernel, late], check=True)
+    try:
+        for text in ("one", "two"):
+            (source / "new").write_text(text)
+            assert mount.refresh()
+            assert (workplace / "host1" / "new").read_text() == text
+            assert mount.unreadable == ["package/late"]
+            ways = {status["adapter"] for status in mount.status().values()}
+            assert ways == {mount._settings.adapter}, "it stays shown as it was"
+            with pytest.raises(OSError, match=r"Input/output error|No such device or address"):
+                shown.read_bytes()
+        assert mount.verify()["host0"].wrong == []
+    finally:
+        subprocess.run(["umount", late], check=True)
+    late.write_text("whole again")
+    assert mount.refresh()
+    assert mount.unreadable == []
+    assert shown.read_text() == "whole again"
+    _everywhere(mount, source)
+    assert {s["adapter"] for s in mount.status().values()} == {mount._settings.adapter}

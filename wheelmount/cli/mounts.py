@@ -90,19 +90,29 @@ def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
             else partial(mounts.refreshed, mount, settings)
             for mount in found.values()
         ]
-        for changed, points in apart.raise_first(apart.each(works, progress, "refresh")):
+        answers = apart.raise_first(apart.each(works, progress, "refresh"))
+        for changed, points, _ in answers:
             _say(points, changed)
+        shortfalls = [each for *_, each in answers if each is not None]
+        for each in shortfalls[1:]:
+            progress.error(each)
+        if shortfalls:
+            raise shortfalls[0]
         return
     (mount,) = found.values()
     if isinstance(mount, _OfSession):
         occasions = mounts.changes(Path(mount.note.source))
-        for changed, points in sessions.refresh(*mount, progress, occasions):
+        for changed, points, shortfall in sessions.refresh(*mount, progress, occasions):
             _say(points, changed)
+            if shortfall is not None:
+                progress.error(shortfall)
     else:
         tasks = list(map(Task.read, mount))
         occasions = mounts.changes(Path(tasks[0].source))
-        for changed in mounts.refresh(mount, settings, progress, occasions):
+        for changed, shortfall in mounts.refresh(mount, settings, progress, occasions):
             _say({task.host: task.mntpoint for task in tasks}, changed)
+            if shortfall is not None:
+                progress.error(shortfall)
 
 
 def _say(points: Mapping[str, str], changed: bool) -> None:

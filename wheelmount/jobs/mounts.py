@@ -24,6 +24,10 @@ from wheelmount.mount.task import Task
 from wheelmount.mount.verify import Verified
 from wheelmount.progress import Progress
 
+Refreshed = tuple[bool, dict[str, str], WheelmountError | None]
+"""Of a refresh: whether anything had changed, where it is mounted by host, and an error that names
+the files which cannot be read there."""
+
 ATTENTION = 200
 """Milliseconds after which a watch that saw nothing looks up."""
 
@@ -71,7 +75,7 @@ def refresh(
     settings: Settings,
     progress: Progress,
     occasions: Iterable[object] = (None,),
-) -> Iterator[bool]:
+) -> Iterator[tuple[bool, WheelmountError | None]]:
     """Have a mount that stands follow its directory.
 
     Args:
@@ -81,11 +85,11 @@ def refresh(
         occasions: on each of which it follows, the first of them at once.
 
     Yields:
-        Whether anything had changed.
+        Whether anything had changed, and an error that names the files which cannot be read.
     """
     with _standing(directories, settings, progress) as mount:
         for _ in occasions:
-            yield mount.refresh()
+            yield mount.refresh(warn=False), mount.shortfall()
 
 
 @contextlib.contextmanager
@@ -108,17 +112,11 @@ def _standing(
             engine.stop()
 
 
-def refreshed(
-    directories: Sequence[Path], settings: Settings, progress: Progress
-) -> tuple[bool, dict[str, str]]:
-    """Have a mount that stands follow its directory once.
-
-    Returns:
-        Whether anything had changed, and where it is mounted by host.
-    """
-    (changed,) = refresh(directories, settings, progress)
+def refreshed(directories: Sequence[Path], settings: Settings, progress: Progress) -> Refreshed:
+    """Have a mount that stands follow its directory once."""
+    ((changed, shortfall),) = refresh(directories, settings, progress)
     tasks = map(Task.read, directories)
-    return changed, {task.host: task.mntpoint for task in tasks}
+    return changed, {task.host: task.mntpoint for task in tasks}, shortfall
 
 
 def verified(

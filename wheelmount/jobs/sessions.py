@@ -16,6 +16,7 @@ from wheelmount.hosts.runners import Runners
 from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import overlays
+from wheelmount.jobs.mounts import Refreshed
 from wheelmount.jobs.records import VERSIONS, MountNote, hosts_of, mounts_of
 from wheelmount.jobs.sites import RUNNERS, join
 from wheelmount.mount import serving
@@ -117,7 +118,7 @@ def refresh(
     note: MountNote,
     progress: Progress,
     occasions: Iterable[object] = (None,),
-) -> Iterator[tuple[bool, dict[str, str]]]:
+) -> Iterator[Refreshed]:
     """Have one of its mounts follow its directory.
 
     Args:
@@ -127,16 +128,16 @@ def refresh(
         occasions: on each of which it follows, the first of them at once.
 
     Yields:
-        Whether anything had changed, and where it is mounted by host.
+        See ``mounts.Refreshed``.
     """
     with join(session, progress) as site:
         for _ in occasions:
             before = site.refreshed
             with site.mount(Path(note.source), note.mntpoint) as mount:
-                yield site.refreshed > before, mount.mntpoints
+                yield site.refreshed > before, mount.mntpoints, mount.shortfall()
 
 
-def refreshed(session: Session, note: MountNote, progress: Progress) -> tuple[bool, dict[str, str]]:
+def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshed:
     """Have one of its mounts follow its directory once; see ``refresh``."""
     (found,) = refresh(session, note, progress)
     return found

@@ -222,7 +222,7 @@ class Standing(Site):
                 made = self._new(path, mntpoint)
                 made.open()
             elif not resumed:
-                self.refreshed += made.refresh()
+                self.refreshed += made.refresh(warn=False)
             if made.delivering:
                 self._note(key, made, client=os.getpid())
         self._mounts.append(made)
@@ -231,7 +231,7 @@ class Standing(Site):
             return
         try:
             if resumed:
-                self.refreshed += made.refresh()
+                self.refreshed += made.refresh(warn=False)
             yield made
             made.keep()
         except BaseException:

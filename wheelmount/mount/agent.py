@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wheelmount.config import MEMORY, Settings
-from wheelmount.errors import MountError, StoreError, TransferError
+from wheelmount.errors import MountError, StoreError
 from wheelmount.hosts import engine, process
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.mount import control, elsewhere, kernel, point, serving, verify
@@ -309,10 +309,6 @@ class Agent(Actor):  # type: ignore[misc]
             self._next = made = await asyncio.to_thread(self._make_next, description)
             receiver = await self._receive(made, source, route)
             await receiver.run()
-            if changed := made.changed():
-                raise TransferError(
-                    f"{os.fsdecode(changed[0])} changed while it was copied", hint="refresh again"
-                )
             await asyncio.to_thread(made.finish)
         except BaseException:
             await self._abandon()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
@@ -186,6 +187,7 @@ class Delivery:
             By host, why it does not show it, while others do.
 
         Raises:
+            TransferError: a file was edited meanwhile; all show what they did.
             WheelmountError: a host that is not lost could not fetch it; all show what they did.
         """
         ways = self.routes(agents)
@@ -196,6 +198,11 @@ class Delivery:
                 lost = gone(failed)
                 if len(lost) < len(failed) or len(lost) == len(calls):
                     engine.raise_first(failed)
+                if edited := self._source.edited():
+                    raise TransferError(
+                        f"{os.fsdecode(edited[0])} changed while it was copied",
+                        hint="refresh again",
+                    )
             except BaseException:
                 agents.call(lambda agent: agent.abandon.call_one())
                 raise

@@ -11,8 +11,9 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -225,11 +226,21 @@ class NewFiles(Files):
         finally:
             os.close(fd)
 
-    def finish(self) -> None:
+    def finish(self, lost: Collection[int] = ()) -> None:
         """Give files their further names, and all the attributes they are to have.
 
         All bytes are there.
+
+        Args:
+            lost: numbers of files whose bytes could not be had. The kernel cannot be told that
+                reading them is an error, but nobody can open a socket.
         """
+        if self._dress:
+            for number in self._new.intersection(lost):
+                path = self.path(number)
+                os.unlink(path)
+                os.mknod(path, stat.S_IFSOCK | 0o600)
+                self._dressed.discard(number)
         with _directory(self.root) as here:
             for number, name in self._links:
                 with contextlib.suppress(FileExistsError):  # who went before came so far
@@ -238,7 +249,7 @@ class NewFiles(Files):
         if not self._dress:
             return
         for number in self._new - self._dressed:
-            if self._tree.inodes[number].pieces is not None:
+            if self._tree.inodes[number].pieces is not None and number not in lost:
                 _punch(self.path(number), self._tree.inodes[number])
             _dress(self._tree.inodes[number], self.path(number))
         for number, path in self._touched:  # last: what is made in one changes its time

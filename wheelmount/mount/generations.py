@@ -152,7 +152,7 @@ class Generations:
             elif store is not self.shown:
                 await self._flip(store)
                 log.info("generation %d is shown", generation)
-            (store.directory / "current").write_text(str(generation))
+            stores.note_current(store.directory, generation)
             self._retire()
             await self._trim()
 

@@ -28,7 +28,7 @@ from wheelmount.mount.agents import Agents
 from wheelmount.mount.delivery import Delivery
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.scan import scan
-from wheelmount.mount.source import file_digest
+from wheelmount.mount.source import file_digest, unreadable
 from wheelmount.mount.succession import Doubt, Succession
 from wheelmount.mount.tree import Tree
 from wheelmount.mount.verify import Damage, Verified, right
@@ -234,9 +234,9 @@ class RemoteMount:
         self.delivering = True
         made.begin(names, self._agents)
 
-    def _scan(self, before: Tree | None = None) -> Tree:
+    def _scan(self, before: Tree | None = None, lost: Set[int] = frozenset()) -> Tree:
         with self._progress.task("scan", unit="files") as task:
-            tree = scan(os.fsencode(self.source), before, self._lost)
+            tree = scan(os.fsencode(self.source), before, lost)
             access.limit(tree, self.source, self._settings.access, before)
             task.advance(tree.files)
             task.note(f"{tree.files} files, {tree.size >> 20} MiB")
@@ -380,18 +380,22 @@ class RemoteMount:
             return error
         return self.shortfall()
 
-    def refresh(self) -> bool:
+    def refresh(self, *, warn: bool = True) -> bool:
         """Have the mount show the directory as it is now.
 
         Each host shows the old tree until all bytes of the new one are there, and then the new one
-        from one moment to the next. What is open stays what it was.
+        from one moment to the next. What is open stays what it was. Files that cannot be read at
+        the source are in ``unreadable`` then, and the mount follows with all others.
+
+        Args:
+            warn: log a warning that names the files of ``unreadable``.
 
         Returns:
             Whether anything had changed.
 
         Raises:
             SourceError: the directory cannot be read.
-            TransferError: a file changed while it was copied; hosts show what they did before.
+            TransferError: a file was edited while it was copied; hosts show what they did before.
             HostError: hosts are lost, and no longer part of the mount; the others have followed.
             WaitError, StoreError, MountError: a host could not follow; where it could not at the
                 very end, the others have, and the next refresh has it follow first.
@@ -400,6 +404,8 @@ class RemoteMount:
             raise MountError("the mount is not open", hint="call open() first")
         self._settle()
         changed = self._follow(self._current(self._layout))
+        if warn and (error := self.shortfall()):
+            log.warning("%s", error.message)
         lost, self._parted = self._parted, {}
         if lost:
             raise HostError(
@@ -445,10 +451,14 @@ class RemoteMount:
 
     def _follow(self, before: Layout) -> bool:
         """Bring the directory as it is now to all hosts; gives whether it differs."""
-        tree = self._scan(before.tree)
-        succession = Succession(before.tree, tree, self._lost)
-        if not succession:
+        inodes, root = before.tree.inodes, os.fsencode(self.source)
+        lost = self._lost & inodes.keys()
+        hopeless = {number for number in lost if unreadable(root, before.tree, number)}
+        tree = self._scan(before.tree, lost - hopeless)
+        if not Succession(before.tree, tree, lost):
             return False
+        tree.take_as_new(hopeless & tree.inodes.keys())  # else their zeros would count as bytes
+        succession = Succession(before.tree, tree, lost)
         layout = succession.settle(self._same(succession), self._block_size(tree))
         made = self._offer(layout, before)
         failed = made.advance(self._agents, self._gone)

@@ -185,7 +185,10 @@ def _xattrs(path: bytes) -> tuple[tuple[bytes, bytes], ...]:
     if not names:  # most files
         return ()
     mine = sorted(name for name in names if name.startswith("user."))
-    return tuple((os.fsencode(n), os.getxattr(path, n, follow_symlinks=False)) for n in mine)
+    try:
+        return tuple((os.fsencode(n), os.getxattr(path, n, follow_symlinks=False)) for n in mine)
+    except PermissionError:  # a file that cannot be read: delivery names it
+        return ()
 
 
 def data_pieces(path: bytes, status: os.stat_result) -> tuple[Piece, ...] | None:
@@ -194,7 +197,10 @@ def data_pieces(path: bytes, status: os.stat_result) -> tuple[Piece, ...] | None
     if status.st_blocks * 512 >= size:  # it has no holes: stat(2)
         return None
     pieces = []
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except PermissionError:  # it cannot be read: delivery names it
+        return None
     try:
         end = 0
         while end < size:

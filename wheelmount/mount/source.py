@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from wheelmount.mount.layout import Extent, Layout
 from wheelmount.mount.scan import data_pieces
+from wheelmount.mount.tree import Stamp, Tree
 from wheelmount.mount.turn import Turn
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -43,6 +44,12 @@ class Source:
         self._restless: Counter[int] = Counter()
         self._settling = threading.RLock()
         self._turn = Turn()
+
+    def edited(self) -> list[bytes]:
+        """Paths of those of ``changed`` that were edited; the others cannot be read."""
+        tree, root = self.layout.tree, self._folder
+        files = sorted(self.changed)
+        return [tree.inodes[n].path for n in files if not unreadable(root, tree, n)]
 
     def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
         """Read a block.
@@ -132,6 +139,34 @@ class Source:
             if number not in changed:
                 self._read_any(number, offset, view[begin : begin + length])
         return blake3(view).digest() == digest
+
+
+def unreadable(root: bytes, tree: Tree, number: int) -> bool:
+    """Whether a file of a directory is still what a tree says, but its bytes cannot be had.
+
+    Such as one that this user may not read, or one of ``/sys``, shorter than its size.
+    """
+    inode = tree.inodes[number]
+    path = os.path.join(root, inode.path)
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    found = Stamp(status.st_dev, status.st_ino, status.st_ctime_ns)
+    if found != tree.stamps[number] or status.st_size != inode.size:
+        return False
+    view = memoryview(bytearray(1 << 20))
+    try:
+        with open(os.open(path, _FLAGS), "rb", buffering=0) as file:
+            for offset, length in inode.data:
+                while length:
+                    count = os.preadv(file.fileno(), (view[:length],), offset)
+                    if not count:
+                        return True
+                    offset, length = offset + count, length - count
+    except OSError:
+        return True
+    return False
 
 
 def file_digest(path: bytes) -> bytes:

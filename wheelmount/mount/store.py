@@ -39,6 +39,9 @@ from wheelmount.mount.turn import Turn
 LAST = "last"
 """Name of a file in a store: the highest number that a generation was given."""
 
+CURRENT = "current"
+"""Name of a file in a store: the generation that is shown; the first where there is none."""
+
 LEAVE = 10.0
 """Seconds that writers of a generation have to come to an end before it is deleted."""
 
@@ -244,7 +247,7 @@ class Store:
     def bindable(self) -> bool:
         """Whether the kernel may show the files as they are.
 
-        Not where one changed before it was copied, nor where readers could fill memory: whoever
+        Not where one is an error to readers, nor where readers could fill memory: whoever
         maps a hole of a file in tmpfs and reads it is given a page, which stays.
         """
         if self.changed():
@@ -337,7 +340,7 @@ class Store:
             StoreError: there is no room left.
         """
         try:
-            self._new_files.finish()
+            self._new_files.finish(self.changed_numbers())
         except OSError as error:
             raise capacity.failure(self.directory, error) from None
 
@@ -487,9 +490,16 @@ def _delete(directory: Path, generation: int, *, files: bool = True) -> None:
         (directory / f"{generation}.{name}").unlink(missing_ok=True)
 
 
+def note_current(directory: Path, generation: int) -> None:
+    """Say which generation is shown, at once for whoever reads that at the moment."""
+    new = directory / f"{CURRENT}.new"
+    new.write_text(str(generation))
+    new.replace(directory / CURRENT)
+
+
 def current(directory: Path) -> int:
     """Number of the generation that is shown."""
-    note = directory / "current"
+    note = directory / CURRENT
     return int(note.read_text()) if note.exists() else 1
 
 

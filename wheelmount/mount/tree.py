@@ -205,6 +205,12 @@ class Tree(TreeView):
         self.stamps.pop(number, None)
         self.names.pop(number, None)
 
+    def take_as_new(self, numbers: Iterable[int]) -> None:
+        """Give inodes numbers that were never used."""
+        again = {number: self.limit + place for place, number in enumerate(numbers)}
+        self.renumber(again)
+        self.limit += len(again)
+
     def renumber(self, numbers: Mapping[int, int]) -> None:
         """Give inodes other numbers, those they have to those they are to have."""
         if not numbers:
