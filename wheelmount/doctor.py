@@ -22,7 +22,7 @@ from wheelmount.errors import UnavailableError, WheelmountError
 from wheelmount.hosts import gate, rdma
 from wheelmount.hosts.local import namespaces_allowed
 from wheelmount.hosts.worker import host_of
-from wheelmount.mount import adapter, kernel, point, serving
+from wheelmount.mount import adapter, capacity, kernel, point, serving
 from wheelmount.mount import store as stores
 from wheelmount.mount.scan import scan
 from wheelmount.mount.task import TASK
@@ -136,7 +136,7 @@ def room(settings: Settings) -> tuple[int, str]:
         WheelmountError, OSError: there is no place for them.
     """
     if settings.store == MEMORY and kernel.may_mount():
-        return psutil.virtual_memory().available, "in memory, with huge pages"
+        return capacity.available(), "in memory, with huge pages"
     place = settings.private_store(mounted=False)
     return shutil.disk_usage(place).free, f"in {place}"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from wheelmount.errors import StoreError
-from wheelmount.mount import kernel
+from wheelmount.mount import cgroup, kernel
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.proofs import RECORD
 from wheelmount.mount.summary import PAGE, holes, pages
@@ -120,10 +120,18 @@ def failure(directory: Path, error: OSError) -> StoreError:
     return StoreError(f"cannot write to {directory}: {error.strerror}")
 
 
+def available() -> int:
+    """Bytes of memory that files may take here: what the machine and its control groups leave."""
+    free = int(psutil.virtual_memory().available)
+    left = cgroup.left()
+    return free if left is None else min(free, left)
+
+
 def _free(directory: Path, *, memory: bool) -> int:
     if memory:
-        return int(psutil.virtual_memory().available)
-    return shutil.disk_usage(directory).free
+        return available()
+    free = shutil.disk_usage(directory).free
+    return min(free, available()) if kernel.in_memory(directory) else free
 
 
 def _full(where: str, needed: int, free: int) -> StoreError:
