@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from wheelmount.mount import capacity, cgroup
+from wheelmount.mount import capacity, cgroup, point
 from wheelmount.mount.point import Mounted
 
 MIB = 1 << 20
@@ -70,7 +70,7 @@ def test_groups_of_the_first_version_count_too(tmp_path: Path) -> None:
 def group() -> Iterator[Path]:
     """A group of this machine below that of the tests, with a limit of 64 MiB."""
     listed = Path("/proc/self/cgroup").read_text()
-    for top in cgroup._groups(listed, cgroup.point.table()):
+    for top in cgroup._groups(listed, point.table()):
         for name in ("memory.limit_in_bytes", "memory.max"):
             made = top / f"wm-{secrets.token_hex(4)}"
             try:
@@ -99,7 +99,7 @@ def test_a_store_in_a_job_is_refused_where_its_group_has_no_room(group: Path) ->
         "try: capacity.check(Path('/tmp'), 64 << 20, memory=True)\n"
         "except StoreError as error: print(error.message)\n"
     )
-    command = [sys.executable, "-c", program, group / "cgroup.procs"]
+    command = [sys.executable, "-c", program, str(group / "cgroup.procs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "64 MiB do not fit into memory" in done.stdout
