@@ -130,6 +130,8 @@ def test_strangers_code_reaches_nothing(
     }.get(how, lambda: Wanted.of(files=[tmp_path / "needs.txt"]))()
     house.add(wanted, targets=[HERE])
     house.check().raise_if_any()
+    for pip in (False, True):
+        house.check(wanted, targets=[HERE], pip=pip).raise_if_any()
     assert reached(house.directory) == {}
     assert not (tmp_path / "written").exists()
     assert not Path("/etc/wheelmount-test").exists()

@@ -23,7 +23,7 @@ from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
 from wheelmount.wheels.archive import find_clashes
-from wheelmount.wheels.build import build_missing, is_source, sources_of_files
+from wheelmount.wheels.build import UNNAMED, build_missing, is_source, sources_of_files
 from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.download import DownloadReport, fill, locked, pending
 from wheelmount.wheels.fetch import disk_errors
@@ -33,7 +33,7 @@ from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
-from wheelmount.wheels.reqfile import read_lines
+from wheelmount.wheels.reqfile import read_lines, rewrite
 from wheelmount.wheels.requirements import parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.scratch import scratch
@@ -285,24 +285,24 @@ class Wheelhouse:
                 f"{self.directory} is not a directory", hint="run wheelmount download first"
             )
         manifest = Manifest.read(self.directory)
-        questions = (
-            [
-                _ask_again(request, target)
-                for request in manifest.requests
-                for target in targets or [request.target]
-            ]
-            if wanted is None
-            else [_ask(wanted, target, manifest) for target in targets or [Target.here()]]
-        )
-        if not questions:
-            raise WheelError(
-                f"{self.directory} does not say what it is to hold",
-                hint="name requirements, or fill it with wheelmount download",
-            )
         wheels = set(self.wheels()) if wanted is None else set()
         gaps = []
         answers = []
-        with progress.task("check", unit="requests") as task:
+        with progress.task("check", unit="requests") as task, scratch() as copies:
+            questions = (
+                [
+                    _ask_again(request, target)
+                    for request in manifest.requests
+                    for target in targets or [request.target]
+                ]
+                if wanted is None
+                else [_ask(wanted, one, manifest, copies) for one in targets or [Target.here()]]
+            )
+            if not questions:
+                raise WheelError(
+                    f"{self.directory} does not say what it is to hold",
+                    hint="name requirements, or fill it with wheelmount download",
+                )
             task.total(len(questions))
             for question in questions:
                 chosen, gap = prove(question, self.directory)
@@ -366,7 +366,8 @@ def _removed(file: Path) -> Iterator[Path]:
         file.unlink(missing_ok=True)
 
 
-def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
+def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Question:
+    """The question that these requirements are; sources in files count by what they built."""
     if wanted.lock:
         lock = read_lock(wanted.lock, wanted)
         return Question(Wanted(), _pins(lock, target), target, Pins.of_lock(lock, target))
@@ -376,8 +377,18 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
             raise WheelError(
                 f"no wheel was built of {project}", hint=f"run wheelmount download {project}"
             )
+    pins = Pins.of(wanted, target)
+    located = _located(wanted, target, manifest)
+    of_files = _built_of_files(wanted, target, manifest)
+    changes = {
+        line: "" if one.name == UNNAMED else str(without_url(one))
+        for line, one in sources_of_files(wanted).items()
+    }
+    if changes:
+        wanted = wanted.with_files(lambda file: rewrite(file, changes, copies))
     named = (
         *(without_url(one) for one in wanted.requirements),
+        *(of_files if changes else ()),
         *(Requirement(built[project.as_uri()]) for project in wanted.projects),
         *wanted.builds,
     )
@@ -388,14 +399,11 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest) -> Question:
             projects=(),
             builds=(),
             flags=_proof_flags(wanted.flags),
-            overrides=(
-                *_built_of_files(wanted, target, manifest),
-                *_located(wanted, target, manifest),
-            ),
+            overrides=(*of_files, *located),
         ),
         (),
         target,
-        Pins.of(wanted, target),
+        pins,
     )
 
 
