@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -13,8 +16,12 @@ import pytest
 
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service
-from wheelmount.hosts import doorway
-from wheelmount.hosts.address import SECURE
+from wheelmount.hosts import doorway, engine, worker
+from wheelmount.hosts.address import OPEN, SECURE
+from wheelmount.hosts.credentials import Authority, encode
+from wheelmount.mount import stream
+
+HERE = "127.0.0.1"
 
 pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
 
@@ -27,6 +34,7 @@ calls = []
 for _ in range(count):
     try:
         calls.append(socket.create_connection((host, port), 10))
+        calls[-1].sendall(bytes.fromhex(sys.argv[4]))
     except OSError:
         pass
 print(len(calls), flush=True)
@@ -34,6 +42,9 @@ sys.stdin.read()
 """
 
 LIMIT = 1024
+
+BEGUN = bytes.fromhex("1603010400") + bytes(1019)
+"""A record of a handshake that is never complete, of more bytes than a certificate takes."""
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +54,14 @@ def lab(shared_source: Path) -> Iterator[Lab]:
         yield made
 
 
-def test_silent_callers_keep_nobody_out(lab: Lab, source: Path) -> None:
-    address = f"{SECURE}://{lab.address('host0')}:{WORKER_PORT}"
+@pytest.mark.parametrize("said", [b"", BEGUN], ids=["silent", "begun"])
+def test_idle_callers_keep_nobody_out(said: bytes, lab: Lab, source: Path) -> None:
+    port = WORKER_PORT + len(said) % 7
+    address = f"{SECURE}://{lab.address('host0')}:{port}"
     command = ["prlimit", f"--nofile={LIMIT}:{LIMIT}", sys.executable, "-m"]
-    worker = Service(lab, "host0", [*command, "wheelmount.hosts.worker", address], WORKER_PORT)
+    worker = Service(lab, "host0", [*command, "wheelmount.hosts.worker", address], port)
     worker.await_port()
-    call = [sys.executable, "-c", CALL, lab.address("host0"), str(WORKER_PORT), str(CALLERS)]
+    call = [sys.executable, "-c", CALL, lab.address("host0"), str(port), str(CALLERS), said.hex()]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with lab.popen(LOGIN, call, **pipes) as callers:
         assert callers.stdout is not None
@@ -61,29 +74,136 @@ def test_silent_callers_keep_nobody_out(lab: Lab, source: Path) -> None:
     assert len(worker.output()) < 64 << 10
 
 
-def test_who_says_nothing_is_hung_up_on_in_time() -> None:
-    door = doorway.Doorway()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        pairs = []
-        for _ in range(doorway.MOST + 2):
-            caller = socket.create_connection(server.getsockname()[:2])
-            accepted = server.accept()[0]
-            pairs.append((caller, accepted))
-            door.take(accepted.fileno(), "here")
-            if len(pairs) == 2:
-                caller.sendall(bytes(doorway.SHOWN))  # as much as a certificate takes
-                accepted.recv(doorway.SHOWN)
-        first, shown, second, *others = (caller for caller, _ in pairs)
-        assert first.recv(1) == b""  # the oldest of too many
-        for caller in (shown, second, others[-1]):
-            caller.settimeout(0)
-            with pytest.raises(BlockingIOError):
-                caller.recv(1)
+def _accepted(server: socket.socket) -> tuple[socket.socket, socket.socket]:
+    caller = socket.create_connection(server.getsockname()[:2])
+    caller.settimeout(0)
+    return caller, server.accept()[0]
+
+
+def _is_open(caller: socket.socket) -> bool:
+    try:
+        return caller.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_who_says_too_little_is_hung_up_on_in_time() -> None:
+    door = doorway.Doorway(answer=900)
+    with socket.create_server((HERE, 0)) as server, contextlib.ExitStack() as stack:
+        callers = []
+        for number in range(doorway.MOST + 3):
+            caller, accepted = map(stack.enter_context, _accepted(server))
+            callers.append(caller)
+            if number in (1, 2):
+                caller.sendall(BEGUN)
+                accepted.recv(len(BEGUN), socket.MSG_WAITALL)
+            if number == 1:  # was answered as one whose certificate was taken
+                accepted.sendall(bytes(900))
+                caller.setblocking(True)
+                caller.recv(900, socket.MSG_WAITALL)
+                caller.setblocking(False)
+            door.take(accepted)
+        first, taken, begun, second, *_, last = callers
+        assert not _is_open(first)  # the oldest of too many
+        assert not _is_open(begun)
+        assert all(map(_is_open, (taken, second, last)))
         time.sleep(0.05)
         door.sweep(0.01)
-        assert others[-1].recv(1) == b""
-        with pytest.raises(BlockingIOError):
-            shown.recv(1)
-        for pair in pairs:
-            for end in pair:
-                end.close()
+        assert not _is_open(last)
+        assert _is_open(taken)
+    door.close()
+
+
+def test_who_has_begun_goes_where_descriptors_are_wanted() -> None:
+    door = doorway.Doorway(answer=900)
+    with socket.create_server((HERE, 0)) as server, contextlib.ExitStack() as stack:
+        caller, accepted = map(stack.enter_context, _accepted(server))
+        caller.sendall(BEGUN)
+        accepted.recv(len(BEGUN), socket.MSG_WAITALL)
+        door.take(accepted)
+        time.sleep(0.05)
+        door.sweep(0.01)
+        assert _is_open(caller)
+        door.sweep(0.01, urgent=True)
+        assert not _is_open(caller)
+    door.close()
+
+
+WATCHED = """
+import os, socket, sys, threading
+from wheelmount.hosts import gate
+server = socket.create_server(("127.0.0.1", 0))
+caller = socket.create_connection(server.getsockname())
+accepted = gate._accept_own(server.fileno(), None, None, 0)
+print(any(each.name == "doorway" for each in threading.enumerate()))
+"""
+
+
+@pytest.mark.parametrize("scheme", [OPEN, SECURE])
+def test_only_callers_who_owe_a_certificate_are_watched(scheme: str) -> None:
+    identity = Authority.make().issue([HERE])
+    environment = {**os.environ, **identity, engine.ADDRESS: f"{scheme}://{HERE}:0"}
+    command = [sys.executable, "-c", WATCHED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{scheme == SECURE}\n"
+
+
+def _shake_hands(port: int, context: ssl.SSLContext) -> tuple[int, bytes]:
+    """Bytes that a server sends while and after hands are shaken, and its certificate."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context.check_hostname = False
+    hand = context.wrap_bio(incoming, outgoing)
+    count = 0
+    with socket.create_connection((HERE, port), 30) as caller:
+        while True:
+            try:
+                hand.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                caller.sendall(outgoing.read())
+                piece = caller.recv(1 << 16)
+                assert piece
+                count += len(piece)
+                incoming.write(piece)
+        certificate = hand.getpeercert(binary_form=True)
+        assert certificate is not None
+        if context.verify_mode is ssl.CERT_REQUIRED:
+            caller.sendall(outgoing.read())
+            caller.settimeout(3)
+            with contextlib.suppress(TimeoutError):
+                while piece := caller.recv(1 << 16):
+                    count += len(piece)
+    return count, certificate
+
+
+def test_monarch_sends_more_to_who_has_shown_a_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the numbers in ``doorway`` stand for, with the library as it is installed."""
+    identity = Authority.make().issue([HERE])
+    monkeypatch.setattr(engine, "identity", lambda: identity)
+    with socket.socket() as probe:
+        probe.bind((HERE, 0))
+        port = probe.getsockname()[1]
+    given = {worker.CREDENTIALS: encode(identity), "WHEELMOUNT_RUNTIME_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "wheelmount.hosts.worker", f"{SECURE}://{HERE}:{port}"]
+    with subprocess.Popen(command, env={**os.environ, **given}) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(ConnectionRefusedError), socket.socket() as probe:
+                    probe.connect((HERE, port))
+                    break
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            known = stream.trust(ssl.PROTOCOL_TLS_CLIENT)
+            count, shown = _shake_hands(port, known)
+            wanted = doorway.answer(ssl.DER_cert_to_PEM_cert(shown))
+            assert count >= wanted + 20
+            stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            stranger.check_hostname = False
+            stranger.verify_mode = ssl.CERT_NONE
+            # And 93 for one that first offers another kind of key, as OpenSSL can.
+            assert _shake_hands(port, stranger)[0] + 93 <= wanted - 20
+        finally:
+            process.kill()

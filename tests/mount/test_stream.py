@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import NOBODY
 from wheelmount.errors import StoreError, TransferError, UnreachableError
-from wheelmount.hosts import engine
+from wheelmount.hosts import doorway, engine
 from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
 from wheelmount.mount import stream
@@ -208,6 +208,61 @@ def test_a_socket_of_another_user_is_not_read_from(monkeypatch: pytest.MonkeyPat
 
         _run(work)
         assert other.stdout.read() == b"b''\n", "nor is it told the secret"
+
+
+def _is_open(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("address", [OPEN, SECURE], indirect=True)
+def test_strangers_take_no_more_than_a_few_connections(
+    address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 5
+    monkeypatch.setattr(doorway, "MOST", most)
+    with _opened() as (outlet, blocks), contextlib.ExitStack() as stack:
+        assert isinstance(outlet.ticket.where, Address)
+        place = outlet.ticket.where.host, outlet.ticket.where.port
+
+        async def work(inlet: Inlet) -> None:
+            assert await _read(inlet, outlet.ticket) == blocks[0]
+            before = threading.active_count()
+            silent = [stack.enter_context(socket.create_connection(place)) for _ in range(30)]
+            for each in silent:
+                each.settimeout(0)
+            deadline = time.monotonic() + stream.CONNECT_TIMEOUT / 2  # before they are given up
+            while sum(map(_is_open, silent)) > most and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert 0 < sum(map(_is_open, silent)) <= most
+            assert await _read(inlet, outlet.ticket) == blocks[0], "by the connection it had"
+            assert threading.active_count() <= before + most + 1  # and who watches them
+            fresh = Inlet(10)
+            assert await _read(fresh, outlet.ticket) == blocks[0], "and by a new one"
+            fresh.close()
+
+        _run(work)
+
+
+def test_who_drips_a_greeting_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doorway, "PATIENCE", 0.5)
+    monkeypatch.setattr(doorway, "GLANCE", 0.1)
+    monkeypatch.setattr(doorway.Doorway.sweep, "__defaults__", (0.5,))
+    _reached(SECURE, monkeypatch)
+    with _opened() as (outlet, _):
+        assert isinstance(outlet.ticket.where, Address)
+        place = outlet.ticket.where.host, outlet.ticket.where.port
+        with socket.create_connection(place) as dripping:
+            deadline = time.monotonic() + 2 * stream.CONNECT_TIMEOUT
+            dripping.sendall(b"\x16\x03\x01\x04\x00")
+            with pytest.raises(OSError):
+                while time.monotonic() < deadline:
+                    dripping.sendall(b"\0")
+                    time.sleep(0.2)
 
 
 def test_who_is_gone_cannot_be_reached(address: Address | None) -> None:

@@ -1,8 +1,13 @@
-"""Callers from the network who have not shown a certificate yet.
+"""Callers from the network who have not shown yet that they may come in.
 
-Monarch keeps a connection that says nothing, and so whoever reaches a port takes all descriptors
-of a process. Here each caller is watched until it has sent as much as it takes to show a
-certificate: one that has not in time is hung up on, and so are the oldest of an address with many.
+A connection that says nothing is kept, and so whoever reaches a port could take all descriptors of
+a process. Here each caller is watched until it is known to have shown a certificate: one that says
+too little in time is hung up on, and so are the oldest of an address with many. Listeners without
+certificates (``tcp://``) answer everybody, and so nothing is watched there.
+
+Monarch does not tell when a handshake of TLS is done. The kernel tells how many bytes went either
+way: who has shown a certificate has sent some hundred, and was then sent tickets, which come behind
+all that a stranger can ask for.
 """
 
 from __future__ import annotations
@@ -26,11 +31,16 @@ MOST = 256
 SHOWN = 700
 """Bytes that a caller has sent at least when it has shown a certificate."""
 
+ANSWER = 480
+"""Bytes that a caller has then been sent at least, besides the certificate and the name of its
+authority: 344 of a handshake, and two tickets of 92. A stranger gets 344, and 93 if it asks for
+another kind of key (rustls 0.23)."""
+
 GLANCE = 5.0
 """Seconds between looks at who is silent."""
 
-_RECEIVED = struct.Struct("<Q"), 128
-"""``tcpi_bytes_received`` in ``struct tcp_info`` (linux/tcp.h), and where."""
+_ACKED_RECEIVED = struct.Struct("<QQ"), 120
+"""``tcpi_bytes_acked`` and ``_received`` in ``struct tcp_info`` (linux/tcp.h), and where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +51,33 @@ class _Caller:
 
 
 class Doorway:
-    """Those of one process."""
+    """Callers of one process, or of one socket.
 
-    def __init__(self) -> None:
+    Args:
+        answer: bytes that a caller has been sent once its certificate was taken; None where
+            ``let_in`` says so.
+    """
+
+    def __init__(self, answer: int | None = None) -> None:
+        self._answer = answer
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Caller]] = {}
         self._watched = False
+        self._closed = threading.Event()
 
-    def take(self, connection: int, address: str) -> None:
+    def take(self, peer: socket.socket) -> None:
         """Watch a caller that was accepted, hanging up on others if its address has many.
 
         Args:
-            connection: its descriptor, which may be closed at any time.
-            address: it calls from.
+            peer: at a descriptor that may be closed at any time.
+
+        Raises:
+            OSError: it has gone already.
         """
+        address, number = str(peer.getpeername()[0]), peer.fileno()
         with self._lock:
             waiting = self._waiting.setdefault(address, deque())
-            waiting.append(_Caller(connection, os.fstat(connection).st_ino, time.monotonic()))
+            waiting.append(_Caller(number, os.fstat(number).st_ino, time.monotonic()))
             if len(waiting) > MOST:
                 self._look(address)
             while len(waiting) > MOST:
@@ -66,37 +86,66 @@ class Doorway:
                 self._watched = True
                 threading.Thread(target=self._watch, name="doorway", daemon=True).start()
 
-    def sweep(self, patience: float = PATIENCE) -> None:
-        """Forget who has shown a certificate or has gone; hang up on who is silent for too long."""
+    def let_in(self, peer: socket.socket) -> None:
+        """Watch a caller no longer."""
+        with self._lock:
+            for waiting in self._waiting.values():
+                for caller in [each for each in waiting if each.connection == peer.fileno()]:
+                    waiting.remove(caller)
+
+    def close(self) -> None:
+        """Watch nothing any longer."""
+        self._closed.set()
+
+    def sweep(self, patience: float = PATIENCE, *, urgent: bool = False) -> None:
+        """Forget who has shown a certificate or has gone; hang up on who says too little.
+
+        Args:
+            patience: seconds that a caller has.
+            urgent: hang up on those as well that have sent enough, and were not seen to be taken.
+        """
         with self._lock:
             for address in list(self._waiting):
-                self._look(address)
-                waiting = self._waiting[address]
-                while waiting and time.monotonic() - waiting[0].since > patience:
-                    _hang_up(waiting.popleft())
-                if not waiting:
+                self._look(address, patience, urgent=urgent)
+                if not self._waiting[address]:
                     del self._waiting[address]
 
-    def _look(self, address: str) -> None:
+    def _look(self, address: str, patience: float = PATIENCE, *, urgent: bool = False) -> None:
         waiting = self._waiting[address]
-        silent = [caller for caller in waiting if _silent(caller)]
+        callers = list(waiting)
         waiting.clear()
-        waiting.extend(silent)
+        for caller in callers:
+            acked, received = _facts(caller)
+            said = self._answer is not None and received >= SHOWN
+            if acked < 0 or (said and self._answer is not None and acked >= self._answer):
+                continue
+            late = time.monotonic() - caller.since > patience
+            if late and (urgent or not said):
+                _hang_up(caller)
+            else:  # also who resumes a session, and needs less of an answer: until there are many
+                waiting.append(caller)
 
     def _watch(self) -> None:
-        while True:
-            time.sleep(GLANCE)
+        while not self._closed.wait(GLANCE):
             self.sweep()
+            with self._lock:
+                if not self._waiting:
+                    self._watched = False
+                    return
 
 
-def _silent(caller: _Caller) -> bool:
+def _facts(caller: _Caller) -> tuple[int, int]:
+    """Bytes that a caller was sent, and has sent; -1 of one that is gone."""
     with contextlib.suppress(OSError):
         if os.fstat(caller.connection).st_ino == caller.inode:
-            kind, place = _RECEIVED
+            kind, place = _ACKED_RECEIVED
             with _borrowed(caller.connection) as peer:
                 facts = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, place + kind.size)
-            return len(facts) < place + kind.size or kind.unpack_from(facts, place)[0] < SHOWN
-    return False
+            if len(facts) < place + kind.size:  # of a kernel that does not count them
+                return 0, 0
+            acked, received = kind.unpack_from(facts, place)
+            return acked, received
+    return -1, -1
 
 
 def _hang_up(caller: _Caller) -> None:
@@ -112,3 +161,16 @@ def _borrowed(connection: int) -> Iterator[socket.socket]:
         yield peer
     finally:
         peer.detach()
+
+
+def answer(certificate: str) -> int:
+    """Bytes that callers have been sent once their certificates were taken.
+
+    Args:
+        certificate: PEM of the one that they are shown.
+    """
+    from cryptography import x509  # of which a process that listens nowhere has no need
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    shown = x509.load_pem_x509_certificate(certificate.encode())
+    return ANSWER + len(shown.public_bytes(Encoding.DER)) + len(shown.issuer.public_bytes())

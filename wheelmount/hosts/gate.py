@@ -34,6 +34,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from wheelmount.hosts import doorway
+from wheelmount.hosts.address import SECURE
 from wheelmount.hosts.doorway import Doorway
 
 log = logging.getLogger("wheelmount")
@@ -53,7 +55,8 @@ TRIES = 10
 PAUSE = 0.1
 """Seconds between them, and that callers may be silent then."""
 
-_doorway = Doorway()
+CERTIFICATE = "HYPERACTOR_TLS_CERT"
+"""Variable of Monarch that has the certificate of a process, after which others are asked."""
 
 NOWHERE = os.devnull.encode()
 
@@ -150,7 +153,8 @@ def _wait_for_descriptors(number: int) -> bool:
     if number not in (errno.EMFILE, errno.ENFILE):
         return False
     with contextlib.suppress(Exception):  # native code asks
-        _doorway.sweep(PAUSE)
+        if (door := _doorway()) is not None:
+            door.sweep(PAUSE, urgent=True)
         time.sleep(PAUSE)
     ctypes.set_errno(number)
     return True
@@ -160,12 +164,24 @@ def _watch(accepted: int) -> None:
     """Have a caller from the network show a certificate soon."""
     peer = socket.socket(fileno=accepted)
     try:
-        if peer.family in (socket.AF_INET, socket.AF_INET6):
-            _doorway.take(accepted, str(peer.getpeername()[0]))
+        networks = socket.AF_INET, socket.AF_INET6
+        if peer.family in networks and (door := _doorway()) is not None:
+            door.take(peer)
     except Exception:  # it has gone already, or there are no threads any more
         log.debug("a caller is not watched", exc_info=True)
     finally:
         peer.detach()
+
+
+@functools.cache
+def _doorway() -> Doorway | None:
+    """Of this process; None where it asks for no certificates."""
+    from wheelmount.hosts import engine  # which has this module closed first
+
+    address, certificate = engine.address(), engine.identity().get(CERTIFICATE)
+    if address is None or address.scheme != SECURE or certificate is None:
+        return None
+    return Doorway(doorway.answer(certificate))
 
 
 def _connect_own(caller: int, address: int | None, length: int) -> int:

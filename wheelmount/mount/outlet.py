@@ -19,6 +19,7 @@ import msgpack
 
 from wheelmount.hosts import gate
 from wheelmount.hosts.address import SECURE, Address
+from wheelmount.hosts.doorway import Doorway
 from wheelmount.hosts.engine import translate
 from wheelmount.mount import stream
 from wheelmount.mount.ring import Staged
@@ -66,6 +67,7 @@ class Outlet:
         self._closed = False
         self._turn = threading.Lock()
         self._pulses = _Pulses(timeout)
+        self._doorway = Doorway()
         where, self._listening = stream.listen()
         self.ticket = Ticket(where, secrets.token_bytes(16))
         self._context = None
@@ -76,6 +78,7 @@ class Outlet:
     def close(self) -> None:
         """Hang up on all, and let nobody connect."""
         self._pulses.close()
+        self._doorway.close()
         with self._turn:
             self._closed = True
             for each in [self._listening, *self._open]:
@@ -107,6 +110,8 @@ class Outlet:
             stack.enter_context(connection)
             if not gate.own(connection):
                 return
+            if connection.family != socket.AF_UNIX:
+                self._doorway.take(connection)
             connection.settimeout(CONNECT_TIMEOUT)  # until it is known who calls
             if self._context is not None:
                 connection = self._context.wrap_socket(connection, server_side=True)
@@ -129,6 +134,7 @@ class Outlet:
             if not hmac.compare_digest(secret, self.ticket.secret):
                 log.warning("security: refused who does not know the secret of a stream")
                 return
+            self._doorway.let_in(connection)
             connection.settimeout(self._timeout)
             try:
                 with contextlib.ExitStack() as lent:
