@@ -75,7 +75,7 @@ def test_one_that_is_killed_while_it_starts_leaves_nothing(
 ) -> None:
     mark = "27.1828"
     runtime = settings.private_runtime()
-    order = Order("n1", str(sif), "mine", settings.state_dir, str(runtime))
+    order = Order("n1", str(sif), "mine", settings.state_dir, settings.runtime_dir)
     (workplace / "note").write_bytes(order.encode(["sleep", mark]))
     command = [sys.executable, *PROGRAM[1:], str(workplace / "note")]
     for delay in (0, 0.01, 0.03, 0.06, 0.1, 0.2):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import NOBODY, Cli
 from tests.containers.test_running import processes, wait_until
 from wheelmount.containers import leftovers
 from wheelmount.containers.order import PROGRAM, Order
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 def test_killed_containers_are_cleared_away(cli: Cli, sif: Path, workplace: Path) -> None:
     runtime = workplace / "runtime" / f"wheelmount-{os.getuid()}"
     state, mark = str(workplace / "state"), "17.3205"
-    order = Order("n1", str(sif), "mine", state, str(runtime))
+    order = Order("n1", str(sif), "mine", state, str(runtime.parent))
     (workplace / "note").write_bytes(order.encode(["sleep", mark]))
     command = [sys.executable, *PROGRAM[1:], str(workplace / "note")]
     with subprocess.Popen(command) as owner:
@@ -40,3 +40,25 @@ def test_killed_containers_are_cleared_away(cli: Cli, sif: Path, workplace: Path
     assert f"cleared: a container that is gone: {left}" in fixed.stdout
     assert leftovers.find(runtime) == []
     assert cli("instance", "stop", "one").returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user")
+@pytest.mark.parametrize("instance", [None, "one"])
+def test_a_host_chooses_its_own_private_directory(
+    instance: str | None, cli: Cli, sif: Path, workplace: Path
+) -> None:
+    """Where another user has made, on a host, one of the name that the client's has."""
+    runtime = workplace / "host"
+    squatted = runtime / f"wheelmount-{os.getuid()}"
+    squatted.mkdir(parents=True, mode=0o700)
+    os.chown(squatted, NOBODY, NOBODY)
+    state = str(workplace / "state")
+    order = Order("n1", str(sif), "mine", state, str(runtime), instance=instance)
+    (workplace / "note").write_bytes(order.encode(["echo", "ran"]))
+    command = [sys.executable, *PROGRAM[1:], str(workplace / "note")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if instance is not None:
+        environment = {**os.environ, "WHEELMOUNT_RUNTIME_DIR": str(runtime)}
+        assert cli("instance", "stop", instance, env=environment).returncode == 0
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert not list(squatted.iterdir())

@@ -46,7 +46,7 @@ def test_much_is_pasted_into_a_shell(sif: Path, workplace: Path) -> None:
 
 def test_much_is_pasted_from_afar(sif: Path, workplace: Path, settings: Settings) -> None:
     """As on another machine: the terminal is there, what is typed comes by a pipe."""
-    runtime = str(settings.private_runtime())
+    runtime = settings.runtime_dir
     order = Order("n1", str(sif), "mine", settings.state_dir, runtime, terminal=(24, 80))
     (workplace / "note").write_bytes(order.encode(["sh", "-c", COUNT]))
     done = subprocess.run(

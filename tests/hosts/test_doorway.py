@@ -185,7 +185,7 @@ def test_monarch_sends_more_to_who_has_shown_a_certificate(
     with socket.socket() as probe:
         probe.bind((HERE, 0))
         port = probe.getsockname()[1]
-    given = {worker.CREDENTIALS: encode(identity), "WHEELMOUNT_RUNTIME_DIR": str(tmp_path)}
+    given = {worker.CREDENTIALS: encode(identity).decode(), "WHEELMOUNT_RUNTIME_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "wheelmount.hosts.worker", f"{SECURE}://{HERE}:{port}"]
     with subprocess.Popen(command, env={**os.environ, **given}) as process:
         try:

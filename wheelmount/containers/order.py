@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from wheelmount.config import private_directory
+from wheelmount.config import Settings
 from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.leftovers import PREFIX, claimed
@@ -34,7 +34,8 @@ class Order:
         image: path of the SIF there; empty for that of an instance that runs.
         overlay: name of the overlay that keeps what is installed; empty for the image's own.
         state_dir: where overlays are kept.
-        runtime_dir: private directory for what goes with the container.
+        runtime_dir: the setting of that name: what goes with the container is in a private
+            directory in it, of the host's own choice.
         overlay_kind: see `Overlay`.
         overlay_size: see `Overlay`.
         instance: name of the instance to run it in, started if it does not run; None for a
@@ -116,7 +117,7 @@ class Order:
 
     @property
     def _runtime(self) -> Path:
-        return private_directory(Path(self.runtime_dir))
+        return Settings(runtime_dir=self.runtime_dir).private_runtime()
 
     def _container(self, workdir: Path) -> Container:
         passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}

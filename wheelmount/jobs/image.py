@@ -165,7 +165,7 @@ def order(host: str, image: Image, shown: Shown | None, settings: Settings) -> O
         image=image.on(host, shown),
         overlay=image.overlay or "",
         state_dir=settings.state_dir,
-        runtime_dir=str(settings.private_runtime()),
+        runtime_dir=settings.runtime_dir,
         overlay_kind=image.overlay_kind,
         overlay_size=image.overlay_size,
         instance=image.instance,
