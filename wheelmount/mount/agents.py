@@ -75,6 +75,12 @@ class Agents(Mapping[str, Any]):
         calls = {name: call(self._agents[name]) for name in wanted}
         return engine.gather(calls, timeout or self._settings.start_timeout)
 
+    def only(self, names: Iterable[str]) -> Agents:
+        """Those of some hosts in so far as there are any, to be called."""
+        found = Agents(self._identity, self._settings)
+        found.take({name: self._agents[name] for name in names if name in self._agents})
+        return found
+
     def dismiss(self, names: Iterable[str]) -> None:
         """End those of some hosts."""
         quits, meshes = {}, []

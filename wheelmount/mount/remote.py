@@ -24,6 +24,7 @@ from wheelmount.errors import (
 from wheelmount.hosts import engine, rdma
 from wheelmount.hosts.host import Host, as_hosts
 from wheelmount.mount import access, adoption, point, topology
+from wheelmount.mount.adoption import Apart
 from wheelmount.mount.agents import Agents
 from wheelmount.mount.delivery import Delivery
 from wheelmount.mount.layout import Layout
@@ -110,6 +111,7 @@ class RemoteMount:
         self._layout: Layout | None = None
         self._lost: set[int] = set()
         self._behind: Set[str] = set()  # hosts that have a generation which they do not show yet
+        self._apart: list[Apart] = []  # hosts that another client's refresh left, or took, alone
         self._parted: dict[str, WheelmountError] = {}  # why hosts were lost, until that is said
         self._keep = False
         self._delivery: Delivery | None = None
@@ -169,6 +171,8 @@ class RemoteMount:
         """
         if self._layout is None:
             raise MountError("the mount is not open", hint="call open() first")
+        if self._apart:
+            raise MountError("its hosts do not all show the same", hint="refresh the mount first")
         hosts = [host_mesh] if isinstance(host_mesh, Host) else as_hosts(host_mesh)
         names = [host.name for host in hosts]
         self._make_way(names)
@@ -281,7 +285,7 @@ class RemoteMount:
             self._agents.greet()
             standing = adoption.find(self._agents, self._settings.start_timeout)
             self._layout, self._lost = standing.layout, standing.lost
-            self._points = standing.points
+            self._points, self._apart = standing.points, standing.apart
             if standing.missing:
                 self._resume(standing.layout, standing.missing)
         except BaseException:
@@ -433,6 +437,7 @@ class RemoteMount:
         if any(answer is False for answer in answers.values()):
             standing = adoption.find(self._agents, self._settings.start_timeout)
             self._layout, self._lost = standing.layout, standing.lost
+            self._apart = standing.apart
             return standing.layout
         return layout
 
@@ -452,32 +457,60 @@ class RemoteMount:
     def _follow(self, before: Layout) -> bool:
         """Bring the directory as it is now to all hosts; gives whether it differs."""
         inodes, root = before.tree.inodes, os.fsencode(self.source)
+        # A number must be the same file on all hosts.
+        other = {number for each in self._apart for number in each.other(before.tree)}
         lost = self._lost & inodes.keys()
-        hopeless = {number for number in lost if unreadable(root, before.tree, number)}
+        hopeless = {n for n in lost - other if unreadable(root, before.tree, n)}
+        lost |= other
         tree = self._scan(before.tree, lost - hopeless)
         if not Succession(before.tree, tree, lost):
-            return False
+            return self._join(before)
         tree.take_as_new(hopeless & tree.inodes.keys())  # else their zeros would count as bytes
         succession = Succession(before.tree, tree, lost)
-        layout = succession.settle(self._same(succession), self._block_size(tree))
+        agents = self._agents.only(self._together)
+        layout = succession.settle(self._same(succession, agents), self._block_size(tree))
         made = self._offer(layout, before)
-        failed = made.advance(self._agents, self._gone)
+        failed = made.advance(agents, self._gone)
         if self._delivery is not None:
             self._delivery.end()
         self._delivery, self._layout, self._lost = made, layout, set()
         self._behind = failed.keys() - self._gone(failed)
         self._pass_over(failed)
+        self._join(layout)
         return True
 
-    def _same(self, succession: Succession) -> list[Doubt]:
-        """Which files have the bytes that all hosts have of an earlier one."""
+    @property
+    def _together(self) -> list[str]:
+        """Hosts that show the same."""
+        apart = {name for each in self._apart for name in each.hosts}
+        return [name for name in self._agents if name not in apart]
+
+    def _join(self, layout: Layout) -> bool:
+        """Have hosts that show something else show this too; gives whether there were any."""
+        inodes, any_apart = layout.tree.inodes, bool(self._apart)
+        while self._apart:
+            before, agents = self._apart[0].layout, self._agents.only(self._apart[0].hosts)
+            if agents:
+                new = inodes.keys() - before.tree.inodes.keys()
+                fresh = {number for number in new if inodes[number].is_file}
+                its = Layout(layout.tree, self._block_size(layout.tree), fresh, {}, layout.identity)
+                made = self._offer(its, before)
+                failed = made.advance(agents, self._gone)
+                self._lost |= made.changed
+                self._behind |= failed.keys() - self._gone(failed)
+                self._pass_over(failed)
+            del self._apart[0]
+        return any_apart
+
+    def _same(self, succession: Succession, agents: Agents) -> list[Doubt]:
+        """Which files have the bytes that all of some hosts have of an earlier one."""
         if not succession.doubts:
             return []
         wanted = sorted({doubt.earlier for doubt in succession.doubts})
         bound = self._settings.start_timeout + self._settings.fetch_timeout * len(wanted)
         with self._progress.task("compare", unit="files") as task:
             task.total(len(succession.doubts))
-            answers = self._agents.call(lambda agent: agent.digests.call_one(wanted), timeout=bound)
+            answers = agents.call(lambda agent: agent.digests.call_one(wanted), timeout=bound)
             theirs = engine.raise_first(answers).values()
             same = []
             for doubt in succession.doubts:

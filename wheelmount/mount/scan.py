@@ -26,7 +26,7 @@ def scan(source: bytes, before: Tree | None = None, lost: Container[int] = ()) -
         before: an earlier snapshot. What has the same stamp at the same path is not looked at any
             closer: it keeps its number, and the same objects stand for it. So does a directory at
             the same path. What is new has numbers above those of ``before``.
-        lost: numbers of files in ``before`` that are to be taken as new.
+        lost: numbers in ``before`` of what is to be taken as new.
 
     Raises:
         SourceError: it is missing, not a directory, or part of it cannot be read.
@@ -83,7 +83,7 @@ class _Scan:
         for name, its in found:
             known = earlier.get(name)
             if its.st_mode & _TYPE == stat.S_IFDIR:
-                if known is None or known not in before.names:
+                if known is None or known not in before.names or known in self._lost:
                     known, self._next = self._next, self._next + 1
                 below.append((known, path + b"/" + name if path else name, its))
             else:
