@@ -46,6 +46,31 @@ def test_goes_where_it_is_wanted(cli: Cli, source: Path, workplace: Path, script
     assert cli("down").returncode == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["status", "--json"], ["config"], ["doctor"], ["--help"], ["mount", "--help"]],
+    ids=" ".join,
+)
+def test_ends_quietly_where_it_is_not_read(words: list[str], workplace: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "wheelmount.cli.main", *words]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=90, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("how", ["--live", "--in-order"])
+def test_a_run_that_is_not_read_ends(how: str, cli: Cli, source: Path, workplace: Path) -> None:
+    (workplace / "script").write_text("for i in $(seq 40); do echo again; sleep .05; done\n")
+    run = f"{sys.executable} -m wheelmount.cli.main run -q {how} --hosts local:1"
+    line = f"{run} {source} {workplace}/script | head -n 1; echo ${{PIPESTATUS[0]}}"
+    command = ["bash", "-c", line]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.stdout.splitlines()[1:] == ["141"], done.stderr
+    assert "unexpected" not in done.stderr
+
+
 def _on_terminal(*arguments: str | Path) -> set[bytes]:
     """What follows the names of hosts in what a terminal is shown."""
     leader, follower = pty.openpty()

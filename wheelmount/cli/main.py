@@ -6,12 +6,18 @@ import sys
 
 INTERRUPTED = 130
 
+UNREAD = 141
+"""Exit code where whoever read the output has gone, as of a program that SIGPIPE ends."""
+
 try:
     import contextlib
     import importlib
     import logging
+    import os
+    import select
     import signal
     from types import FrameType
+    from typing import NoReturn
 
     import click
 
@@ -81,7 +87,7 @@ def cli() -> None:
 
     Exit codes: 0 all went well; what ran on the hosts passes its worst one on; 2 wrong usage;
     64-78 an error of wheelmount, see the reference; 130 interrupted,
-    143 ended by SIGTERM.
+    141 the output is not read any more, 143 ended by SIGTERM.
     """
 
 
@@ -92,6 +98,7 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _interrupt)  # as ^C: everything is taken down on the way out
         code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except WheelmountError as error:
         ConsoleProgress().error(error)
         sys.exit(error.exit_code)
@@ -102,18 +109,42 @@ def main() -> None:
         with contextlib.suppress(OSError):
             print("interrupted", file=sys.stderr)
         sys.exit(128 + _came[0] if _came else INTERRUPTED)
+    except (BrokenPipeError, SystemExit) as error:
+        # click and rich end with 1 where they cannot write, whatever is asked of them.
+        if not (isinstance(error, SystemExit) and error.code != 1) and _unread():
+            sys.exit(UNREAD)
+        if isinstance(error, SystemExit):
+            raise
+        _tell_of_defect(error)
     except Exception as error:
-        log.debug("unexpected", exc_info=True)
-        unexpected = WheelmountError(
-            f"unexpected {type(error).__name__}: {error}",
-            hint="report this as a defect, with what -v says",
-        )
-        ConsoleProgress().error(unexpected)
-        sys.exit(unexpected.exit_code)
+        _tell_of_defect(error)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)  # Python itself would print a traceback
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell_of_defect(error: Exception) -> NoReturn:
+    log.debug("unexpected", exc_info=True)
+    unexpected = WheelmountError(
+        f"unexpected {type(error).__name__}: {error}",
+        hint="report this as a defect, with what -v says",
+    )
+    ConsoleProgress().error(unexpected)
+    sys.exit(unexpected.exit_code)
+
+
+def _unread() -> bool:
+    """Whether output goes where it is not read any more; then none does from here on."""
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    closed = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]
+    for descriptor in closed:  # Python would try again as it ends, and tell of that
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    return bool(closed)
 
 
 _came: list[int] = []
