@@ -326,3 +326,10 @@ def test_errors_survive_the_way_between_processes(kind: type[WheelmountError]) -
 def test_exit_codes_stay_clear_of_shells() -> None:
     codes = {kind.exit_code for kind in _classes(errors.WheelmountError)}
     assert all(64 <= code <= 78 for code in codes)
+
+
+@pytest.mark.parametrize("name", ["store", "runtime_dir", "cache_dir", "state_dir"])
+@pytest.mark.parametrize("value", ["below", "~/below", ""])
+def test_directories_are_absolute_paths(name: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}, no absolute path"):
+        config.load({f"WHEELMOUNT_{name.upper()}": value}, tmp_path)

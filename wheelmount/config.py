@@ -58,6 +58,9 @@ OF_PROJECTS = frozenset(
 MEMORY = "memory"
 """Value of ``store``: not on a disk."""
 
+_DIRECTORIES = ("store", "runtime_dir", "cache_dir", "state_dir")
+"""Settings that are paths of directories."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
@@ -399,4 +402,11 @@ def _convert(name: str, value: object, where: str) -> str | int | float:
             f"{name} is {value!r} ({where})",
             hint=f"give {'a number' if kind is not str else 'text'}",
         ) from None
+    if name in _DIRECTORIES and converted != MEMORY and not Path(converted).is_absolute():
+        # Processes of one mount have other working directories than the command that made it.
+        also = f", or {MEMORY!r}" if name == "store" else ""
+        raise ConfigError(
+            f"{name} is {value!r}, no absolute path ({where})",
+            hint=f"give the path of a directory from / on{also}",
+        )
     return converted  # type: ignore[no-any-return]

@@ -127,10 +127,12 @@ def test_built_again_for_other_arguments(definition: Path, tmp_path: Path) -> No
 def test_missing_file(definition: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="needs nowhere"):
         image.build(definition, tmp_path / "x.sif", build_args={"uv": "nowhere"})
-    with pytest.raises(SourceError, match=r"no\.def"):
+    with pytest.raises(SourceError, match=r"no\.def cannot be read: No such file"):
         image.build(tmp_path / "no.def", tmp_path / "x.sif")
     with pytest.raises(SourceError, match=r"x\.sif"):
         image.inspect(tmp_path / "x.sif")
+    with pytest.raises(ContainerError, match="is a directory and no image"):
+        image.inspect(tmp_path)
 
 
 @pytest.mark.parametrize("argument", [("a b", "x"), ("a", "x,b=y"), ("a", "x\ny")])

@@ -43,6 +43,8 @@ def inspect(sif: Path) -> Image:
         UnavailableError: apptainer is missing.
     """
     check(sif)
+    if sif.is_dir():  # apptainer takes any for an image, and has nothing to say of it
+        raise ContainerError(f"{sif} is a directory and no image", hint="give the file of an image")
     attributes = apptainer.inspect(sif.absolute())
     return Image(sif, attributes.get("labels") or {}, attributes.get("deffile") or "")
 

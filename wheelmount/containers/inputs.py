@@ -25,8 +25,9 @@ def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
     try:
         text = definition.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise SourceError(
-            f"definition {definition} cannot be read: {error}",
+            f"definition {definition} cannot be read: {reason}",
             hint="the project's own is images/python.def",
         ) from None
     digest = blake3(text.encode())

@@ -59,9 +59,14 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
                 hint=f"known: {', '.join((*PLACES, *AMOUNTS))}, and names such as nvidia.com/gpu",
             )
         names.append(name)
-    if "image" not in names or len(set(names)) < len(names):
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
-            f"kubernetes:{text} does not give each of its options once, and an image",
+            f"kubernetes:{text} gives {', '.join(twice)} more than once",
+            hint=f"give each option once, {example}",
+        )
+    if "image" not in names:
+        raise InputError(
+            f"kubernetes:{text} names no image for the pods",
             hint=f"give one that has wheelmount installed, {example}",
         )
     return count, tuple(options)

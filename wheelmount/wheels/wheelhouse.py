@@ -145,7 +145,7 @@ class Wheelhouse:
             if not gone:
                 asked = {" ".join((*one.requirements, *one.files)) for one in manifest.requests}
                 raise InputError(
-                    f"{self.directory} was not asked for that",
+                    f"{self.directory} has no request for just these requirements",
                     hint=f"it was for: {'; '.join(sorted(asked)) or 'nothing'}",
                 )
             manifest.requests = kept
