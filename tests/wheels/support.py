@@ -140,6 +140,7 @@ class Index:
         requests: the path and ``Range`` of each request so far.
         password: where set, user ``me`` must give it.
         sizes: whether pages say how large files are.
+        uploaded: by file name, when it came, where ``sizes`` are said.
         yanked: by file name, why it was taken back.
         passwords: by name, those of further indexes with the same files, at ``/NAME/simple``.
     """
@@ -149,6 +150,7 @@ class Index:
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     password: str | None = None
     sizes: bool = False
+    uploaded: dict[str, str] = field(default_factory=dict)
     yanked: dict[str, str] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)
 
@@ -234,6 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
                     "url": f"{base}/files/{file.name}",
                     "hashes": {"sha256": sha256(file)},
                     "size": file.stat().st_size,
+                    "upload-time": self.index.uploaded.get(file.name),
                 }
                 for file in files
                 if canonicalize_name(file.name.split("-")[0]) == name

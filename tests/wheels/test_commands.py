@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -76,3 +78,9 @@ def test_what_cannot_be_meant(cli: Cli) -> None:
         assert done.returncode in (64, 66), arguments
         assert hint in done.stderr
         assert done.stderr.count("\n") == 2
+
+
+def test_a_check_starts_without_monarch() -> None:
+    """Loading it takes longer than a check of a hundred wheels."""
+    program = "import sys, wheelmount.cli.wheels; sys.exit('monarch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

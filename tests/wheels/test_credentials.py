@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from wheelmount.errors import WheelmountError
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
@@ -77,12 +78,12 @@ def test_a_keyring(
     add(house, "own")
 
 
-@pytest.mark.parametrize("how", ["UV_INSECURE_HOST", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS"])
-def test_certificates(
-    index: Index, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    make_wheel(index.directory, "own")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+def serve(index: Index, place: Path, *, clients: bool = False) -> tuple[Path, Path]:
+    """Speak TLS; the key and the certificate, which is its own authority.
+
+    With ``clients`` those have to show it too.
+    """
+    key, certificate = place / "key.pem", place / "certificate.pem"
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     subject += ["-addext", "basicConstraints=critical,CA:FALSE"]
     files = ["-keyout", str(key), "-out", str(certificate)]
@@ -90,7 +91,19 @@ def test_certificates(
     subprocess.run(command, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
+    if clients:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(certificate)
     index.encrypt(context)
+    return key, certificate
+
+
+@pytest.mark.parametrize("how", ["UV_INSECURE_HOST", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS"])
+def test_certificates(
+    index: Index, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    make_wheel(index.directory, "own")
+    _, certificate = serve(index, tmp_path)
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
@@ -99,4 +112,19 @@ def test_certificates(
     else:
         monkeypatch.setenv(how, "1")
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))  # in place of the system's
+    add(house, "own")
+
+
+def test_a_certificate_of_the_client(
+    index: Index, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(index.directory, "own")
+    key, certificate = serve(index, tmp_path, clients=True)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with pytest.raises(WheelmountError):
+        add(house, "own")
+    both = tmp_path / "both.pem"
+    both.write_text(certificate.read_text() + key.read_text())
+    monkeypatch.setenv("SSL_CLIENT_CERT", str(both))
     add(house, "own")

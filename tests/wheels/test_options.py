@@ -49,6 +49,16 @@ def test_pre(more: Index) -> None:
     assert run("check", "house").returncode == 0
 
 
+def test_exclude_newer(more: Index) -> None:
+    more.sizes = True
+    for file in more.directory.iterdir():
+        year = 2026 if "b-2.0" in file.name else 2025
+        more.uploaded[file.name] = f"{year}-01-01T00:00:00Z"
+    assert wheels("b", "--exclude-newer", "2025-06-01") == ["b-1.0"]
+    assert wheels("b", "--exclude-newer", "2026-06-01") == ["b-2.0"]
+    assert run("check", "house").returncode == 0
+
+
 def test_no_deps(more: Index) -> None:
     assert wheels("a", "--no-deps") == ["a-1.0"]
     assert run("check", "house", "a").returncode == 65

@@ -614,3 +614,26 @@ def test_two_at_once(uv_index: Index, house: Wheelhouse) -> None:
         [n] for n in wanted
     ]
     house.check().raise_if_any()
+
+
+def test_what_was_not_written_to_is_not_read_again(uv_index: Index, tmp_path: Path) -> None:
+    size = 64 << 20
+    make_wheel(uv_index.directory, "large", module=bytes(size))
+    house = Wheelhouse(tmp_path / "house")
+    house.add(Wanted.of(["large"]), targets=[TARGET])
+
+    def read(*, contents: bool) -> int:
+        """Bytes that were read by this process and those that it waited for."""
+        counted = [int(Path("/proc/self/io").read_text().split()[1])]
+        house.check(contents=contents).raise_if_any()
+        counted.append(int(Path("/proc/self/io").read_text().split()[1]))
+        return counted[1] - counted[0]
+
+    assert read(contents=False) < size / 2
+    assert read(contents=True) > size
+    copied = Wheelhouse(shutil.copytree(house.directory, tmp_path / "copied"))
+    (wheel,) = copied.wheels()
+    times = wheel.stat()
+    wheel.write_bytes(wheel.read_bytes().replace(b"Name: large", b"Name: lArge"))
+    os.utime(wheel, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert copied.check().unsound

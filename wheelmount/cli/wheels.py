@@ -12,7 +12,6 @@ from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs.targets import of_hosts
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
@@ -72,7 +71,10 @@ def download(
         if prune:
             house.prune(progress)
         return
-    targets = targets or of_hosts(spec, config.load(), progress)
+    if not targets:
+        from wheelmount.jobs.targets import of_hosts  # Monarch: half a second
+
+        targets = of_hosts(spec, config.load(), progress)
     if dry_run:
         names = [name for each in targets for name in house.preview(wanted, each, progress)]
         print(json.dumps(names) if as_json else "\n".join(dict.fromkeys(names)))
@@ -108,7 +110,9 @@ def download(
 @options.wanted
 @options.targets
 @click.option(
-    "--contents", is_flag=True, help="Unpack wheels too that were when they were downloaded."
+    "--contents",
+    is_flag=True,
+    help="Read and unpack all wheels, those too that were not written to since.",
 )
 @click.option(
     "--tool",

@@ -7,7 +7,7 @@
                    "platform": "x86_64-manylinux_2_36", "digest": "…",
                    "pins": ["numpy==2.4.6", ...], "wheels": ["numpy-2.4.6-….whl", ...]}],
      "wheels": {"numpy-2.4.6-….whl": {"sha256": "…", "size": 16642781, "mtime_ns": 17…,
-                                       "verified": true}},
+                                       "verified": true, "ctime_ns": 17…}},
      "trusted": [],
      "built": {"own-1.0-py3-none-any.whl": "git+https://…@8c12f7…"}}
 """
@@ -131,6 +131,7 @@ class Entry:
         sha256: lower-case hexadecimal.
         size: bytes.
         mtime_ns: of the file when its hash was taken, in nanoseconds.
+        ctime_ns: the same of its ctime, which no program can set; 0 where it is not known.
         verified: whether those bytes were looked into, contents and all, and are right.
         yanked: why it was taken back (PEP 592), maybe empty; None where it was not.
     """
@@ -140,17 +141,27 @@ class Entry:
     mtime_ns: int
     verified: bool = False
     yanked: str | None = None
+    ctime_ns: int = 0
 
     @classmethod
     def of(cls, file: Path, sha256: str, yanked: str | None = None) -> Entry:
         """The entry of a sound file whose hash is known."""
         found = file.stat()
-        return cls(sha256, found.st_size, found.st_mtime_ns, verified=True, yanked=yanked)
+        return cls(
+            *(sha256, found.st_size, found.st_mtime_ns),
+            verified=True,
+            yanked=yanked,
+            ctime_ns=found.st_ctime_ns,
+        )
 
     def fits(self, file: Path) -> bool:
         """Whether a file is as it was when its hash was taken, by its size and time."""
         found = file.stat()
         return (self.size, self.mtime_ns) == (found.st_size, found.st_mtime_ns)
+
+    def untouched(self, file: Path) -> bool:
+        """Whether nothing was written to a file since, by its ctime too; a copy is another file."""
+        return self.fits(file) and self.ctime_ns == file.stat().st_ctime_ns
 
 
 @dataclass(slots=True)

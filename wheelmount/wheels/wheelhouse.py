@@ -258,16 +258,18 @@ class Wheelhouse:
     ) -> Findings:
         """Find out offline whether requirements install from this directory alone.
 
-        Every wheel they come to is read: its hash is compared with those of ``pylock.toml`` and the
-        manifest (a wheel that neither knows was put there by hand and has none), and unless that
-        was done before with bytes of this hash, what is in it with what it says of itself. Without
-        requirements that is every wheel of the directory.
+        Every wheel they come to is looked at: its hash is compared with those of ``pylock.toml``
+        and the manifest (a wheel that neither knows was put there by hand and has none), and unless
+        that was done before with bytes of this hash, what is in it with what it says of itself. A
+        file that was hashed before, and not written to since by its size, mtime and ctime, is not
+        read again. Without requirements that is every wheel of the directory.
 
         Args:
             wanted: the requirements; a URL in one is left out, since hosts ask by name. None: every
                 request of the manifest.
             targets: what they shall install on; default each request's own, or this machine.
-            contents: whether wheels are unpacked too that were when they were downloaded.
+            contents: whether all are read and unpacked, those too that were when they were
+                downloaded.
             pip: whether pip has to find everything by its own rules too, on this machine's Python.
             progress: told of the one step, ``check``.
 
@@ -353,6 +355,8 @@ class Wheelhouse:
                 frozenset(hashes.get(wheel.name, ())),
                 verified=wheel.name in manifest.wheels and manifest.wheels[wheel.name].verified,
                 trusted=canonicalize_name(wheel.name.partition("-")[0]) in manifest.trusted,
+                untouched=wheel.name in manifest.wheels
+                and manifest.wheels[wheel.name].untouched(wheel),
             )
             for wheel in wheels
         }
