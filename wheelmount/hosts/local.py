@@ -105,7 +105,7 @@ class LocalHosts(Hosts):
         if guard is not None:
             command += ["--guard", str(guard)]
         log.debug("run: %s", shlex.join(command))
-        with (self.directory / f"{name}.log").open("wb") as output:
+        with (self.directory / f"{name}.log").open("ab") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

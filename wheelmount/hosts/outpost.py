@@ -108,7 +108,7 @@ class Outpost:
         apart = []
         if os.environ.get(APART) == view() and local.namespaces_allowed():
             apart = local.unshare()
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             process = subprocess.Popen(
                 [*apart, sys.executable, "-m", "wheelmount.hosts.worker", str(address)],
                 stdin=subprocess.DEVNULL,
