@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -362,14 +363,19 @@ def _run_at(port: int, user: int) -> tuple[str, str]:
 
 
 def idle_connections() -> str | None:
-    """Two hundred connections that say nothing keep a worker from those who may come in."""
+    """1,200 connections that say nothing, or too little, keep out those who may come in."""
     command = [sys.executable, "-m", "wheelmount.cli.main", "worker", "tls://127.0.0.1:7001"]
-    idle = []
+    begun = bytes.fromhex("1603010400") + bytes(1019)  # of a greeting that is never complete
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    idle: list[socket.socket] = []
     with _started(USER, *command) as worker:
         try:
             _await(7001)
-            for _ in range(200):
+            for number in range(1200):
                 idle.append(socket.create_connection(("127.0.0.1", 7001), 5))
+                with contextlib.suppress(OSError):
+                    idle[-1].sendall(begun if number % 2 else b"")
             out, err = _run_at(7001, USER)
         finally:
             for connection in idle:
