@@ -62,7 +62,8 @@ class Client:
     """A client in a process of its own; see ``tests.model.client``."""
 
     def __init__(self, place: Path) -> None:
-        with (place / "client.log").open("ab") as log:
+        self._log = place / "client.log"
+        with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.model.client"],
                 stdin=subprocess.PIPE,
@@ -84,7 +85,7 @@ class Client:
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], BOUND)[0], "the client hangs"
         line = self.process.stdout.readline()
-        assert line, "the client ended"
+        assert line, f"the client ended: {self._log.read_text(errors='replace')[-2000:]}"
         answer = json.loads(line)
         if "error" in answer:
             raise FailedError(answer["error"], answer["message"])
