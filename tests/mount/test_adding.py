@@ -210,6 +210,7 @@ def fetch_then_kill(*arguments):
     return outcome
 def follow(lost):
     (source / f"new {lost}").write_text("new")
+    (source / "one").chmod(0o600)  # its bytes are compared
     if lost:
         with pytest.raises(HostError, match=f"{lost}: lost, .* the other hosts show"):
             mount.refresh()

@@ -434,6 +434,8 @@ class RemoteMount:
     def _current(self, layout: Layout) -> Layout:
         """What hosts show: ``layout``, unless another client has refreshed the mount."""
         answers = self._agents.call(lambda agent: agent.is_current.call_one())
+        failed = engine.errors(answers)
+        self._pass_over({name: failed[name] for name in self._gone(failed)})
         if any(answer is False for answer in answers.values()):
             standing = adoption.find(self._agents, self._settings.start_timeout)
             self._layout, self._lost = standing.layout, standing.lost
