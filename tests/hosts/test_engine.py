@@ -81,7 +81,7 @@ def test_a_program_has_its_environment_and_its_hook_back(
     same()
     from wheelmount.hosts.address import Address
     from wheelmount.hosts.credentials import Authority
-    engine.identify(Address("tls", "127.0.0.1", 0), Authority.make())
+    engine.identify(Authority.make().issue(Address("tls", "127.0.0.1", 0).names()))
     same()
     engine.stop()
     assert monarch.actor.unhandled_fault_hook is hook

@@ -304,7 +304,7 @@ def test_requests_of_a_stream(requests: list[bytes]) -> None:
     with _opened() as (outlet, blocks):
         _say(outlet, *requests)
         _say(outlet, outlet.ticket.secret + b"".join(requests))
-        asked = REQUEST.pack(outlet.ticket.secret, 1, False)
+        asked = REQUEST.pack(outlet.ticket.secret, 1, False, False)
         answer = _say(outlet, asked)
         good, size = REPLY.unpack_from(answer)
         assert good

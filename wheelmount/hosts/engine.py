@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -41,11 +40,15 @@ SWITCHES = {
 VARIABLES_ONLY = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "MONARCH_FILE_LOG_LEVEL"
 """Those that Monarch's ``configure`` does not know; what it knows would not count beside them."""
 
-OURS = re.compile(r"The actor (<[^>]*>\.)*<wheelmount\.")
-"""How a report on the failure of an actor of wheelmount's begins."""
+NAME = "wheelmount_"
+"""Prefix of the names of wheelmount's own processes and actors, by which their failures are told
+from those of the user's."""
+
+UNDELIVERABLE = f"undeliverable message for {NAME}"
+"""What a report says of a call to an actor of wheelmount's that is not there any more."""
 
 LOGGER = "logger-"
-"""Begin of the name of the actor that Monarch adds to each process to pass its output on."""
+"""Prefix of the name of the actor that Monarch adds to each process to pass its output on."""
 
 MESH_TIMEOUT = 5.0
 """Seconds that processes and actors have to stop, all together."""
@@ -158,9 +161,10 @@ def _pass_over_own_failures() -> None:
     before = _hook_before = monarch.actor.unhandled_fault_hook
 
     def hook(failure: Any) -> object:
-        # A process that fails is reported twice, for its logger and for the actor that is there
-        # for something.
-        ours = OURS.match(failure.report()) or failure.mesh_name.startswith(LOGGER)
+        # By the name, as a report need not name the class of the actor: where a host has another
+        # version, the actor has none. A process that fails is reported for its logger as well, and
+        # a call to an actor that has failed as a failure of this process.
+        ours = failure.mesh_name.startswith((NAME, LOGGER)) or UNDELIVERABLE in failure.report()
         return True if _own or ours else before(failure)
 
     monarch.actor.unhandled_fault_hook = hook

@@ -99,10 +99,12 @@ class Runners:
         if not self.actors:
             for rank, host in enumerate(self._hosts):
                 # Of its own: a process that receives a mount's bytes must never wait for them.
-                procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount_run")
+                procs = host.mesh.spawn_procs({"procs": 1}, name=f"{engine.NAME}run")
                 self._procs[host.name] = procs
                 self._greetings[host.name] = handshake.begin(procs)
-                self.actors[host.name] = procs.spawn("runner", Runner, host.name, rank, self._lease)
+                self.actors[host.name] = procs.spawn(
+                    f"{engine.NAME}runner", Runner, host.name, rank, self._lease
+                )
         return self
 
     def __exit__(self, *_exc: object) -> None:

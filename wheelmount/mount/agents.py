@@ -31,12 +31,12 @@ class Agents(Mapping[str, Any]):
         from wheelmount.mount.agent import Agent
 
         for host in hosts:
-            procs = host.mesh.spawn_procs({"procs": 1}, name="wheelmount")
+            procs = host.mesh.spawn_procs({"procs": 1}, name=f"{engine.NAME}mount")
             self._procs[host.name] = procs
             self._greetings[host.name] = handshake.begin(procs)
             identity = f"{self._identity}-{host.name}"
             self._agents[host.name] = procs.spawn(
-                "agent", Agent, host.name, asdict(self._settings), identity
+                f"{engine.NAME}agent", Agent, host.name, asdict(self._settings), identity
             )
 
     def greet(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from blake3 import blake3
 
 from wheelmount.errors import TransferError
-from wheelmount.hosts import rdma
+from wheelmount.hosts import engine, rdma
 from wheelmount.hosts.actor import (
     Actor,
     RDMABuffer,
@@ -231,7 +231,7 @@ def offer(
     """
     from monarch.actor import this_proc
 
-    name = f"source_{secrets.token_hex(4)}"
+    name = f"{engine.NAME}source_{secrets.token_hex(4)}"
     _offered[name] = ring, ticket, timeout, description, arrived
     return this_proc().spawn(name, SourceActor, name)
 

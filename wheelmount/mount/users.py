@@ -118,13 +118,17 @@ def inhabited(mount: Mounted) -> bool:
 
 
 def viewers(mount: Mounted) -> list[str]:
-    """Views of what a mount shows at other places, in any namespace, for people."""
+    """Views of what a mount shows at other places, in any namespace, for people.
+
+    Copies that a namespace has only because it was made from another are none: they are where the
+    mount is, also below the place where such a namespace has the root of the other.
+    """
     root = Root(mount.device, mount.root)
     return [
         _place(space, each)
         for space in views.spaces()
         for each in space.reached()
-        if each.path != mount.path and root.below(each) is not None
+        if not each.path.endswith(mount.path) and root.below(each) is not None
     ]
 
 
