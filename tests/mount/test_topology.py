@@ -104,7 +104,8 @@ def test_blocks_are_larger_for_more_bytes_and_smaller_for_more_steps() -> None:
     assert all(size & size - 1 == 0 for size in sizes)
 
 
-def test_blocks_are_small_where_they_come_by_streams_and_never_too_many() -> None:
-    assert block_size(32 * GIB, 4) == LEAST_BLOCK
-    assert block_size(100 * GIB, 4) == 1 << 20
+def test_blocks_that_come_by_streams_are_a_small_part_of_all() -> None:
+    assert block_size(64 << 20, 1) == LEAST_BLOCK
+    assert block_size(512 << 20, 1) == 1 << 20
+    assert block_size(GIB, 1024) == block_size(GIB, 1024, device=True), "many steps"
     assert block_size(10_000 * GIB, 4) == MOST_BLOCK
