@@ -376,9 +376,10 @@ class HostsModel(RuleBasedStateMachine):
             time.sleep(0.01)
         raise AssertionError(f"no server took over from that of {Task.read(directory).host}")
 
-    @precondition(lambda self: not self._torn)
     @rule(other=st.booleans(), repair=st.booleans())
     def verify(self, other: bool, repair: bool) -> None:
+        if self._torn:  # no precondition: it depends on how fast bytes travelled
+            return
         client = self._other if other and self._other is not None else self.client
         assert not any(client.ask("verify", repair).values()), "nothing was damaged"
 
@@ -451,7 +452,7 @@ class HostsModel(RuleBasedStateMachine):
         left: set[str] = set()
         while time.monotonic() < deadline:
             left = _mounts(self._place) | _processes(self._place)
-            kept = f"wheelmount-{os.getuid()}", "mounts", "stores"
+            kept = f"wheelmount-{os.getuid()}", "mounts", "stores", "sessions", "instances"
             for name in ("runtime", "store"):
                 every = (self._place / name).rglob("*")
                 left |= {str(path) for path in every if path.name not in kept}
