@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Cli
 from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError
@@ -51,6 +52,18 @@ def _assert_everywhere(mount: RemoteMount, source: Path, count: int) -> None:
 def _received(mount: RemoteMount, host: str) -> dict[str, int]:
     received: dict[str, int] = mount.status()[host]["delivery"]["received"]
     return received
+
+
+def test_after_another_client_refreshed(
+    hosts: list[Host], large: Path, workplace: Path, settings: Settings, cli: Cli
+) -> None:
+    with remotemount(hosts[:2], large, f"{workplace}/{{host}}", settings=settings) as mount:
+        mount.wait(60)
+        (large / "two").write_bytes(os.urandom(SIZE // 2))
+        assert cli("refresh", large).returncode == 0
+        mount.add(hosts[2])
+        mount.wait(60)
+        _assert_everywhere(mount, large, 3)
 
 
 def test_while_bytes_arrive(

@@ -246,5 +246,6 @@ class Delivery:
             engine.stop_meshes(self.actor)
             if self._outlet is not None:
                 self._outlet.close()
+            self._ring.close()  # Monarch keeps actors that have ended
         for thread in self._threads:
             thread.join(self._settings.start_timeout)

@@ -171,13 +171,16 @@ class RemoteMount:
         """
         if self._layout is None:
             raise MountError("the mount is not open", hint="call open() first")
-        if self._apart:
-            raise MountError("its hosts do not all show the same", hint="refresh the mount first")
         hosts = [host_mesh] if isinstance(host_mesh, Host) else as_hosts(host_mesh)
         names = [host.name for host in hosts]
         self._make_way(names)
-        if self._delivery is None or self._delivery.ended:
-            self._delivery = self._offer_again(self._layout)
+        before, layout = self._layout, self._current(self._layout)
+        if self._apart:
+            raise MountError("its hosts do not all show the same", hint="refresh the mount first")
+        if self._delivery is None or self._delivery.ended or layout is not before:
+            if self._delivery is not None:
+                self._delivery.end()
+            self._delivery = self._offer_again(layout)
         try:
             self._agents.spawn(hosts)
             self._mount(names, self._delivery)

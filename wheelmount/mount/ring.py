@@ -23,6 +23,8 @@ from wheelmount.mount.layout import Layout
 from wheelmount.mount.packing import pack
 from wheelmount.mount.stream import PATIENCE
 
+CLOSED = "this directory is no longer offered"
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:
@@ -100,8 +102,18 @@ class Ring:
         self._free = [_Slot(n) for n in range(slots)]
         self._used: OrderedDict[Key, _Slot] = OrderedDict()  # least recently used first
         self._turn = threading.Condition()
+        self._closed = False
         self.sent = 0
         """Bytes that were fetched from it."""
+
+    def close(self) -> None:
+        """Give its memory back; nothing more is staged. What is lent stays as it is."""
+        with self._turn:
+            self._closed = True
+            self._free.clear()
+            self._used.clear()
+            self.slots = [memoryview(b"")] * len(self.slots)
+            self._turn.notify_all()
 
     def stage(self, block: int, packed: bool = False) -> Staged:
         """Have a block in the ring, and keep it there until ``release``.
@@ -127,7 +139,8 @@ class Ring:
             except BaseException as error:
                 slot.error = error
                 with self._turn:
-                    self._empty(key, slot)
+                    if self._used.get(key) is slot:
+                        self._empty(key, slot)
                     self._turn.notify_all()
                 raise
             finally:
@@ -216,6 +229,8 @@ class Ring:
         deadline = time.monotonic() + timeout
         with self._turn:
             while True:
+                if self._closed:
+                    raise TransferError(CLOSED)
                 now = time.monotonic()
                 slot = self._used.get(key)
                 mine = slot is None
@@ -248,6 +263,8 @@ class Ring:
     def _fill(self, number: int, block: int, packed: bool) -> Staged:
         length = self.layout.length(block)
         view = self.slots[number][:length]
+        if len(view) < length:
+            raise TransferError(CLOSED)
         digest, changed = self._filler.fill(block, view)
         size = pack(view) if packed else 0
         return Staged(number, length, size or length, digest, changed)
