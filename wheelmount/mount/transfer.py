@@ -9,6 +9,7 @@ through Monarch's messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import warnings
 from collections.abc import Awaitable, Callable
@@ -49,6 +50,10 @@ Said = tuple[bytes, tuple[int, ...]]
 
 _offered: dict[str, tuple[Ring, Ticket | None, float, bytes, Callable[[str, int], None]]] = {}
 """What this process offers by name: an actor is made from what can be pickled, a ring cannot."""
+
+_loops: list[asyncio.AbstractEventLoop] = []
+"""Those of actors that have ended. Monarch stops the loop of an actor and does not close it
+(torchmonarch 0.7.0), so that five descriptors would stay for each refresh."""
 
 
 class Offer:
@@ -155,6 +160,13 @@ class SourceActor(Actor):  # type: ignore[misc]
         self._description = Description(buffers, blake3(view).digest())
         self._offer = Offer(ring, timeout)
 
+    async def __cleanup__(self, _error: Exception | None) -> None:
+        self._offer.close()
+        for buffer, _ in self._description.buffers:
+            with contextlib.suppress(Exception):  # the process may be ending
+                await buffer.drop()
+        _loops.append(asyncio.get_running_loop())
+
     @concurrent_endpoint
     async def ready(self) -> None:
         """Return once memory is registered."""
@@ -231,6 +243,10 @@ def offer(
     """
     from monarch.actor import this_proc
 
+    for loop in _loops[:]:
+        if not loop.is_running():
+            _loops.remove(loop)
+            loop.close()
     name = f"{engine.NAME}source_{secrets.token_hex(4)}"
     _offered[name] = ring, ticket, timeout, description, arrived
     return this_proc().spawn(name, SourceActor, name)
