@@ -52,8 +52,8 @@ class Found:
         mount: id of the mount it is in, as in ``mountinfo`` of proc(5).
         top: whether it is the root of that mount.
         device: as ``st_dev``.
-        inode: its number.
-        mode: type only, as ``st_mode``.
+        inode: its number; 0 where that may not be known.
+        mode: type only, as ``st_mode``; likewise.
     """
 
     mount: int
@@ -76,8 +76,11 @@ def look(path: str | Path, *, follow: bool = False) -> Found:
 def _statx(fd: int, path: bytes, flags: int) -> Found:
     buffer = ctypes.create_string_buffer(256)
     flags |= _AT_STATX_DONT_SYNC
-    mask = _STATX_TYPE | _STATX_INO | _STATX_MNT_ID
-    _check(_libc.statx(fd, path, flags, mask, buffer), os.fsdecode(path))
+    try:
+        mask = _STATX_TYPE | _STATX_INO | _STATX_MNT_ID
+        _check(_libc.statx(fd, path, flags, mask, buffer), os.fsdecode(path))
+    except PermissionError:  # another user's FUSE mount, which tells nobody else of its files
+        _check(_libc.statx(fd, path, flags, 0, buffer), os.fsdecode(path))  # the mount alone
     (attributes,) = struct.unpack_from("=Q", buffer, 8)
     (mode,) = struct.unpack_from("=H", buffer, 28)
     (inode,) = struct.unpack_from("=Q", buffer, 32)
