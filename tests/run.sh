@@ -3,7 +3,7 @@
 #
 #   tests/run.sh [--fast] [pytest arguments]
 #
-# Three tests at a time, as many of them wait; -n0 for one. With --fast only those that need no
+# Two tests at a time, as many of them wait; -n0 for one. With --fast only those that need no
 # FUSE, host, container, lab or network.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,7 +19,7 @@ unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the same mo
 ruff check .
 ruff format --check .
 mypy
-tests=(-n 3 --dist loadfile)
+tests=(-n 2 --dist loadfile)
 if [ "${1:-}" = --fast ]; then
   shift
   tests+=(-m "not (fuse or hosts or containers or lab or network)")

@@ -105,7 +105,7 @@ def test_strangers_are_hung_up_on_from_the_first_moment(settings: Settings) -> N
             mine = _own_names() - before
             answers = stranger.communicate("", timeout=60)[0].splitlines()
     seen = dict(line.split(" ", 1) for line in answers)
-    assert len(mine & set(seen)) >= 4, (mine, seen)
+    assert len(mine & set(seen)) >= 2, (mine, seen)  # of each host; a client has its own before
     assert {seen[name] for name in mine & set(seen)} == {"hung up"}
 
 
@@ -162,3 +162,14 @@ def test_the_directory_of_a_worker_that_was_killed_goes_with_the_next(workplace:
     assert second.is_dir()
     for path in (second, third):
         path.rmdir()
+
+
+def test_directories_are_made_by_many_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from wheelmount.hosts import process\n"
+        "for _ in range(60): assert process.make_directory(Path(sys.argv[1]), 'kind-').is_dir()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    making = [subprocess.Popen(command) for _ in range(4)]
+    assert [each.wait(60) for each in making] == [0] * 4
+    assert not list(tmp_path.iterdir())

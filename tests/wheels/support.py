@@ -236,8 +236,12 @@ class _Handler(BaseHTTPRequestHandler):
                     "url": f"{base}/files/{file.name}",
                     "hashes": {"sha256": sha256(file)},
                     "size": file.stat().st_size,
-                    "upload-time": self.index.uploaded.get(file.name),
                 }
+                | (
+                    {"upload-time": self.index.uploaded[file.name]}
+                    if file.name in self.index.uploaded
+                    else {}
+                )
                 for file in files
                 if canonicalize_name(file.name.split("-")[0]) == name
             ]

@@ -118,11 +118,13 @@ def make_directory(place: Path, prefix: str) -> Path:
     for old in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # gone
             mine = old.lstat().st_uid == os.geteuid()
-            if mine and _lock(old, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if mine and (lock := _lock(old)) is not None:
                 shutil.rmtree(old, ignore_errors=True)
+                os.close(lock)
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        if _lock(path, fcntl.LOCK_EX) and path.exists():
+        # Another process may have taken it for one that was left, before it was locked.
+        if _lock(path) is not None and path.exists():
             atexit.register(_remove, path, os.getpid())
             return path
 
@@ -132,17 +134,18 @@ def _remove(path: Path, owner: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _lock(path: Path, how: int) -> bool:
+def _lock(path: Path) -> int | None:
+    """Lock a directory for as long as the descriptor is open; None if it is locked, or gone."""
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # gone
-        return False
+    except OSError:
+        return None
     try:
-        fcntl.flock(directory, how)  # and it stays open
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(directory)
-        return False
-    return True
+        return None
+    return directory
 
 
 if __name__ == "__main__":

@@ -81,7 +81,8 @@ class Generations:
         self._users: dict[Store, list[str]] = {}
         self._census = Users()
         self._looking = False
-        self._turn = trio.Lock()
+        self.changing = trio.Lock()
+        """Held while the mount changes over, and while it is unmounted."""
 
     @property
     def shown(self) -> Store:
@@ -101,7 +102,9 @@ class Generations:
             await adapter.serve()
         finally:
             self._adapter = None
-        async with self._turn:  # it ends because another way took over, which may not be done yet
+        async with (
+            self.changing
+        ):  # it ends because another way took over, which may not be done yet
             self._held.clear()
             self._retire()
             await trio.to_thread.run_sync(self.shown.rest)
@@ -136,7 +139,7 @@ class Generations:
         Raises:
             OSError: it cannot be shown; what was shown before still is.
         """
-        async with self._turn:
+        async with self.changing:
             store = self.shown
             if generation < store.generation:
                 raise OSError(errno.ESTALE, f"generation {store.generation} is shown")
@@ -256,7 +259,7 @@ class Generations:
     async def _look(self, unused: set[Store], *, everything: bool) -> set[Store]:
         """Delete what was unused at the last look and still is; gives what is unused since."""
         due = [store for store in self._leaving if everything or store not in self._users]
-        async with self._turn:
+        async with self.changing:
             await trio.to_thread.run_sync(self._exchange_again, due)
         self._users |= await trio.to_thread.run_sync(self._find_users, due)
         free = {store for store in due if not self._users[store]}
@@ -295,7 +298,7 @@ class Generations:
         return Kept(len(others), self.shown.beside(), sorted(set(users)))
 
     async def _forget(self, store: Store) -> None:
-        async with self._turn:
+        async with self.changing:
             self._leaving.discard(store)
             tree = self._trees.pop(store, None)
             self.vfs.forget(store)

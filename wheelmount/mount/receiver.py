@@ -25,7 +25,7 @@ from wheelmount.mount.recut import Recut
 from wheelmount.mount.relay import Relay
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.store import Store
-from wheelmount.mount.topology import MOST_BLOCK, SHARE, Route
+from wheelmount.mount.topology import LEAST_BLOCK, MOST_BLOCK, SHARE, Route
 from wheelmount.mount.traffic import CLIENT, Traffic
 from wheelmount.mount.transfer import Said
 from wheelmount.mount.window import Window
@@ -86,7 +86,7 @@ class Receiver:
         self._timeout = timeout
         self._tell = tell
         usual = max(SHARE, in_flight // len(route.trees))
-        most = usual * max(1, MOST_BLOCK // self.layout.block_size)
+        most = usual * (MOST_BLOCK // max(LEAST_BLOCK, min(self.layout.block_size, MOST_BLOCK)))
         self._windows = [Window(usual, most) for _ in route.trees]
         self._demand = asyncio.Semaphore(in_flight)
         self._demanded: set[asyncio.Task[None]] = set()

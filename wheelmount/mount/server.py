@@ -321,6 +321,17 @@ class Server:
             else:
                 return
 
+    async def _take_down(self, *, force: bool) -> None:
+        mount, bound = point.standing(self.directory), self.generations.bound
+        if mount is None:
+            return
+        if not force and not (bound and bound.owned):
+            await self._await_viewers(mount)
+        # On a thread: the kernel may ask us something while it unmounts.
+        await trio.to_thread.run_sync(lambda: point.take_down(mount, force=force))
+        if mount.kind == point.FILE_SYSTEM:
+            await trio.to_thread.run_sync(views.withdraw, mount)
+
     async def _unmount(self, *, force: bool) -> None:
         bound, mntpoint = self.generations.bound, self.task.mntpoint
         if bound and not force:
@@ -331,14 +342,8 @@ class Server:
             raise MountError(
                 f"{mntpoint} is busy: files that were opened before all bytes were there are in use"
             )
-        mount = point.standing(self.directory)
-        if mount is not None:
-            if not force and not (bound and bound.owned):
-                await self._await_viewers(mount)
-            # On a thread: the kernel may ask us something while it unmounts.
-            await trio.to_thread.run_sync(lambda: point.take_down(mount, force=force))
-            if mount.kind == point.FILE_SYSTEM:
-                await trio.to_thread.run_sync(views.withdraw, mount)
+        async with self.generations.changing:  # a mount that takes the place of this one would stay
+            await self._take_down(force=force)
         self._unmounted.set()
         if force and self.generations.served:
             await trio.sleep(GRACE)
