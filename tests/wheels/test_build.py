@@ -148,7 +148,7 @@ def test_a_source_that_is_pinned_is_compared(
     assert house.wheels() == []
 
 
-@pytest.mark.parametrize("how", ["argument", "file", "constraint", "unnamed"])
+@pytest.mark.parametrize("how", ["argument", "file", "constraint", "unnamed", "project"])
 def test_git_is_told_a_password_by_no_argument(
     repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -178,6 +178,19 @@ def test_git_is_told_a_password_by_no_argument(
         outer.write_text("-r inner.txt\nneeded\n")
         if how == "argument":
             house.add(Wanted.of([line]), targets=[HERE])
+        elif how == "project":
+            other = tmp_path / "other" / "pyproject.toml"
+            other.parent.mkdir()
+            url, _, inside = line.removeprefix("own.name @ git+").partition("#subdirectory=")
+            source = f'{{git = "{url.removesuffix("@v1")}", tag = "v1", subdirectory = "{inside}"}}'
+            other.write_text(
+                '[project]\nname = "other"\nversion = "1"\ndependencies = ["own-name"]\n'
+                f'[tool.uv.sources]\n"Own.Name" = {source}\nneeded = {{git = "http://no"}}\n'
+            )
+            wanted = Wanted.of(files=[other])
+            house.add(wanted, targets=[HERE])
+            house.check(wanted, targets=[HERE]).raise_if_any()
+            house.check().raise_if_any()
         elif how == "constraint":
             house.add(Wanted.of(["own-name"], constraints=[inner]), targets=[HERE])
         else:
@@ -243,6 +256,27 @@ def test_of_the_index(project: Path, house: Wheelhouse, uv_index: Index, tmp_pat
     uv_index.requests.clear()
     assert house.add(wanted, targets=[HERE]).fetched == ()
     assert uv_index.requests == []
+
+
+def test_bounds_count_for_source_distributions_too(
+    project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path
+) -> None:
+    archive = sdist(project, uv_index.directory)
+    newer = archive.with_name("own_name-2.0.tar.gz")
+    shutil.copy(archive, newer)
+    uv_index.sizes = True
+    for file in uv_index.directory.iterdir():
+        uv_index.uploaded[file.name] = f"{2026 if file == newer else 2025}-01-01T00:00:00Z"
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("own-name<2\n")
+    for wanted in (
+        Wanted.of(builds=["own-name"], constraints=[constraints]),
+        Wanted.of(builds=["own-name"], flags=["--exclude-newer=2025-06-01"]),
+        Wanted.of(builds=["own-name"], flags=["--no-deps"], override_files=[constraints]),
+    ):
+        house.add(wanted, targets=[HERE])
+        assert built(house) == {"own_name-1.0-py3-none-any.whl": uv_index.file_url(archive)}
+        assert uv_index.asked(newer) == []
 
 
 def test_by_url(project: Path, house: Wheelhouse, uv_index: Index) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +117,29 @@ def test_certificates(
         monkeypatch.setenv(how, "1")
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))  # in place of the system's
     add(house, "own")
+
+
+def test_certificates_that_only_the_system_trusts(
+    index: Index, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(index.directory, "own")
+    _, certificate = serve(index, tmp_path)
+    store = tmp_path / "store"
+    store.mkdir()
+    shutil.copy(certificate, store / "ca-certificates.crt")
+    subprocess.run(["openssl", "rehash", str(store)], check=True, capture_output=True)
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+    # In a mount namespace of its own, where that is the system's store.
+    shell = f'mount --bind {shlex.quote(str(store))} /etc/ssl/certs && exec "$@"'
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", shell, "sh"]
+    command += [sys.executable, "-m", "wheelmount.cli.main", "download", "own", "-d", "house"]
+    for variable, code in (("UV_NATIVE_TLS", 0), ("UV_SYSTEM_CERTS", 0), ("UV_NO_PROGRESS", 69)):
+        environment = {**os.environ, variable: "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stderr
+        shutil.rmtree("house")
 
 
 def test_a_certificate_of_the_client(

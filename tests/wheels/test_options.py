@@ -59,6 +59,14 @@ def test_exclude_newer(more: Index) -> None:
     assert run("check", "house").returncode == 0
 
 
+def test_a_version_that_there_is_not(more: Index) -> None:
+    make_wheel(more.directory, "b", "3.0", tag="cp27-cp27m-win32")
+    for more.sizes in (False, True):
+        done = run("download", "-d", "house", "b==9")
+        assert done.returncode == 65
+        assert "for this target there are b 2.0, 1.5rc1, 1.0\n" in done.stderr
+
+
 def test_no_deps(more: Index) -> None:
     assert wheels("a", "--no-deps") == ["a-1.0"]
     assert run("check", "house", "a").returncode == 65
@@ -77,6 +85,8 @@ def test_standard_input_and_urls(more: Index) -> None:
     for _ in range(2):
         assert wheels("-r", "-", given="b<2\n") == ["b-1.0"]
     assert len(json.loads(Path("house/wheelmount.json").read_text())["requests"]) == 1
+    Path("others.txt").write_text("b<2\n")
+    assert wheels("-r", "-", given="-r others.txt\n-c others.txt\n") == ["b-1.0"]
     (more.directory / "wanted.txt").write_text("b==2.0\n")
     assert wheels("-r", f"{more.address}/files/wanted.txt") == ["b-2.0"]
     done = run("download", "-d", "house", "-r", f"{more.address}/files/nothing.txt")

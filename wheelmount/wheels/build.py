@@ -43,7 +43,7 @@ from wheelmount.wheels.reqfile import Line, read_lines, rewrite
 from wheelmount.wheels.resolve import error_of
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.target import Target
-from wheelmount.wheels.wanted import Wanted
+from wheelmount.wheels.wanted import NO_DEPS, Wanted
 
 UNNAMED = "wheelmount-unnamed"
 """Stands for the name of a repository's package until that is built."""
@@ -100,7 +100,8 @@ def build_missing(
     """
     sources = [one for one in wanted.requirements if is_source(one)]
     lines = sources_of_files(wanted)
-    if wanted.lock or not (sources or lines or wanted.projects or wanted.builds):
+    of_project = wanted.repositories()
+    if wanted.lock or not (sources or lines or of_project or wanted.projects or wanted.builds):
         return Built(wanted, wanted.requirements, {})
     environment = cast("dict[str, str]", target.environment())
 
@@ -109,6 +110,13 @@ def build_missing(
 
     plain = tuple(one for one in wanted.requirements if not is_source(one))
     by_path, asked = list(plain), list(plain)
+    overrides = list(wanted.overrides)
+    # What narrows the choice of a source distribution too; sources among that are no bounds.
+    bounds = replace(
+        Wanted(flags=tuple(flag for flag in wanted.flags if flag != NO_DEPS)),
+        constraints=wanted.constraints,
+        override_files=wanted.override_files,
+    ).with_files(lambda file: rewrite(file, dict.fromkeys(lines, ""), folder))
     origins: dict[str, str] = {}
     changes: dict[Line, str] = {}
     with progress.task("build", unit="wheels") as task, scratch() as place:
@@ -117,11 +125,12 @@ def build_missing(
         ]
         todo += [(one, None) for one in (*sources, *wanted.builds) if meant(one)]
         todo += [(one, line) for line, one in lines.items() if meant(one)]
+        todo += [(one, None) for one in of_project if meant(one)]
         task.total(len(todo))
         for number, (one, line) in enumerate(todo):
             inner = place / str(number)
             inner.mkdir()
-            source, origin = _bring(one, target, inner, pins or Pins())
+            source, origin = _bring(one, target, inner, pins or Pins(), bounds)
             own = isinstance(one, Path) and source.is_dir()
             fresh = build(
                 source, target, inner / "wheels", progress, own=own or not wanted.confined
@@ -131,14 +140,24 @@ def build_missing(
             at = _at(requirement, wheel.absolute().as_uri())
             if line is not None:
                 changes[line] = str(at)
+            elif one in of_project:
+                overrides.append(at)
             else:
                 by_path.append(at)
+                if wanted.override_files:  # which may name it too
+                    overrides.append(at)
                 if one not in wanted.builds:  # those have a place of their own in a request
                     asked.append(_at(requirement, origin))
             origins[wheel.name] = origin
             task.advance(1)
         task.note(", ".join(origins))
-    built = replace(wanted, requirements=tuple(by_path), projects=(), builds=())
+    built = replace(
+        wanted,
+        requirements=tuple(by_path),
+        projects=(),
+        builds=(),
+        overrides=tuple(overrides),
+    )
     if changes:
         built = built.with_files(lambda file: rewrite(file, changes, folder))
     return Built(built, tuple(asked), origins)
@@ -175,19 +194,21 @@ def is_source(requirement: Requirement) -> bool:
     return requirement.url is not None and not urlsplit(requirement.url).path.endswith(".whl")
 
 
-def _bring(one: Path | Requirement, target: Target, folder: Path, pins: Pins) -> tuple[Path, str]:
+def _bring(
+    one: Path | Requirement, target: Target, folder: Path, pins: Pins, bounds: Wanted
+) -> tuple[Path, str]:
     """The directory or source distribution to build, and where it is from."""
     if isinstance(one, Path):
         return _compared(one, "", pins), one.as_uri()
     if one.url is None:
-        return _download(one, target, folder, ["--no-binary", one.name], pins)
+        return _download(one, target, folder, ["--no-binary", one.name], pins, bounds)
     parts = urlsplit(one.url)
     if parts.scheme == "file":
         return _compared(Path(url2pathname(parts.path)), one.name, pins), one.url
     if parts.scheme.startswith("git+"):
         _refuse_open(str(one), pins)
         return clone(one.url, folder / "repository")
-    return _download(one, target, folder, [], pins)
+    return _download(one, target, folder, [], pins, Wanted())
 
 
 def _compared(path: Path, name: str, pins: Pins) -> Path:
@@ -213,7 +234,12 @@ def _refuse_open(what: str, pins: Pins) -> None:
 
 
 def _download(
-    one: Requirement, target: Target, folder: Path, options: Sequence[str], pins: Pins
+    one: Requirement,
+    target: Target,
+    folder: Path,
+    options: Sequence[str],
+    pins: Pins,
+    bounds: Wanted,
 ) -> tuple[Path, str]:
     lines = ["--no-deps", "--format", "pylock.toml", *options]
     # uv is told what it would run the code of the source for.
@@ -225,7 +251,7 @@ def _download(
     environ = {name: value for name, value in os.environ.items() if name != "UV_NO_CONFIG"}
     environ["UV_CONFIG_FILE"] = str(settings)
     answer = compile_requirements(
-        Wanted((one,)), target, lines, environ, wheels_only=one.url is not None
+        bounds.adding((one,)), target, lines, environ, wheels_only=one.url is not None
     )
     if isinstance(answer, Failure):
         raise error_of(answer, target)

@@ -14,6 +14,7 @@ import httpx
 from wheelmount.errors import SourceError, TransferError
 from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.fetch import connect
+from wheelmount.wheels.reqfile import anchored
 
 LARGEST = 1 << 24
 """Bytes that a file of requirements may have."""
@@ -21,6 +22,8 @@ LARGEST = 1 << 24
 
 def file_of(text: str, folder: Path) -> Path:
     """The file that ``-r`` and ``-c`` mean: ``-`` is standard input, a URL what is there.
+
+    Relative paths in standard input count from the working directory.
 
     Args:
         text: as it was typed.
@@ -31,7 +34,9 @@ def file_of(text: str, folder: Path) -> Path:
         TransferError: it did not arrive.
     """
     if text == "-":
-        return _keep(sys.stdin.buffer.read(), "requirements.txt", folder)
+        given = _keep(sys.stdin.buffer.read(), "requirements.txt", folder)
+        given.write_text(anchored(given, Path.cwd()), encoding="utf-8")
+        return given
     if text.startswith(("http://", "https://")):
         return _keep(_get(text), PurePosixPath(urlsplit(text).path).name or "index", folder)
     return Path(text)

@@ -115,18 +115,38 @@ def rewrite(file: Path, changes: Mapping[Line, str], folder: Path) -> Path:
         made.parent.mkdir()
         lines = []
         for line, text in _logical_lines(original):
-            here = line.option and "://" not in line.text
+            path = _path_of(line)
             if line in changes:
                 text = changes[line]
-            elif here and line.option in ("--requirement", "--constraint"):
-                text = f"{line.option} {copy((original.parent / line.text).absolute())}"
-            elif here and line.option == "--find-links":
-                text = f"{line.option} {(original.parent / line.text).absolute()}"
+            elif path and line.option != "--find-links":
+                text = f"{line.option} {copy((original.parent / path).absolute())}"
+            elif path:
+                text = f"{line.option} {(original.parent / path).absolute()}"
             lines.append(f"{text}\n")
         made.write_text("".join(lines), encoding="utf-8")
         return made
 
     return copy(file)
+
+
+def anchored(file: Path, folder: Path) -> str:
+    """The text of a file of requirements in which the files it names are absolute paths.
+
+    Args:
+        file: the file.
+        folder: where relative paths in it count from.
+    """
+    lines = []
+    for line, text in _logical_lines(file):
+        path = _path_of(line)
+        lines.append(f"{line.option} {(folder / path).absolute()}" if path else text)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _path_of(line: Line) -> str:
+    """The path that an option names, which counts from the file's own directory; else nothing."""
+    named = line.option in ("--requirement", "--constraint", "--find-links")
+    return line.text if named and "://" not in line.text else ""
 
 
 def _logical_lines(file: Path) -> Iterator[tuple[Line, str]]:

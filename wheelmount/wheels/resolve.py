@@ -25,6 +25,7 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import public
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.compiler import Failure, Kind, compile_requirements, export_lock
+from wheelmount.wheels.listed import offered_versions
 from wheelmount.wheels.lockfile import TOOL, parse_lock
 from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.target import Target
@@ -33,6 +34,9 @@ from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
 _YANKED = re.compile(
     r"`(?P<name>[^=`]+)==(?P<version>[^`]+)` is yanked(?: \(reason: \"(?P<reason>.*)\"\))?"
 )
+
+# What uv prints of one package, with the index that it is from.
+_NEWEST = re.compile(r"\S+==(?P<version>\S+)(?:\s+# from (?P<index>\S+))?")
 
 
 def resolve(
@@ -191,7 +195,7 @@ def error_of(failure: Failure, target: Target) -> WheelmountError:
     if failure.kind is Kind.NO_VERSION:
         return ResolveError(
             f"the requirements have no solution for {target}: {failure.reason}",
-            hint=_newest(subject, target),
+            hint=_versions(subject, target),
         )
     return ResolveError(
         f"the requirements have no solution for {target}: {failure.reason}",
@@ -199,16 +203,18 @@ def error_of(failure: Failure, target: Target) -> WheelmountError:
     )
 
 
-def _newest(package: str, target: Target) -> str:
-    """A hint with the version that there is of a package."""
-    lines = ["--no-deps", "--no-annotate"]
+def _versions(package: str, target: Target) -> str:
+    """A hint with the versions that there are of a package, the newest first."""
+    lines = ["--no-deps", "--no-annotate", "--emit-index-annotation"]
     try:
         answer = compile_requirements(Wanted((Requirement(package),)), target, lines)
     except WheelmountError:
         answer = ""
-    if isinstance(answer, str) and (pin := answer.strip()):
-        return f"the newest for this target is {pin}"
-    return "take a version that there is"
+    newest = isinstance(answer, str) and _NEWEST.match(answer)
+    if not newest:
+        return "take a version that there is"
+    found = offered_versions(package, newest["index"] or "", target) or [newest["version"]]
+    return f"for this target there are {package} {', '.join(found)}"
 
 
 def _with_yanked(lock: Pylock, warnings: Iterable[str]) -> Pylock:

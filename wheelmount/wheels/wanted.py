@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.pylock import is_valid_pylock_path
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, is_normalized_name
 
 from wheelmount.errors import InputError
 from wheelmount.wheels.reqfile import Line
 from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PROJECT_NAME = "pyproject.toml"
 UV_LOCK_NAME = "uv.lock"
@@ -26,7 +34,7 @@ PRE, NO_DEPS = "--prerelease=allow", "--no-deps"
 # What in a file names other files, or wheels and projects on this machine.
 _OTHERS = re.compile(
     rb"^\s*(?:-[rcef]\b|--(?:requirement|constraint|editable|find-links)\b|\.|/)"
-    rb"|file:|git\+|\bpath\s*=|\bdynamic\s*=",
+    rb"|file:|git\+|\b(?:path|git|dynamic)\s*=",
     re.MULTILINE,
 )
 
@@ -151,6 +159,42 @@ class Wanted:
     def _own(self) -> list[Path]:
         return [file for file in self.files if file.name in (PROJECT_NAME, UV_LOCK_NAME)]
 
+    def repositories(self) -> list[Requirement]:
+        """What ``[tool.uv.sources]`` of its projects take from git, as requirements with URLs.
+
+        uv would clone them itself, and tell git their passwords as arguments.
+
+        Raises:
+            InputError: a repository without an address, or a name that is none.
+        """
+        found = []
+        for file in self._own:
+            if file.name != PROJECT_NAME:
+                continue
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                table = tomllib.loads(file.read_text(encoding="utf-8"))
+                sources = {
+                    canonicalize_name(name): entries if isinstance(entries, list) else [entries]
+                    for name, entries in table.get("tool", {}).get("uv", {})["sources"].items()
+                }
+                for needed in self._needed(table):
+                    for entry in sources.get(canonicalize_name(needed.name), ()):
+                        if "git" in entry:
+                            found.append(_repository(needed, entry))
+        return found
+
+    def _needed(self, project: dict[str, Any]) -> Iterator[Requirement]:
+        """The requirements of a ``pyproject.toml``, extras and groups asked for among them."""
+        table = project.get("project", {})
+        texts = list(table.get("dependencies", ()))
+        for extra, more in table.get("optional-dependencies", {}).items():
+            texts += more if canonicalize_name(extra) in self.extras else ()
+        for more in project.get("dependency-groups", {}).values() if self.groups else ():
+            texts += more  # groups include one another
+        for text in texts:
+            with contextlib.suppress(InvalidRequirement, TypeError):  # uv says what is wrong
+                yield Requirement(text)
+
     def options(self) -> list[str]:
         """The arguments of ``uv pip compile`` for all but the requirements as strings."""
         return [
@@ -205,6 +249,24 @@ class Wanted:
     def adding(self, requirements: Iterable[Requirement]) -> Wanted:
         """The same and more requirements."""
         return dataclasses.replace(self, requirements=(*self.requirements, *requirements))
+
+
+def _repository(needed: Requirement, source: dict[str, object]) -> Requirement:
+    """A requirement whose entry in ``[tool.uv.sources]`` has ``git``, with that as its URL."""
+    revision = next((source[key] for key in ("rev", "tag", "branch") if key in source), "")
+    url = f"git+{source['git']}{f'@{revision}' if revision else ''}"
+    url += f"#subdirectory={source['subdirectory']}" if "subdirectory" in source else ""
+    extras = f"[{','.join(sorted(needed.extras))}]" if needed.extras else ""
+    markers = " and ".join(f"({m})" for m in (needed.marker, source.get("marker")) if m)
+    try:
+        return Requirement(f"{needed.name}{extras} @ {url}{f' ; {markers}' if markers else ''}")
+    except InvalidRequirement as error:
+        raise InputError(
+            f"[tool.uv.sources] has no usable repository for {needed.name}: {error}".splitlines()[
+                0
+            ],
+            hint="correct pyproject.toml",
+        ) from None
 
 
 def _named(text: str) -> str:

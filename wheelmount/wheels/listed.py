@@ -1,0 +1,53 @@
+"""What an index lists of a package (PEP 503 and 691)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import httpx
+from packaging.utils import canonicalize_name
+
+from wheelmount.wheels.credentials import IndexAuth
+from wheelmount.wheels.fetch import connect
+from wheelmount.wheels.missing import fitting
+from wheelmount.wheels.target import Target
+
+_ACCEPTED = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
+_LINK = re.compile(r"""href\s*=\s*["']?([^"'\s>]+)""", re.IGNORECASE)
+
+
+def offered_versions(package: str, index: str, target: Target) -> list[str]:
+    """Versions of a package that have a wheel for a target, the newest first.
+
+    Args:
+        package: its name.
+        index: URL of the index, as a lock has it.
+        target: what the wheels have to install on.
+
+    Returns:
+        The versions; none where the index does not say.
+    """
+    name = canonicalize_name(package)
+    if not index.startswith(("http://", "https://")):
+        return []
+    url = f"{index.rstrip('/')}/{name}/"
+    try:
+        with connect(1) as client:
+            answer = client.get(url, auth=IndexAuth().of(index), headers={"Accept": _ACCEPTED})
+            answer.raise_for_status()
+            files = [Path(file) for file in _files(answer)]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return []
+    found = {version for version, _ in fitting(files, target).get(name, ())}
+    return [str(version) for version in sorted(found, reverse=True)]
+
+
+def _files(answer: httpx.Response) -> Iterator[str]:
+    if "json" in answer.headers.get("Content-Type", ""):
+        yield from (str(file["filename"]) for file in answer.json()["files"])
+    else:
+        links = (urlsplit(link).path for link in _LINK.findall(answer.text))
+        yield from (unquote(path.rpartition("/")[2]) for path in links)
