@@ -59,7 +59,7 @@ def test_packages_install_into_a_virtual_environment_on_each_host(
         "PIP_INDEX_URL": "http://127.0.0.1:1/simple",
         "PIP_NO_INDEX": "0",
     }
-    arguments = ["install", "requests", "--with", tool, "--hosts", "local:2", "--venv", "env"]
+    arguments = ["install", "requests", "--tool", tool, "--hosts", "local:2", "--venv", "env"]
     done = cli(*arguments, env=environment)
     assert done.returncode == 0, done.stderr
     for name in ("host0", "host1"):
@@ -95,7 +95,7 @@ def test_links_into_a_mount_that_stays(cli: Cli, workplace: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("how", [["--link-mode", "symlink"], ["--with", "uv"]], ids=" ".join)
+@pytest.mark.parametrize("how", [["--link-mode", "symlink"], ["--tool", "uv"]], ids=" ".join)
 def test_what_a_session_gets_later_joins_what_it_has(cli: Cli, how: list[str]) -> None:
     assert cli("up", "--hosts", "local:1", "--name", "later").returncode == 0
     try:
@@ -115,7 +115,7 @@ def test_what_a_session_gets_later_joins_what_it_has(cli: Cli, how: list[str]) -
 
 
 def test_links_are_not_for_uv_and_pip(cli: Cli) -> None:
-    done = cli("install", "requests", "--with", "uv", "--link-mode", "symlink")
+    done = cli("install", "requests", "--tool", "uv", "--link-mode", "symlink")
     assert done.returncode == 64
     assert "hint: " in done.stderr
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import click
 from wheelmount import config
 from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
+from wheelmount.cli.environments import environment
 from wheelmount.cli.image_options import container
 from wheelmount.cli.launcher import Launcher
 from wheelmount.containers.overlay import Overlay
 from wheelmount.containers.terminal import Size, raw
 from wheelmount.errors import ContainerError, InputError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import containers, elsewhere, instances, overlays, shells
+from wheelmount.jobs import containers, elsewhere, environments, instances, overlays, shells
+from wheelmount.jobs.environments import Needed
 from wheelmount.jobs.image import BESIDE, Image
 
 packages_option = click.option(
@@ -36,6 +39,7 @@ on_option = click.option("--on", "host", metavar="HOST", help="Which of several 
 @options.hosts
 @container
 @packages_option
+@environment
 @click.option("-i", "--interactive", is_flag=True, help="Give it standard input; one host only.")
 @on_option
 @output.options
@@ -45,6 +49,7 @@ def execute(
     spec: HostSpec,
     image: Image | None,
     packages: Path | None,
+    needed: Callable[[], Needed | None],
     interactive: bool,
     host: str | None,
     show: output.Show,
@@ -55,13 +60,30 @@ def execute(
     Options stand before COMMAND; all that follows is its own, with or without a `--` before it.
     What it installs or writes stays in the overlay. The exit code is the worst of all. One host
     gets the standard input of this command; with --interactive its output is passed on as it is.
+    With --with, -r or --project it has an environment that is made here and mounted on the hosts.
     """
     image = _needed(image)
     progress = ConsoleProgress(quiet=quiet)
+    found = needed()
+    if found is not None and interactive:
+        raise InputError("--interactive knows no environments", hint="leave it or --with out")
     if not interactive:
         if host is not None:
             raise InputError("--on goes with --interactive", hint="choose hosts by --hosts")
         with show.open(progress) as told:
+            if found is not None:
+                results = environments.execute(
+                    spec,
+                    found,
+                    command,
+                    image,
+                    packages,
+                    config.load(),
+                    progress,
+                    output=told,
+                    stdin=output.standard_input(),
+                )
+                return show.end(results, progress)
             results = containers.execute(
                 spec,
                 image,

@@ -22,11 +22,11 @@ from wheelmount.wheels.wanted import Wanted
 @click.command()
 @options.wanted
 @options.hosts
+@click.option("--with", "named", hidden=True, multiple=True)
 @click.option("--venv", help="Virtual environment on the hosts; made if there is none.  [.venv]")
 @container
 @click.option(
-    "--with",
-    "tool",
+    "--tool",
     type=click.Choice(["uv", "pip", "wheelmount"]),
     help="What installs. uv and pip unpack wheels on each host; for wheelmount they are unpacked "
     "here, and travel so.  [uv, with --link-mode wheelmount]",
@@ -56,6 +56,7 @@ from wheelmount.wheels.wanted import Wanted
 def install(
     wanted: Wanted | None,
     spec: HostSpec,
+    named: tuple[str, ...],
     venv: str | None,
     image: Image | None,
     tool: installs.Tool | None,
@@ -71,6 +72,10 @@ def install(
     They go into a virtual environment (several hosts on one machine: one each, with the name of the
     host in its path), or with --image into an overlay of offline containers.
     """
+    if named:
+        raise InputError(
+            "install has no --with", hint=f"the tool that installs: --tool; a package: {named[0]}"
+        )
     if wanted is None:
         raise InputError("nothing to install", hint="name a package, or -r a file of them")
     if venv is not None and image is not None:

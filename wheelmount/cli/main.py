@@ -45,6 +45,7 @@ COMMANDS = {
     "image": "images:image",
     "overlay": "containers:overlay",
     "instance": "containers:instance",
+    "env": "environments:env",
     "cache": "cache:cache",
     "up": "sessions:up",
     "down": "sessions:down",

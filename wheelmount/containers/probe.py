@@ -20,6 +20,7 @@ free = "t" if "t" in getattr(sys, "abiflags", "") else ""
 print(json.dumps({
     "version": "%s%d.%d%s" % (pypy, *sys.version_info[:2], free),
     "machine": platform.machine(),
+    "executable": getattr(sys, "_base_executable", "") or sys.executable,
     "libc": os.confstr("CS_GNU_LIBC_VERSION") if hasattr(os, "confstr") else None,
 }))
 """
@@ -32,10 +33,12 @@ class Python:
     Attributes:
         version: ``3.11``; ``3.14t`` of a free-threaded build, ``pypy3.11``.
         platform: ``manylinux_2_36_x86_64``.
+        executable: path of it.
     """
 
     version: str
     platform: str
+    executable: str = ""
 
 
 def python(image: Path) -> Python:
@@ -62,4 +65,5 @@ def python(image: Path) -> Python:
             f"{image} has no Python 3 that wheels can be chosen for",
             hint="say for which Python: --python-version 3.11 --platform manylinux_2_36_x86_64",
         )
-    return Python(found["version"], f"manylinux_{version.replace('.', '_')}_{found['machine']}")
+    platform = f"manylinux_{version.replace('.', '_')}_{found['machine']}"
+    return Python(found["version"], platform, found["executable"])

@@ -1,4 +1,4 @@
-"""The cache of this user: wheelhouses that commands made, and unpacked wheels.
+"""The cache of this user: wheelhouses that commands made, unpacked wheels and environments.
 
 All can be made again. What was used least recently goes first; the contents of unpacked wheels go
 with the last of them.
@@ -18,7 +18,8 @@ from pathlib import Path
 from wheelmount.config import Settings
 from wheelmount.errors import WaitError
 from wheelmount.hosts.session import Session
-from wheelmount.wheels.scratch import abandoned
+from wheelmount.jobs.records import mounts_of
+from wheelmount.wheels.scratch import abandoned, scratch
 
 _IN_USE = ".in-use"
 
@@ -28,7 +29,7 @@ class Item:
     """A part of the cache that goes or stays as a whole.
 
     Attributes:
-        kind: ``wheelhouse``, ``tree`` or ``unpacked``, a wheel unpacked.
+        kind: ``wheelhouse``, ``tree``, ``environment`` or ``unpacked``, a wheel unpacked.
         path: a directory; for ``unpacked`` the file that says what the wheel consists of.
         size: bytes on the disk that go with it, of those that nothing else has.
         used: when it was last used, in seconds since 1970.
@@ -40,9 +41,11 @@ class Item:
     used: float
 
 
-def items(settings: Settings) -> list[Item]:
-    """All there is, the least recently used first."""
+def items(settings: Settings, kind: str = "") -> list[Item]:
+    """All there is, or all of a kind, the least recently used first."""
     cache = Path(settings.cache_dir)
+    if kind == "environment":
+        return sorted(_environments(cache), key=lambda item: item.used)
     found = [
         Item("wheelhouse", path, _size(path), _time(path / ".wheelmount.lock", path))
         for path in _folders(cache / "wheelhouses")
@@ -52,11 +55,19 @@ def items(settings: Settings) -> list[Item]:
         Item("tree", path, _size(path, shared=False), _time(unpacked / "used" / path.name, path))
         for path in _folders(unpacked / "trees")
     ]
+    found += _environments(cache)
     found += [
         Item("unpacked", path, _contents(unpacked, path), path.stat().st_mtime)
         for path in (unpacked / "wheels").glob("*.json")
     ]
     return sorted(found, key=lambda item: item.used)
+
+
+def _environments(cache: Path) -> list[Item]:
+    return [
+        Item("environment", path, _size(path, shared=False), _time(path))
+        for path in _folders(cache / "environments")
+    ]
 
 
 def size(settings: Settings) -> int:
@@ -75,17 +86,20 @@ def prune(settings: Settings, bound: int) -> list[Item]:
     Raises:
         WaitError: a command uses the cache.
     """
-    with _alone(settings):
+    with alone(settings):
         _clear(settings)
         standing = _standing(settings)
         gone: list[Item] = []
         left = size(settings)
+        shown = mounted(settings)
         for item in items(settings):
             if left <= bound:
                 break
             if item.kind != "unpacked" and item.path.name in standing:
                 continue
-            _remove(item.path)
+            if item.kind == "environment" and (item.path in shown or not removable(item.path)):
+                continue
+            discard(item.path)
             gone.append(item)
             if item.kind != "wheelhouse":
                 _sweep(Path(settings.cache_dir) / "unpacked")
@@ -107,7 +121,12 @@ def used(settings: Settings) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(settings: Settings) -> Iterator[None]:
+def alone(settings: Settings) -> Iterator[None]:
+    """Have no other command use the cache meanwhile.
+
+    Raises:
+        WaitError: one does.
+    """
     with _held(settings) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,7 +156,7 @@ def _standing(settings: Settings) -> set[str]:
 def _clear(settings: Settings) -> None:
     """What runs that were killed have left."""
     cache = Path(settings.cache_dir)
-    for folder in (cache / "unpacked", cache / "unpacked" / "trees"):
+    for folder in (cache / "environments", cache / "unpacked", cache / "unpacked" / "trees"):
         for place in abandoned(folder):
             shutil.rmtree(place, ignore_errors=True)
 
@@ -168,8 +187,32 @@ def _contents(unpacked: Path, recipe: Path) -> int:
     return 0
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
+def mounted(settings: Settings) -> set[Path]:
+    """Directories that sessions which are up have mounted."""
+    records = (one.read() for one in Session.all(settings))
+    return {Path(note.source) for record in records for note in mounts_of(record).values()}
+
+
+def removable(folder: Path) -> bool:
+    """Whether no command holds an environment."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # of a file system without locks
+        return True
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def discard(path: Path) -> None:
+    """Remove a part of the cache, an environment so that none is ever there in part."""
+    if path.parent.name == "environments":
+        with scratch(path.parent) as place:
+            path.rename(place / path.name)
+    elif path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink()

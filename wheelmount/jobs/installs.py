@@ -81,7 +81,7 @@ def install(
         output: told of output as it comes.
     """
     if link_mode != "copy" and tool != "wheelmount":
-        raise InputError(f"{tool} has no links to make", hint="leave --with or --link-mode away")
+        raise InputError(f"{tool} has no links to make", hint="leave --tool or --link-mode out")
     with (
         cache.used(settings),
         _targets(spec, into, target, settings, progress) as (found, hosts),
@@ -89,7 +89,7 @@ def install(
         if tool == "wheelmount" and len(found) > 1:
             raise InputError(
                 f"different Pythons: {', '.join(map(str, found))}",
-                hint="install into them one by one, or --with uv",
+                hint="install into them one by one, or --tool uv",
             )
         house = Wheelhouse(directory or _wheelhouse(spec, settings, wanted, found))
         report = house.add(wanted, targets=found, progress=progress)

@@ -100,8 +100,16 @@ class Site(ABC):
         return results
 
     @abstractmethod
-    def mount(self, source: Path, mntpoint: str | None) -> AbstractContextManager[RemoteMount]:
-        """A directory on all hosts as it is now; see ``remotemount``."""
+    def mount(
+        self, source: Path, mntpoint: str | None, *, fixed: bool = False
+    ) -> AbstractContextManager[RemoteMount]:
+        """A directory on all hosts as it is now; see ``remotemount``.
+
+        Args:
+            source: the directory.
+            mntpoint: where hosts mount it.
+            fixed: whether it never changes, and need not be looked through where it is mounted.
+        """
 
 
 def explain(hosts: Hosts, errors: Iterable[object]) -> None:
@@ -152,7 +160,13 @@ class _Passing(Site):
         super().__init__(hosts, runners, progress)
         self._settings = settings
 
-    def mount(self, source: Path, mntpoint: str | None) -> RemoteMount:
+    def mount(
+        self,
+        source: Path,
+        mntpoint: str | None,
+        *,
+        fixed: bool = False,  # noqa: ARG002 - it is not mounted yet
+    ) -> RemoteMount:
         settings, progress = self._settings, self._progress
         made = remotemount(self.hosts, source, mntpoint, settings=settings, progress=progress)
         self._mounts.append(made)
@@ -211,7 +225,9 @@ class Standing(Site):
         self._session = session
 
     @contextlib.contextmanager
-    def mount(self, source: Path, mntpoint: str | None) -> Iterator[RemoteMount]:
+    def mount(
+        self, source: Path, mntpoint: str | None, *, fixed: bool = False
+    ) -> Iterator[RemoteMount]:
         """The directory as it is now, on a mount that is there already or stays."""
         session, path = self._session, os.path.abspath(source)  # noqa: PTH100 - as remotemount does
         key = records.key(path, mntpoint or path)
@@ -221,7 +237,7 @@ class Standing(Site):
             if made is None:
                 made = self._new(path, mntpoint)
                 made.open()
-            elif not resumed:
+            elif not (resumed or fixed):
                 self.refreshed += made.refresh(warn=False)
             if made.delivering:
                 self._note(key, made, client=os.getpid())

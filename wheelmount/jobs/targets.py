@@ -71,13 +71,32 @@ def ask(site: Site, venvs: Mapping[str, str]) -> list[Target]:
     return list(dict.fromkeys(_target(name, result) for name, result in results.items()))
 
 
+def ask_bases(site: Site) -> list[tuple[Target, str]]:
+    """What the Python of each host is, and the path of what it is made of.
+
+    Raises:
+        HostError: a host does not say it.
+    """
+    program = ("python", "-m", "wheelmount.wheels.interpreter", "--base")
+    results = site.run({host.name: Command(program) for host in site.hosts}, "ask")
+    found = []
+    for name, result in results.items():
+        version, platform, path = (*_said(name, result).strip().split(None, 2), "", "", "")[:3]
+        found.append((_parse(name, f"{version} {platform}"), path))
+    return found
+
+
 def _target(name: str, result: Result | WheelmountError) -> Target:
+    return _parse(name, _said(name, result))
+
+
+def _said(name: str, result: Result | WheelmountError) -> str:
     if isinstance(result, WheelmountError):
         raise result
     if result.code:
         said = result.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
         raise HostError(f"{name} does not say which Python it has: {said[-1]}", hint=_HINT)
-    return _parse(name, result.stdout.decode(errors="replace"))
+    return result.stdout.decode(errors="replace")
 
 
 def _parse(name: str, said: str) -> Target:

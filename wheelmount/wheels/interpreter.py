@@ -1,7 +1,8 @@
 """What an interpreter is, in the words of a target.
 
 Also a program, run by path or as ``python -m wheelmount.wheels.interpreter [VENV]``: it prints what
-the Python of a virtual environment is, or the one that runs it where there is none yet. It imports
+the Python of a virtual environment is, or the one that runs it where there is none yet; with
+``--base`` instead of a path, where the one that runs it is installed as well. It imports
 the standard library only, so that any Python can run it.
 """
 
@@ -32,6 +33,11 @@ def running_platform() -> str:
     return f"manylinux_{version.replace('.', '_')}_{os.uname().machine}" if libc == "glibc" else ""
 
 
+def base_executable() -> str:
+    """Path of the running interpreter, or of the one that its virtual environment was made of."""
+    return str(getattr(sys, "_base_executable", "") or sys.executable)
+
+
 def describe(venv: str = "") -> str:
     """Version and platform, with a blank between, of a virtual environment's interpreter.
 
@@ -51,4 +57,7 @@ def describe(venv: str = "") -> str:
 
 
 if __name__ == "__main__":
-    print(describe(*sys.argv[1:]))
+    if sys.argv[1:] == ["--base"]:
+        print(describe(), base_executable())
+    else:
+        print(describe(*sys.argv[1:]))

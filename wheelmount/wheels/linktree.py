@@ -103,10 +103,12 @@ class Plan:
     Attributes:
         items: the wheels.
         text: the same as hosts read it.
+        passed: by item, scheme and path of files in whose place a later one has its own.
     """
 
     items: tuple[Item, ...]
     text: str
+    passed: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     @classmethod
     def make(cls, items: Sequence[Item], target: Target, progress: Progress = SILENT) -> Plan:
@@ -123,7 +125,11 @@ class Plan:
         passed = _conflicts(items, progress)
         wheels = [_describe(item, passed[number]) for number, item in enumerate(items)]
         plan = {**_fits(items, target), "wheels": wheels}
-        return cls(tuple(items), json.dumps(plan, separators=(",", ":")))
+        return cls(
+            tuple(items),
+            json.dumps(plan, separators=(",", ":")),
+            tuple(map(tuple, passed)),
+        )
 
     @property
     def digest(self) -> str:
@@ -267,9 +273,9 @@ def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
                 if folder not in made:
                     Path(folder).mkdir(parents=True, exist_ok=True)
                     made.add(folder)
-                _link(unpacked.object(content), file)
+                link(unpacked.object(content), file)
         record = part / recipe.root / recipe.info / "RECORD"
-        record.write_text(_record(recipe), encoding="utf-8")
+        record.write_text(record_of(recipe), encoding="utf-8")
         try:
             part.rename(tree / item.directory)
         except OSError as error:  # another process was faster
@@ -277,7 +283,8 @@ def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
                 raise
 
 
-def _link(source: Path, target: str) -> None:
+def link(source: Path, target: str) -> None:
+    """Give a file a second name, or make a copy where it can have none."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -310,7 +317,8 @@ def _broken(stub: bytes) -> bytes:
     return before + _ABSENT.upper() + after
 
 
-def _record(recipe: Recipe) -> str:
+def record_of(recipe: Recipe) -> str:
+    """RECORD of a wheel's files, as far as it does not depend on the environment."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerows((path, *content.row) for path, content in recipe.files[recipe.root].items())

@@ -70,22 +70,17 @@ def prepare(
         StoreError: no space is left.
         UnavailableError: the Python that makes bytecode failed.
     """
-    manifest = Manifest.read(house)
-    request = next((r for r in reversed(manifest.requests) if r.wheels == tuple(wheels)), None)
-    asked = _asked(request) if request else {}
+    chosen = items_of(house, wheels)
     unpacked = Unpacked(cache)
-    digests = [manifest.wheels[name].sha256 for name in wheels]
     recipes = unpacked.add(
-        [(house / name, digest) for name, digest in zip(wheels, digests, strict=True)],
+        [(house / one.filename, one.sha256) for one in chosen],
         Compiler.find(target) if bytecode else None,
         progress,
     )
-    items = []
-    for filename, recipe in zip(wheels, recipes, strict=True):
-        name = parse_wheel_filename(filename)[0]
-        url = asked.get(name)
-        origin = _direct_url(url, recipe.sha256) if url else None
-        items.append(Item(filename, recipe, name in asked, origin))
+    items = [
+        Item(one.filename, recipe, one.requested, one.direct_url)
+        for one, recipe in zip(chosen, recipes, strict=True)
+    ]
     plan = Plan.make(items, target, progress)
     folder = cache / "trees" / (tree or plan.digest)
     grow(folder, plan, unpacked)
@@ -93,6 +88,42 @@ def prepare(
     mark.parent.mkdir(exist_ok=True)
     mark.touch()
     return Shipment(folder, plan.file)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A wheel of a wheelhouse that is to be installed.
+
+    Attributes:
+        filename: its name there.
+        sha256: of its bytes.
+        requested: see ``Item``.
+        direct_url: likewise.
+    """
+
+    filename: str
+    sha256: str
+    requested: bool
+    direct_url: dict[str, Any] | None
+
+
+def items_of(house: Path, wheels: Sequence[str]) -> list[Chosen]:
+    """What a wheelhouse knows of the wheels that a request came to.
+
+    Args:
+        house: its directory.
+        wheels: names of all wheels of the request.
+    """
+    manifest = Manifest.read(house)
+    request = next((r for r in reversed(manifest.requests) if r.wheels == tuple(wheels)), None)
+    asked = _asked(request) if request else {}
+    found = []
+    for filename in wheels:
+        name, digest = parse_wheel_filename(filename)[0], manifest.wheels[filename].sha256
+        url = asked.get(name)
+        origin = _direct_url(url, digest) if url else None
+        found.append(Chosen(filename, digest, name in asked, origin))
+    return found
 
 
 def _asked(request: Request) -> dict[str, str | None]:

@@ -1,0 +1,138 @@
+"""Commands in environments that are mounted: ``run --with``, ``exec --with`` and ``env``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+from tests.wheels.support import Index, make_wheel
+
+pytestmark = [pytest.mark.hosts, pytest.mark.fuse]
+
+TOOL = b"def main():\n    import sys\n    print('tool', sys.prefix, *sys.argv[1:])\n"
+
+
+@pytest.fixture
+def index(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """An index of ``small``, ``other`` that needs it, and ``large``, which uv takes alone."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    place = workplace / "index"
+    make_wheel(place, "small")
+    make_wheel(place, "other", requires=["small"], module=TOOL)
+    make_wheel(place, "large", padding=2 << 20)
+    with Index(place) as index:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+        monkeypatch.setenv("UV_NO_CONFIG", "1")
+        monkeypatch.setenv("UV_CACHE_DIR", str(workplace / "uv"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield index
+
+
+def script(workplace: Path, name: str, text: str) -> str:
+    (workplace / "work" / name).write_text(text)
+    return name
+
+
+@pytest.mark.usefixtures("index")
+def test_an_environment_on_hosts_of_a_session(cli: Cli, workplace: Path) -> None:
+    name = script(workplace, "s.py", "import sys, large\nprint(sys.prefix, *sys.argv[1:])\n")
+    assert cli("up", "--hosts", "local:2", "--name", "env").returncode == 0
+    try:
+        run = ["run", "--with", "large", "--hosts", "session:env"]
+        done = cli(*run, name, "--epochs", "3", "-q")
+        assert done.returncode == 0, done.stderr
+        first, second = (line for line in done.stdout.splitlines() if not line.startswith("=="))
+        assert first == second
+        assert first.endswith(" --epochs 3 -q")
+        assert "environment: 1 packages" in done.stderr
+        # Nothing is made or sent a second time.
+        done = cli(*run, name)
+        assert done.returncode == 0, done.stderr
+        for step in ("environment:", "resolve", "unpack", "scan", "send"):
+            assert step not in done.stderr
+        # One package more: that travels alone.
+        done = cli(*run, "--with", "small", name)
+        assert done.returncode == 0, done.stderr
+        mounts = json.loads(cli("status", "--json").stdout)["mounts"]
+        assert len(mounts) == 4
+        for mount in mounts[2:]:
+            assert mount["delivery"]["reused"] > 1 << 20
+            assert sum(mount["delivery"]["received"].values()) < 1 << 20
+        listed = json.loads(cli("env", "ls", "--json").stdout)
+        assert sorted(len(one["packages"]) for one in listed) == [1, 2]
+        held = listed[0]["name"]
+        refused = cli("env", "rm", held)
+        assert refused.returncode != 0
+        assert "hint: wheelmount umount" in refused.stderr
+        assert "removed environment " not in cli("cache", "clean").stdout
+    finally:
+        assert cli("down", "env").returncode == 0
+    assert cli("env", "rm", held).stdout == f"{held} removed\n"
+    assert "removed environment " in cli("cache", "clean").stdout
+    assert cli("env", "ls").stdout == ""
+    assert cli("env", "rm", held).returncode == 64
+
+
+@pytest.mark.usefixtures("index")
+def test_what_runs_in_an_environment(cli: Cli, workplace: Path) -> None:
+    inline = "# /// script\n# requires-python = '>=3.9'\n# dependencies = ['other']\n# ///\n"
+    name = script(workplace, "s.py", f"{inline}import small, other; print(small.VALUE)\n")
+    done = cli("run", name)
+    assert done.stdout == "1.0\n", done.stderr
+    # A directory beside it, a shell script, standard input, a command.
+    done = cli("run", ".", name)
+    assert done.stdout == "1.0\n", done.stderr
+    name = script(workplace, "s.sh", "python -c 'import small; print(small.VALUE)'; pwd\n")
+    done = cli("run", "--with", "small", ".", name)
+    assert done.stdout == f"1.0\n{workplace}/work\n", done.stderr
+    done = cli("run", "--with", "small", "-", input="import small; print(2)", stdin=None)
+    assert done.stdout == "2\n", done.stderr
+    (workplace / "work" / "r.txt").write_text("small\n")
+    done = cli("run", "-r", "r.txt", "python", "-c", "import small; print(3)")
+    assert done.stdout == "3\n", done.stderr
+    name = script(workplace, "s.py", "# /// script\n# requires-python = '<3'\n# ///\n")
+    done = cli("run", name)
+    assert done.returncode == 64
+    assert "requires Python <3" in done.stderr
+
+
+@pytest.mark.usefixtures("index")
+def test_a_project(cli: Cli, workplace: Path) -> None:
+    project = workplace / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.9"\n'
+        'dependencies = ["small"]\n'
+    )
+    command = ["python", "-c", "import small; print(small.VALUE)"]
+    done = cli("run", "--project", project, *command)
+    assert done.stdout == "1.0\n", done.stderr
+
+
+def test_words_that_mean_another_thing(cli: Cli, workplace: Path) -> None:
+    done = cli("install", "--with", "pip", "requests")
+    assert done.returncode == 64
+    assert "hint: the tool that installs: --tool" in done.stderr
+    name = script(workplace, "s.py", "print(1)\n")
+    done = cli("run", name)
+    assert done.returncode == 64
+    assert f"hint: wheelmount run . {name}" in done.stderr
+    done = cli("run", ".", "nothing.py")
+    assert done.returncode == 66
+    assert "cannot read the script nothing.py" in done.stderr
+
+
+@pytest.mark.containers
+@pytest.mark.usefixtures("index")
+def test_an_environment_in_containers(cli: Cli, sif: Path) -> None:
+    command = ["python", "-c", "import small, sys; print(small.VALUE, sys.prefix)"]
+    done = cli("exec", "--with", "small", "--image", sif, "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1.0 /")
+    assert "/environment-" in done.stdout

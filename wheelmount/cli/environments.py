@@ -1,0 +1,151 @@
+"""``wheelmount env``, and the options of commands that run in an environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wheelmount import config
+from wheelmount.cli import options
+from wheelmount.errors import InputError
+from wheelmount.jobs import cache, environments
+from wheelmount.jobs.environments import Needed
+from wheelmount.wheels import uvsettings, venv
+from wheelmount.wheels.given import file_of
+from wheelmount.wheels.inline import Inline
+from wheelmount.wheels.wanted import PROJECT_NAME, UV_LOCK_NAME, Wanted
+
+
+def environment(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for what an environment has, given on as ``needed``: a function of a script's own.
+
+    That gives None where neither an option nor the script asks for one.
+    """
+
+    @click.option(
+        "--with",
+        "named",
+        multiple=True,
+        metavar="PACKAGE",
+        help="In an environment with this package, which hosts have by a mount; several with "
+        "commas between, or repeated.",
+    )
+    @click.option(
+        "-r",
+        "--requirement",
+        "files",
+        multiple=True,
+        metavar="FILE",
+        help="Likewise with all of a file: of requirements, pyproject.toml, uv.lock, pylock.toml.",
+    )
+    @click.option(
+        "--project",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        help="Likewise with what the project in this directory needs: by its uv.lock, else by its "
+        "pyproject.toml.",
+    )
+    @click.option("--extra", "extras", multiple=True, help="Extra of the project.")
+    @click.option("--group", "groups", multiple=True, help="Dependency group of the project.")
+    @click.option("--index-url", default="", help="Package index in place of PyPI.")
+    @click.option("--extra-index-url", multiple=True, help="One more index, which counts first.")
+    @click.option(
+        "-f", "--find-links", multiple=True, help="Directory, or page with links, of more wheels."
+    )
+    @click.option(
+        "-U", "--upgrade", is_flag=True, help="Take the newest versions, not those of last time."
+    )
+    @wraps(command)
+    def wrapped(
+        *arguments: Any,
+        named: tuple[str, ...],
+        files: tuple[str, ...],
+        project: Path | None,
+        extras: tuple[str, ...],
+        groups: tuple[str, ...],
+        index_url: str,
+        extra_index_url: tuple[str, ...],
+        find_links: tuple[str, ...],
+        upgrade: bool,
+        **values: Any,
+    ) -> Any:
+        def needed(inline: Inline | None = None) -> Needed | None:
+            packages = [one for text in named for one in _split(text)]
+            place = config.load().private_runtime() / "given"
+            paths = [file_of(one, place) for one in files]
+            if project is not None:
+                locked = (project / UV_LOCK_NAME).is_file()
+                paths.append(project / (UV_LOCK_NAME if locked else PROJECT_NAME))
+            if inline is None and not (packages or paths):
+                if extras or groups:
+                    raise InputError("extras and groups of which project?", hint="give --project")
+                return None
+            uvsettings.use_indexes(index_url, extra_index_url, find_links)
+            own = inline or Inline()
+            packages += own.dependencies
+            newer = own.exclude_newer
+            wanted = None
+            if packages or paths:
+                flags = [f"--exclude-newer={newer}"] if newer else []
+                wanted = Wanted.of(packages, paths, (), extras, groups, flags=flags)
+            return Needed(wanted, own.requires_python, upgrade)
+
+        return command(*arguments, needed=needed, **values)
+
+    return wrapped
+
+
+def _split(text: str) -> list[str]:
+    """Packages with commas between them, but for those of extras and of versions."""
+    parts: list[str] = []
+    for part in text.split(","):
+        inside = parts and parts[-1].count("[") > parts[-1].count("]")
+        if inside or (parts and part.strip()[:1] in ("<", ">", "=", "!", "~")):
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return [part.strip() for part in parts]
+
+
+@click.group()
+def env() -> None:
+    """List and remove environments that `run --with` and its like have made."""
+
+
+@env.command("ls")
+@options.as_json
+def env_ls(as_json: bool) -> None:
+    """List environments, the least recently used first: name, size of its own, and packages."""
+    settings = config.load()
+    known = {one.folder: one for one in venv.every(Path(settings.cache_dir))}
+    found = [one for one in cache.items(settings, "environment") if one.path in known]
+    if as_json:
+        records = [
+            {
+                "name": item.path.name,
+                "path": str(item.path),
+                "python": known[item.path].python,
+                "packages": known[item.path].packages,
+                "bytes": item.size,
+                "used": item.used,
+            }
+            for item in found
+        ]
+        print(json.dumps(records))
+        return
+    for item in found:
+        one = known[item.path]
+        first = " ".join(one.packages[:6]) + (" …" if one.packages[6:] else "")
+        print(f"{item.path.name}  Python {one.python}  {len(one.packages)} packages: {first}")
+
+
+@env.command("rm")
+@click.argument("names", nargs=-1, required=True)
+def env_rm(names: tuple[str, ...]) -> None:
+    """Remove environments from the cache; what they are made of stays there."""
+    for one in environments.remove(names, config.load()):
+        print(f"{one.folder.name} removed")

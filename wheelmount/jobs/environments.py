@@ -1,0 +1,293 @@
+"""Commands in environments that are mounted: nothing is installed on any host."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import RawIOBase
+from pathlib import Path
+from typing import TypeAlias
+
+from packaging.specifiers import SpecifierSet
+
+from wheelmount.config import Settings
+from wheelmount.containers import probe
+from wheelmount.errors import InputError, MountError, WaitError
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Output, Results
+from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs import cache, containers, scripts, sites, targets
+from wheelmount.jobs.containers import SCRIPT
+from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
+from wheelmount.progress import Progress
+from wheelmount.wheels import venv
+from wheelmount.wheels.interpreter import base_executable
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.venv import Environment, activated
+from wheelmount.wheels.wanted import Wanted
+from wheelmount.wheels.wheelhouse import Wheelhouse
+
+_Made: TypeAlias = Callable[[str, str | None, str], Command]
+"""Of a host's name, its mount point of the source if there is one, and of the environment."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Needed:
+    """What an environment is to have.
+
+    Attributes:
+        wanted: packages; None for none.
+        python: versions of Python that will do; empty for any.
+        upgrade: whether the newest versions are wanted, and not those of the last time.
+    """
+
+    wanted: Wanted | None = None
+    python: str = ""
+    upgrade: bool = False
+
+
+def run(
+    spec: HostSpec,
+    needed: Needed,
+    words: Sequence[str],
+    text: bytes | None,
+    image: Image | None,
+    settings: Settings,
+    progress: Progress,
+    *,
+    source: Path | None = None,
+    mntpoint: str | None = None,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
+) -> Results:
+    """Run a script or a command on every host in an environment that is mounted there.
+
+    Args:
+        spec: the hosts.
+        needed: the environment.
+        words: what the script is called, or the command, and its arguments.
+        text: of the script; None for a command.
+        image: the container to run it in, if any.
+        settings: in force.
+        progress: told about each step.
+        source: a directory to mount too, and to run it in.
+        mntpoint: where hosts mount that.
+        output: told of output as it comes.
+        stdin: what it reads, if there is one host.
+    """
+    name, *arguments = words
+    interpreter: Sequence[str] = ()
+    if text is not None:
+        python = name.endswith(".py") or (name == "-" and not text.startswith(b"#!"))
+        interpreter = ("python",) if python else scripts.interpreter(text)
+
+    def command(host: str, path: str | None, environment: str) -> Command:
+        more = {} if path is None else {"WHEELMOUNT_MOUNT": path}
+        if image is not None:
+            shown = None if path is None or source is None else Shown(source, path)
+            plain = order(host, image, shown, settings)
+            seen = [one for one in (environment, path) if one is not None]
+            ordered = dataclasses.replace(
+                plain,
+                binds=[*plain.binds, *((one, one, False) for one in seen)],
+                environment={**plain.environment, **more},
+                files=plain.files if text is None else {**plain.files, SCRIPT: os.fsdecode(text)},
+                cwd=path,
+            )
+            argv = words if text is None else (*interpreter, SCRIPT, *arguments)
+            return carry_out(ordered, activated(environment, argv))
+        if text is None:
+            return Command(activated(environment, words), environment=more, cwd=path)
+        through = activated(environment, interpreter)
+        return Command(tuple(arguments), text, through, environment=more, cwd=path)
+
+    return _on_mounts(
+        spec, needed, source, mntpoint, command, image, settings, progress, output, stdin
+    )
+
+
+def execute(
+    spec: HostSpec,
+    needed: Needed,
+    argv: Sequence[str],
+    image: Image,
+    packages: Path | None,
+    settings: Settings,
+    progress: Progress,
+    *,
+    output: Output | None = None,
+    stdin: RawIOBase | None = None,
+) -> Results:
+    """Run a command on every host in an offline container that has an environment.
+
+    Args:
+        spec: the hosts.
+        needed: the environment.
+        argv: the command.
+        image: the container.
+        packages: see ``containers.execute``.
+        settings: in force.
+        progress: told about each step.
+        output: told of output as it comes.
+        stdin: what the command reads, if there is one host.
+    """
+    containers.check(spec, image, argv)
+
+    def command(host: str, path: str | None, environment: str) -> Command:
+        shown = None if path is None or packages is None else Shown(packages, path)
+        plain = order(host, image, shown, settings)
+        ordered = dataclasses.replace(
+            plain, binds=[*plain.binds, (environment, environment, False)]
+        )
+        return carry_out(ordered, activated(environment, argv))
+
+    point = None if packages is None else packages_point(spec, packages, settings)
+    return _on_mounts(
+        spec, needed, packages, point, command, image, settings, progress, output, stdin
+    )
+
+
+def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
+    """Remove environments from the cache.
+
+    Args:
+        names: of some of them.
+        settings: in force.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        InputError: there is none of a name.
+        MountError: a session has one mounted.
+        WaitError: a command uses one.
+    """
+    known = {one.folder.name: one for one in venv.every(Path(settings.cache_dir))}
+    for name in names:
+        if name not in known:
+            raise InputError(f"there is no environment {name}", hint="see `wheelmount env ls`")
+    with cache.alone(settings):
+        for name in names:
+            folder = known[name].folder
+            if folder in cache.mounted(settings):
+                raise MountError(
+                    f"a session has environment {name} mounted",
+                    hint=f"wheelmount umount {_point(known[name], settings)}",
+                )
+            if not cache.removable(folder):
+                raise WaitError(f"a command uses environment {name}", hint="wait for it, or end it")
+            cache.discard(folder)
+    return [known[name] for name in names]
+
+
+def _on_mounts(
+    spec: HostSpec,
+    needed: Needed,
+    source: Path | None,
+    mntpoint: str | None,
+    command: _Made,
+    image: Image | None,
+    settings: Settings,
+    progress: Progress,
+    output: Output | None,
+    stdin: RawIOBase | None,
+) -> Results:
+    """Have the environment and maybe a directory mounted, and run a command on each host."""
+    if image is not None and image.instance is not None:
+        raise InputError(
+            "an environment cannot be shown to an instance that may run already",
+            hint="leave --instance out",
+        )
+    with contextlib.ExitStack() as stack:
+
+        def hosts() -> sites.Site:
+            return stack.enter_context(sites.at(spec, settings, progress, namespaces=True))
+
+        site = hosts() if image is None and spec.kind != "local" else None
+        environment = stack.enter_context(_made(needed, image, site, settings, progress))
+        site = site or hosts()
+        point = _point(environment, settings)
+        with site.mount(environment.folder, point, fixed=True) as mounted:
+            paths = mounted.mntpoints
+            if source is not None:
+                results = site.run_on_mounts(
+                    source,
+                    mntpoint,
+                    lambda host, path: command(host, path, paths[host]),
+                    "run",
+                    output,
+                    stdin,
+                )
+            else:
+                commands = {host: command(host, None, path) for host, path in paths.items()}
+                results = site.run(commands, "run", output, stdin)
+        results.shortfall = results.shortfall or mounted.shortfall()
+    return results
+
+
+@contextlib.contextmanager
+def _made(
+    needed: Needed,
+    image: Image | None,
+    site: sites.Site | None,
+    settings: Settings,
+    progress: Progress,
+) -> Iterator[Environment]:
+    """The environment, made if it is not there, and kept from being removed meanwhile."""
+    target, python = _interpreter(image, site)
+    if needed.python and not SpecifierSet(needed.python).contains(_release(target)):
+        raise InputError(
+            f"the script requires Python {needed.python}, and hosts have {target.python_version}",
+            hint="run it where such a Python is",
+        )
+    place = Path(settings.cache_dir)
+    with cache.used(settings):
+        house = Wheelhouse(place / "wheelhouses" / "environments")
+        wheels: Sequence[str] = ()
+        if needed.wanted is not None:
+            report = house.add(
+                needed.wanted, targets=[target], progress=progress, upgrade=needed.upgrade
+            )
+            wheels = report.wheels
+        environment, _ = venv.make(house.directory, wheels, target, python, place, progress)
+        held = os.open(environment.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(held, fcntl.LOCK_SH)
+    try:
+        yield environment
+    finally:
+        os.close(held)
+
+
+def _point(environment: Environment, settings: Settings) -> str:
+    """Where an environment is mounted, on all hosts."""
+    return str(settings.private_runtime() / f"environment-{environment.folder.name}")
+
+
+def _release(target: Target) -> str:
+    return target.release if target.release.count(".") > 1 else f"{target.minor_release}.0"
+
+
+def _interpreter(image: Image | None, site: sites.Site | None) -> tuple[Target, str]:
+    """What the environment is for, and where its interpreter is: one for all hosts."""
+    if image is not None:
+        found = dict.fromkeys(map(probe.python, dict.fromkeys(image.paths.values())))
+        pythons: Mapping[tuple[Target, str], None] = {
+            (Target.parse(one.version, one.platform), one.executable): None for one in found
+        }
+        if not pythons:
+            raise InputError("no image to run it in", hint="give --image")
+    elif site is not None:
+        pythons = dict.fromkeys(targets.ask_bases(site))
+    else:
+        pythons = {(Target.here(), base_executable()): None}
+    if len(pythons) > 1:
+        each = ", ".join(f"{path} ({target})" for target, path in pythons)
+        raise InputError(
+            f"hosts have different Pythons: {each}",
+            hint="run it on those that have one and the same",
+        )
+    return next(iter(pythons))

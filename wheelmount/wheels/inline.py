@@ -1,0 +1,74 @@
+"""What a script says that it needs (inline script metadata, PEP 723)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from wheelmount.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+
+_HINT = "see the specification: https://packaging.python.org/specifications/inline-script-metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """What the block of a script says.
+
+    Attributes:
+        dependencies: PEP 508 requirements.
+        requires_python: versions of Python that will do; empty for any.
+        exclude_newer: see ``--exclude-newer``; empty where it is not said.
+    """
+
+    dependencies: tuple[str, ...] = ()
+    requires_python: str = ""
+    exclude_newer: str = ""
+
+
+def read(script: bytes) -> Inline | None:
+    """The metadata of a script; None where it has none.
+
+    Raises:
+        InputError: it has two, or one that can't be understood.
+    """
+    text = script.decode("utf-8", errors="replace").replace("\r\n", "\n")
+    blocks = [one for one in _BLOCK.finditer(text) if one["type"] == "script"]
+    if not blocks:
+        return None
+    if len(blocks) > 1:
+        raise InputError("the script has its metadata twice", hint=_HINT)
+    lines = blocks[0]["content"].splitlines()
+    try:
+        table = tomllib.loads("\n".join(line[2:] for line in lines))
+        return _of(table)
+    except (tomllib.TOMLDecodeError, InvalidSpecifier, TypeError, AttributeError) as error:
+        raise InputError(
+            f"the script's metadata cannot be understood: {error}", hint=_HINT
+        ) from None
+
+
+def _of(table: dict[str, Any]) -> Inline:
+    settings = table.get("tool", {}).get("uv", {})
+    if unknown := settings.keys() - {"exclude-newer"}:
+        raise InputError(
+            f"[tool.uv] of the script has {sorted(unknown)[0]}, which is not known here",
+            hint="give indexes as options, and other sources as URLs in dependencies",
+        )
+    dependencies = table.get("dependencies", [])
+    if not isinstance(dependencies, list):
+        raise TypeError("dependencies is not a list")
+    required = str(table.get("requires-python", ""))
+    SpecifierSet(required)
+    newer = str(settings.get("exclude-newer", ""))
+    return Inline(tuple(map(str, dependencies)), required, newer)

@@ -1,0 +1,253 @@
+"""Virtual environments that are mounted as they are: made here, of unpacked wheels, by links.
+
+An environment is named by what is in it and never changed, so that it can be mounted by any number
+of commands, and is made once. It works wherever it is mounted: its programs look for their
+interpreter beside them, and its interpreter is a link to one that hosts have at the same path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import hashlib
+import io
+import json
+import os
+import posixpath
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wheelmount.errors import ConfigError
+from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels.bytecode import Compiler
+from wheelmount.wheels.environment.files import row_of
+from wheelmount.wheels.fetch import disk_errors
+from wheelmount.wheels.linktree import Item, Plan, link, record_of
+from wheelmount.wheels.scratch import scratch
+from wheelmount.wheels.shipment import items_of
+from wheelmount.wheels.target import Target
+from wheelmount.wheels.unpacked import Unpacked
+
+_VERSION = 1
+"""Of how environments are made: others are made anew."""
+
+_INSTALLER = b"wheelmount\n"
+
+NOTE = "wheelmount.json"
+"""A file in each environment that says what it is of."""
+
+# Shell and Python both can read this: the interpreter beside the program.
+_SHEBANG = (
+    b'#!/bin/sh\n\'\'\'exec\' "$(dirname -- "$(realpath -- "$0")")"/python "$0" "$@"\n\' \'\'\'\n'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An environment in the cache.
+
+    Attributes:
+        folder: where it is.
+        packages: ``NAME==VERSION`` of each package in it.
+        python: version of its Python.
+    """
+
+    folder: Path
+    packages: tuple[str, ...]
+    python: str
+
+    @classmethod
+    def read(cls, folder: Path) -> Environment:
+        """What a directory says that it is.
+
+        Raises:
+            OSError: it says nothing.
+            ValueError: likewise.
+        """
+        data = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        return cls(folder, tuple(data["packages"]), data["python"])
+
+
+def make(
+    house: Path,
+    wheels: Sequence[str],
+    target: Target,
+    python: str,
+    cache: Path,
+    progress: Progress = SILENT,
+) -> tuple[Environment, bool]:
+    """Make the environment of some wheels, unless it is there.
+
+    Args:
+        house: directory of a wheelhouse that has the wheels as they were resolved.
+        wheels: names of those that are to be in it.
+        target: what they were chosen for.
+        python: path of the interpreter, on hosts too.
+        cache: directory for environments and for what is unpacked, of this user alone.
+        progress: told of the steps ``unpack``, ``compile`` and ``environment``, if there is
+            something to do.
+
+    Returns:
+        The environment, and whether it had to be made.
+
+    Raises:
+        ConfigError: the directory for environments is open to others.
+        WheelError: wheels that can't be unpacked, or that can't be in one environment.
+        SourceError: the cache can't be written.
+        StoreError: no space is left.
+        UnavailableError: the Python that makes bytecode failed.
+    """
+    chosen = items_of(house, wheels)
+    # Not by what was named: what has come as a dependency is as good.
+    each = sorted((one.filename, one.sha256, repr(one.direct_url)) for one in chosen)
+    text = repr((_VERSION, str(target), python, each))
+    folder = directory(cache) / hashlib.sha256(text.encode()).hexdigest()[:16]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = Environment.read(folder)
+        os.utime(folder)  # for whoever clears what is not used
+        return found, False
+    unpacked = Unpacked(cache / "unpacked")
+    recipes = unpacked.add(
+        [(house / one.filename, one.sha256) for one in chosen], Compiler.find(target), progress
+    )
+    items = [
+        Item(one.filename, recipe, direct_url=one.direct_url)
+        for one, recipe in zip(chosen, recipes, strict=True)
+    ]
+    plan = Plan.make(items, target, progress)
+    packages = tuple(sorted(f"{item.name}=={item.version}" for item in items))
+    with disk_errors(folder), progress.task("environment", unit="packages") as task:
+        task.total(len(items))
+        with scratch(folder.parent) as place:
+            part = place / folder.name
+            part.mkdir(mode=0o755)
+            _base(part, target, python)
+            for item, passed in zip(items, plan.passed, strict=True):
+                _place(part, item, {*map(tuple, passed)}, target, unpacked)
+                task.advance(1)
+            note = {"packages": packages, "python": target.minor_release, "base": python}
+            (part / NOTE).write_text(json.dumps(note), encoding="utf-8")
+            try:
+                part.rename(folder)
+            except OSError as error:  # another process was faster
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+        task.note(f"{len(items)} packages")
+    return Environment(folder, packages, target.minor_release), True
+
+
+def every(cache: Path) -> Iterator[Environment]:
+    """All environments in a cache."""
+    for folder in sorted(directory(cache).iterdir()):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            yield Environment.read(folder)
+
+
+def directory(cache: Path) -> Path:
+    """Where environments are, which no other user may write.
+
+    Raises:
+        ConfigError: another user may.
+        SourceError: it can't be made.
+    """
+    folder = cache / "environments"
+    with disk_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
+    if not private or found.st_uid != os.getuid():
+        raise ConfigError(
+            f"{folder} is not a directory of yours alone",
+            hint="remove it, or set WHEELMOUNT_CACHE_DIR",
+        )
+    return folder
+
+
+def activated(environment: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """A command with an environment's programs before all others.
+
+    Args:
+        environment: where it is mounted.
+        argv: the command.
+    """
+    shell = (
+        'VIRTUAL_ENV=$0 PATH="$0/bin:$PATH"; export VIRTUAL_ENV PATH; '
+        'unset PYTHONHOME PYTHONPATH; exec "$@"'
+    )
+    return "sh", "-c", shell, environment, *argv
+
+
+def _base(part: Path, target: Target, python: str) -> None:
+    """What an environment without packages has."""
+    release = target.minor_release
+    major = release.partition(".")[0]
+    (part / "bin").mkdir()
+    _library(part, target).mkdir(parents=True)
+    (part / "lib64").symlink_to("lib")
+    (part / "bin" / "python").symlink_to(python)
+    for name in (f"python{major}", f"python{release}"):
+        (part / "bin" / name).symlink_to("python")
+    settings = f"home = {posixpath.dirname(python)}\ninclude-system-site-packages = false\n"
+    settings += f"version = {release}\nrelocatable = true\n"
+    (part / "pyvenv.cfg").write_text(settings, encoding="utf-8")
+
+
+def _library(part: Path, target: Target) -> Path:
+    free = "t" if target.free_threaded else ""
+    pypy = "pypy" if target.implementation == "pypy" else "python"
+    return part / "lib" / f"{pypy}{target.minor_release}{free}" / "site-packages"
+
+
+def _place(
+    part: Path, item: Item, passed: set[tuple[str, ...]], target: Target, unpacked: Unpacked
+) -> None:
+    """Bring the files of a wheel into an environment, its RECORD last."""
+    recipe, library = item.recipe, _library(part, target)
+    places = {
+        "purelib": library,
+        "platlib": library,
+        "scripts": part / "bin",
+        "data": part,
+        "headers": part / "include" / "site" / f"python{target.minor_release}" / item.name,
+    }
+    rows: list[Sequence[str]] = []
+    made: set[str] = set()
+    for scheme, contents in recipe.schemes():
+        base = str(places[scheme])
+        for path, content in contents.items():
+            if (scheme, path) in passed:
+                continue
+            file = f"{base}/{path}"
+            folder = posixpath.dirname(file)
+            if folder not in made:
+                os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - one of 40,000 calls
+                made.add(folder)
+            if scheme == "scripts":
+                data = _script(unpacked.object(content).read_bytes())
+                Path(file).write_bytes(data)
+                Path(file).chmod(0o755)
+                rows.append((os.path.relpath(file, library), *row_of(data)))
+                continue
+            link(unpacked.object(content), file)
+            if scheme != recipe.root:
+                rows.append((os.path.relpath(file, library), *content.row))
+    texts = {"INSTALLER": _INSTALLER}
+    if item.direct_url:
+        texts["direct_url.json"] = json.dumps(item.direct_url).encode()
+    for name, data in texts.items():
+        (library / recipe.info / name).write_bytes(data)
+        rows.append((f"{recipe.info}/{name}", *row_of(data)))
+    record = io.StringIO(record_of(recipe))
+    record.seek(0, os.SEEK_END)
+    csv.writer(record, lineterminator="\n").writerows(rows)
+    (library / recipe.info / "RECORD").write_text(record.getvalue(), encoding="utf-8")
+
+
+def _script(script: bytes) -> bytes:
+    """A program whose first line names Python, with the interpreter beside it in that place."""
+    if not script.startswith(b"#!python"):
+        return script
+    return _SHEBANG + script.partition(b"\n")[2]
