@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from wheelmount import logs
 from wheelmount.containers import apptainer, image, inputs
 from wheelmount.errors import ContainerError, InputError, SourceError, UnavailableError
 
@@ -157,6 +158,18 @@ def test_failed_build_leaves_the_old_image_and_a_log(definition: Path, tmp_path:
                 and f.suffix != ".lock"]  # fmt: skip
     definition.write_text(DEFINITION)
     assert not image.build(definition, sif), "the old image is still what its stamp says"
+
+
+def test_a_log_of_a_build_stays_small(
+    definition: Path, tmp_path: Path, fake_apptainer: Path
+) -> None:
+    size = logs.SIZE + 1000
+    fake_apptainer.write_text(
+        f"#!/bin/sh\nyes {'x' * 10000} | head -c {size}\necho; echo 'FATAL: it is broken'; exit 1\n"
+    )
+    with pytest.raises(ContainerError, match="it is broken"):
+        image.build(definition, tmp_path / "x.sif")
+    assert (tmp_path / "x.sif.log").stat().st_size < 100_000
 
 
 # spython then drops its pipe unclosed.

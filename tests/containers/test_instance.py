@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.test_running import processes, wait_until
+from wheelmount import logs
 from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.overlay import Overlay
@@ -62,6 +63,21 @@ def test_it_is_as_shut_off_as_any_container(
     instance.ensure(container)
     seen = "! env | grep -i leak && [ $(tail -n +3 /proc/net/dev | wc -l) = 1 ]"
     assert instance.run(container, ["sh", "-c", f"{seen} && ! touch /packages/x"]) == 0
+
+
+def test_what_the_image_itself_starts_fills_no_disk(
+    instance: Instance, container: Container, tmp_path: Path
+) -> None:
+    program = tmp_path / "startscript"
+    said = logs.SIZE + 1000
+    program.write_text(f"#!/bin/sh\nyes {'x' * 1000} | head -c {said}\nsleep 1000\n")
+    program.chmod(0o755)
+    talking = replace(container, binds=[Bind(program, "/.singularity.d/startscript")])
+    instance.ensure(talking)
+    assert instance.run(talking, ["true"]) == 0
+    (log,) = (instance.path / "config" / "instances" / "logs").rglob("*.out")
+    wait_until(lambda: b"left out" in log.read_bytes()[:100], 60)
+    wait_until(lambda: log.stat().st_size < logs.SIZE, 60)
 
 
 def test_another_one_of_its_name_is_refused(instance: Instance, container: Container) -> None:

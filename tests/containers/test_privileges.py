@@ -45,6 +45,38 @@ ATTACKS = {
     "sys.exit(ctypes.CDLL(None).syscall(304, -100, None, 0) < 0)'",
 }
 
+NAMESPACES = """
+import ctypes, errno, os, signal, struct
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+CLONE, CLONE3, UNSHARE, SETNS = (
+    (56, 435, 272, 308) if os.uname().machine == "x86_64" else (220, 435, 97, 268)
+)
+found = []
+def attempt(name, *words):
+    result = libc.syscall(*words)
+    if result == 0 and words[0] in (CLONE, CLONE3):
+        os._exit(0)
+    if result >= 0:
+        found.append(name)
+kinds = {each.removeprefix("CLONE_"): flag for each, flag in [
+    ("CLONE_NEWUSER", 0x10000000), ("CLONE_NEWNS", 0x20000), ("CLONE_NEWNET", 0x40000000),
+    ("CLONE_NEWPID", 0x20000000), ("CLONE_NEWIPC", 0x8000000), ("CLONE_NEWUTS", 0x4000000),
+    ("CLONE_NEWCGROUP", 0x2000000),
+]}
+for name, flag in kinds.items():
+    for both in (flag, flag | kinds["NEWUSER"]):
+        request = struct.pack("<11Q", both, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, 0)
+        attempt("clone3 " + name, CLONE3, request, len(request))
+        assert ctypes.get_errno() == errno.ENOSYS
+        attempt("clone " + name, CLONE, both | signal.SIGCHLD, 0, 0, 0, 0)
+        attempt("unshare " + name, UNSHARE, both)
+for name in os.listdir("/proc/self/ns"):
+    attempt("setns " + name, SETNS, os.open("/proc/self/ns/" + name, os.O_RDONLY), 0)
+print(found)
+"""
+"""Prints by which system calls namespaces can be made or entered."""
+
 
 @pytest.fixture(scope="module")
 def container(sif: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
@@ -56,6 +88,11 @@ def container(sif: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 def test_it_cannot_reach(what: str, container: Container) -> None:
     code = container.run(["sh", "-c", ATTACKS[what]], stderr=subprocess.DEVNULL)
     assert code not in (0, 127, 255), what
+
+
+def test_it_gets_no_namespace_by_any_system_call(container: Container) -> None:
+    said = output(container, f"python3 - <<'END'\n{NAMESPACES}END\n")
+    assert said == "[]\n"
 
 
 def test_it_cannot_touch_a_process_outside(container: Container) -> None:
@@ -105,5 +142,7 @@ def test_an_instance_is_no_way_round(sif: Path, tmp_path: Path) -> None:
         script = 'grep -q "^NoNewPrivs:.1" /proc/self/status && ! mount -t tmpfs none /mnt'
         assert instance.run(container, ["sh", "-c", f"{script} && ! echo >/proc/sys/x"]) == 0
         assert instance.run(container, ["sh", "-c", "! ls /sys/kernel"]) == 0
+        count = f"{NAMESPACES}raise SystemExit(len(found))"
+        assert instance.run(container, ["python3", "-c", count]) == 0
     finally:
         instance.stop()

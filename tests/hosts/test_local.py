@@ -15,7 +15,7 @@ import pytest
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
-from wheelmount.hosts import outpost, worker
+from wheelmount.hosts import outpost
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import CHUNK, Command
 from wheelmount.hosts.runners import Result, Runners, worst
@@ -151,16 +151,3 @@ def test_a_host_that_does_not_come_up_is_given_up(
     monkeypatch.setattr(sys, "executable", str(slow))
     with pytest.raises(HostError, match="host0 does not come up"):
         LocalHosts(1, replace(settings, start_timeout=0.5), namespaces=False).start()
-
-
-def test_a_log_does_not_fill_a_disk(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with log.open("ab", buffering=0) as output:
-        output.write(bytes(1000))
-        worker.cut(output.fileno(), 1000)
-        assert log.stat().st_size == 1000
-        output.write(b"x")
-        worker.cut(output.fileno(), 1000)
-        output.write(b"the last\n")
-    assert log.read_text().splitlines()[-1] == "the last"
-    assert log.stat().st_size < 100

@@ -19,12 +19,15 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conformance import assert_read_only, assert_same
+from tests.test_logs import await_small
+from wheelmount import logs
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
 from wheelmount.mount import control, point, serving
 from wheelmount.mount.layout import Layout
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
+from wheelmount.mount.server import KEPT_LOGS
 from wheelmount.mount.source import Source
 from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
@@ -513,6 +516,39 @@ def test_a_server_that_dies_again_and_again_is_given_up(watched: Served) -> None
     log = Path(f"{watched.directory}.log")
     assert "it is given up" in log.read_text()
     log.unlink()
+
+
+def test_a_log_of_a_mount_stays_small(watched: Served) -> None:
+    watched.feed(keep=True)
+    log = watched.directory / "log"
+    with log.open("ab") as file:
+        file.write(b"x" * (logs.SIZE + 1))
+    await_small(log)
+    _kill_server(watched)
+    log.write_bytes(b"")
+    with log.open("ab") as file:
+        file.write(b"x" * (logs.SIZE + 1))
+    await_small(log)
+
+
+def test_few_logs_of_mounts_that_ended_badly_are_kept(watched: Served) -> None:
+    watched.feed(keep=True)
+    place = watched.directory.parent
+    older = [place / f"old{number}-host0.log" for number in range(20)]
+    for number, log in enumerate(older):
+        log.touch()
+        os.utime(log, (number, number))
+    for _ in range(4):
+        _kill_server(watched)
+    os.kill(serving.status(watched.directory)["server"], signal.SIGKILL)
+    _await_end(watched)
+    left = set(place.glob("*.log"))
+    assert Path(f"{watched.directory}.log") in left
+    assert older[-1] in left
+    assert older[0] not in left
+    assert len(left) == KEPT_LOGS
+    for log in left:
+        log.unlink()
 
 
 def test_a_killed_server_of_a_bound_mount_is_replaced(bound: Served, source: Path) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from spython.utils import run_command, stream_command
 
+from wheelmount import logs
 from wheelmount.errors import ContainerError, UnavailableError
 
 CAP_SYS_RESOURCE = 24
@@ -131,7 +132,7 @@ def build(
         definition: the ``.def`` file.
         image: the SIF to write.
         options: further options of ``apptainer build``.
-        log: file that gets everything the build prints, as it does.
+        log: file that gets what the build prints, as it does; see ``logs.cut``.
         scratch: directory for the build's temporary files.
         on_line: called for every line.
 
@@ -151,9 +152,11 @@ def build(
     )
     session = int(next(lines))
     try:
-        with log.open("w", encoding="utf-8", buffering=1) as file:
+        log.unlink(missing_ok=True)
+        with log.open("a", encoding="utf-8", buffering=1) as file:
             for line in lines:
                 file.write(plain(line))
+                logs.cut(file.fileno())
                 on_line()
     except subprocess.CalledProcessError as error:
         reason, advice = _explain(log.read_text(encoding="utf-8"))

@@ -122,7 +122,7 @@ class Container:
         """The command line that runs ``argv`` in this container where it is started already."""
         # A user's instance is entered as the root that it was started as.
         privileges = [] if os.geteuid() != 0 else apptainer.exec_privileges()
-        if self._confined:
+        if self.confined:
             privileges = of_command(self._profile)
         command = [str(apptainer.find()), "--silent", "exec", *privileges, "--cleanenv"]
         return [*command, "--no-eval", *self._inside(), f"instance://{instance}", *_checked(argv)]
@@ -131,7 +131,7 @@ class Container:
         """What shuts it off, and what it is shown."""
         # --no-eval: else the environment's values are expanded by a shell.
         privileges = apptainer.exec_privileges()
-        if self._confined:
+        if self.confined:
             privileges = limits(self._profile, nv=self.nv)
         options = [*privileges, "--containall", "--no-eval", "--network", "none"]
         # What the machine's own configuration shows every container.
@@ -180,7 +180,8 @@ class Container:
         return self.workdir.absolute() / "seccomp.json"
 
     @property
-    def _confined(self) -> bool:
+    def confined(self) -> bool:
+        """Whether root in it has less rights than the host's."""
         return os.geteuid() == 0 and not self.privileged
 
     @property
@@ -218,7 +219,7 @@ class Container:
         for number, text in enumerate(self._texts.values()):
             (self._files / str(number)).write_bytes(text.encode(errors="surrogateescape"))
         self.write_environment()
-        if self._confined:
+        if self.confined:
             write_profile(self._profile)
         self.writer.create()
 
@@ -294,6 +295,7 @@ class Container:
                 terminal=terminal,
                 pass_fds=[lock],
                 directory=self.workdir.absolute(),
+                confined=self.confined,
             )
             if code == NOT_STARTED:
                 return self._why(self.command(_look(argv[0])), [lock])
@@ -303,7 +305,9 @@ class Container:
         """Tell a command that ended with 255 from one that is not there, and from no container."""
         with tempfile.TemporaryFile(dir=self.workdir) as said:
             try:
-                code = attend(look, stderr=said, pass_fds=pass_fds, timeout=LOOK)
+                code = attend(
+                    look, stderr=said, pass_fds=pass_fds, timeout=LOOK, confined=self.confined
+                )
             except WaitError:
                 return NOT_STARTED
             if code == NOT_STARTED:
@@ -315,7 +319,13 @@ class Container:
         """The same for a command in an instance that runs."""
         look = self.join_command(instance, _look(argv[0]))
         try:
-            code = attend(look, stderr=subprocess.DEVNULL, environment=environment, timeout=LOOK)
+            code = attend(
+                look,
+                stderr=subprocess.DEVNULL,
+                environment=environment,
+                timeout=LOOK,
+                confined=self.confined,
+            )
         except WaitError:
             return NOT_STARTED
         return code or NOT_STARTED

@@ -11,15 +11,19 @@ A program of its own that imports next to nothing: every container waits until i
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import select
 import signal
+import struct
 import sys
 import termios
 import time
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PR_SET_SECCOMP = 22
+SECCOMP_MODE_FILTER = 2  # linux/seccomp.h
 
 GRACE = 2.0
 """Seconds a stopped container gets to end by itself; less than a host's runner gives."""
@@ -28,7 +32,9 @@ GLANCE = 0.02
 """Seconds between looks at what is still there."""
 
 
-def main(owner: int, stays: bool, terminal: bool, directory: str, command: list[str]) -> int:
+def main(
+    owner: int, stays: bool, terminal: bool, confined: bool, directory: str, command: list[str]
+) -> int:
     """Do it.
 
     Args:
@@ -36,6 +42,7 @@ def main(owner: int, stays: bool, terminal: bool, directory: str, command: list[
             command.
         stays: let go on what the command leaves when it has ended well: an instance.
         terminal: standard input is a terminal that the command is to have to itself.
+        confined: have the kernel know no ``clone3`` for the command, see `_forget_clone3`.
         directory: the container's, to delete if the owner is gone; empty for none.
         command: program and arguments.
 
@@ -55,7 +62,7 @@ def main(owner: int, stays: bool, terminal: bool, directory: str, command: list[
     os.set_inheritable(owner, False)
     if directory:  # it is in use, whatever becomes of the owner
         fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_SH)
-    child = _start(command, terminal)
+    child = _start(command, terminal, confined)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # who reads there waits for the command alone
         os.dup2(nothing, descriptor)
@@ -77,7 +84,7 @@ def main(owner: int, stays: bool, terminal: bool, directory: str, command: list[
     return code
 
 
-def _start(command: list[str], terminal: bool) -> int:
+def _start(command: list[str], terminal: bool, confined: bool) -> int:
     child = os.fork()
     if child:
         return child
@@ -86,11 +93,37 @@ def _start(command: list[str], terminal: bool) -> int:
         if terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        if confined:
+            _forget_clone3()
         os.execvp(command[0], command)  # noqa: S606
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(127)
+
+
+def _forget_clone3() -> None:
+    """Have this process, and all that it starts, be told that there is no ``clone3``.
+
+    It makes namespaces as ``clone`` does, but says so in memory, where no filter can look. Only
+    with "no such system call" do C libraries go on with ``clone``, and apptainer's own profile can
+    say nothing but "not permitted". Needs root.
+    """
+    number = 435  # on all architectures
+    lines = (
+        (0x20, 0, 0, 0),  # load the number of the system call
+        (0x54, 0, 0, 0xBFFFFFFF),  # less the bit of x32
+        (0x15, 0, 1, number),  # if it is another, pass over the next line
+        (0x06, 0, 0, 0x00050000 | errno.ENOSYS),
+        (0x06, 0, 0, 0x7FFF0000),  # let it be
+    )
+    program = b"".join(struct.pack("HBBI", *line) for line in lines)
+    code = ctypes.create_string_buffer(program)
+    filters = struct.pack("HP", len(lines), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filters, 0, 0) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise OSError(ctypes.get_errno(), f"system calls cannot be filtered: {reason}")
 
 
 def _reap(child: int) -> int | None:
@@ -164,5 +197,7 @@ def _left(session: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    pipe, stay, tty, place, *words = sys.argv[1:]
-    sys.exit(main(int(pipe), stay == "stays", tty == "terminal", place, words))
+    pipe, stay, tty, limits, place, *words = sys.argv[1:]
+    sys.exit(
+        main(int(pipe), stay == "stays", tty == "terminal", limits == "confined", place, words)
+    )

@@ -13,11 +13,13 @@ import fcntl
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from wheelmount import logs
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer
 from wheelmount.containers.container import NOT_STARTED, Container
@@ -168,6 +170,7 @@ class Instance:
             stdin=stdin,
             terminal=terminal,
             environment=self._environment,
+            confined=container.confined,
         )
         if code == NOT_STARTED and self.record() is None:
             raise ContainerError(
@@ -221,14 +224,17 @@ class Instance:
                     environment=self._environment,
                     directory=self.path,
                     stays=True,
+                    confined=container.confined,
                 )
                 if code:
                     log.seek(0)
                     raise apptainer.start_error(container.image, log.read())
                 record = self._describe(container)
-                # An ordinary user's instance closes what it inherits: this holds the locks for it.
+                # An ordinary user's instance closes what it inherits: this holds the locks for it,
+                # and bounds what apptainer writes down of what the image's own program says.
+                said = str(self.path / "config" / "instances" / "logs")
                 subprocess.Popen(
-                    ["tail", "--pid", str(record.pid), "--follow", "/dev/null"],
+                    [sys.executable, "-I", "-S", logs.__file__, str(record.pid), said],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -33,6 +33,7 @@ def attend(
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
     stays: bool = False,
+    confined: bool = False,
 ) -> int:
     """Run an apptainer command in a session of its own, and see that all of it ends.
 
@@ -50,6 +51,7 @@ def attend(
         environment: variables for apptainer, besides the few that it always needs.
         directory: the container's private one, deleted if this process does not live to do so.
         stays: let go on what the command leaves when it has ended well.
+        confined: see ``guard.main``.
 
     Returns:
         The exit code; 128 and the signal's number where one ended it.
@@ -67,6 +69,7 @@ def attend(
                     *(sys.executable, "-I", "-S", _GUARD, str(reading)),
                     "stays" if stays else "ends",
                     "terminal" if terminal is not None else "none",
+                    "confined" if confined else "free",
                     "" if directory is None else str(directory),
                     *command,
                 ],

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from wheelmount import logs
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import outpost
@@ -187,6 +188,7 @@ class SlurmHosts(NetworkHosts):
         command += self._worker(port, mode)
         log.debug("run: %s", shlex.join(command))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step runs
+        self._bounded = logs.bound(self._messages.fileno())
         try:
             self._step = subprocess.Popen(
                 command,
@@ -297,6 +299,7 @@ class SlurmHosts(NetworkHosts):
                     end()
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         step.wait(KILL_TIMEOUT)
+            self._bounded.set()
             self._messages.close()
         self._hosts = []
 

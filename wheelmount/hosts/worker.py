@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import os
 import shutil
-import stat
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import NoReturn
 
 import psutil
 
-from wheelmount import config
+from wheelmount import config, logs
 from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine, gate, process
@@ -47,13 +46,6 @@ ROUNDS = 10
 """Times that processes are looked for before what starts ever new ones is left to itself."""
 
 
-LOG_SIZE = 16 << 20
-"""Bytes of its log that a host keeps."""
-
-LOG_GLANCE = 1.0
-"""Seconds between looks at how large that is."""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
@@ -74,7 +66,7 @@ def main() -> None:
             process.prepare(process.make_directory(runtime, process.OF_WORKER))
         else:
             process.prepare(temporary(Path(mark)))
-            threading.Thread(target=_bound_log, daemon=True).start()
+            logs.bound(2)
     except WheelmountError as error:
         parser.error(f"{error.message}; {error.hint}")
     serve(arguments.address)
@@ -83,26 +75,6 @@ def main() -> None:
 def log_of(mark: Path) -> Path:
     """Where a host's processes write what they have to say."""
     return mark.with_name(f"{mark.name}.log")
-
-
-def _bound_log() -> None:
-    while True:
-        time.sleep(LOG_GLANCE)
-        with contextlib.suppress(OSError):
-            cut(2)
-
-
-def cut(log: int, most: int = LOG_SIZE) -> None:
-    """Empty a log that is too large, so that nothing that is said over and over fills a disk.
-
-    Args:
-        log: its descriptor, opened to append; anything but a file is left alone.
-        most: bytes that it may have.
-    """
-    found = os.fstat(log)
-    if stat.S_ISREG(found.st_mode) and found.st_size > most:
-        os.ftruncate(log, 0)
-        os.write(log, b"(what was said before is left out: it was too much)\n")
 
 
 def temporary(mark: Path) -> Path:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pyfuse3
 import trio
 
+from wheelmount import logs
 from wheelmount.errors import MountError, StoreError, UnavailableError
 from wheelmount.mount import control, kernel, point, traffic, users, verify, views
 from wheelmount.mount import store as stores
@@ -48,6 +49,9 @@ VERIFY_PAUSE = 60.0
 
 READ_AHEAD = 1024
 """KiB that the kernel reads ahead, where we may say so; its own 128 halve the speed of files."""
+
+KEPT_LOGS = 16
+"""Logs of mounts that ended badly of which a user's directory has no more."""
 
 KEPT = "kept"
 """Name of a file in the mount's directory: go on serving when who delivers is gone."""
@@ -117,6 +121,7 @@ class Server:
 
     async def serve(self, adapter: Adapter, ready: int | None) -> None:
         """Serve until unmounted; say on the pipe ``ready`` when the control socket listens."""
+        _bound_log(self.directory)
         (self.directory / control.SOCKET).unlink(missing_ok=True)
         listener = trio.socket.socket(trio.socket.AF_UNIX)
         await listener.bind(str(self.directory / control.SOCKET))
@@ -405,7 +410,7 @@ def main() -> None:
         raise
     finally:
         if not good:
-            shutil.copy(directory / "log", f"{directory}.log")  # the rest goes, the reason stays
+            _keep_log(directory)  # the rest goes, the reason stays
             with contextlib.suppress(MountError):
                 if (mount := point.standing(directory)) is not None:
                     point.take_down(mount, force=True)
@@ -417,6 +422,20 @@ def main() -> None:
         stores.remove(Path(task.store))
         shutil.rmtree(directory, ignore_errors=True)
     sys.exit(0 if good else 1)
+
+
+def _keep_log(directory: Path) -> None:
+    """Keep the log of a mount that ended badly, and only the newest of such logs."""
+    shutil.copy(directory / "log", f"{directory}.log")
+    with contextlib.suppress(FileNotFoundError):  # another one does the same
+        kept = sorted(directory.parent.glob("*.log"), key=lambda log: log.stat().st_mtime)
+        for log_file in kept[:-KEPT_LOGS]:
+            log_file.unlink(missing_ok=True)
+
+
+def _bound_log(directory: Path) -> None:
+    with (directory / "log").open("ab") as file:
+        logs.bound(file.fileno())
 
 
 def _owner() -> tuple[int, int]:
