@@ -6,6 +6,7 @@ every round; containers read wheels and image from a local disk unless it says o
 overlays   pandas installed by uv and by pip into a new overlay of each kind
 start      ``true`` by apptainer alone, by this project, and in an instance
 mounted    an image that lies in a mount, against the same as a local file (as root)
+streams    what goes through ``exec -i``, against apptainer alone, from the first byte to the last
 together   several containers at once that install and import requests
 """
 
@@ -34,7 +35,13 @@ from wheelmount.containers.overlay import KINDS, Overlay
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.wheels import redirect
 
-PARTS = ("overlays", "start", "mounted", "together")
+PARTS = ("overlays", "start", "mounted", "streams", "together")
+
+WHEELMOUNT = sys.executable, "-m", "wheelmount.cli.main"
+
+GIB = 1 << 30
+
+ZEROS = bytearray(1 << 20)
 
 Samples = dict[str, list[float]]
 
@@ -137,6 +144,39 @@ class Bench:
             self.measure(f"{name}: first true", lambda: quiet(container, ["true"]))
             self.measure(f"{name}: true", lambda: quiet(container, ["true"]))
             self.measure(f"{name}: /usr read", lambda: quiet(container, read))
+
+    def streams(self) -> None:
+        """See above."""
+        plain = [str(apptainer.find()), "--silent", "exec", *apptainer.exec_privileges()]
+        options = ["--image", str(self.image), "--hosts", "local:1", "--overlay-kind", "memory"]
+        ways = {
+            "apptainer exec": [*plain, str(self.image)],
+            "exec -i": [*WHEELMOUNT, "exec", "-q", "-i", *options, "--"],
+        }
+        for name, command in ways.items():
+            self._stream(f"1 GiB out, {name}", [*command, "head", "-c", str(GIB), "/dev/zero"], 0)
+            sink = ["sh", "-c", "echo; cat >/dev/null; echo"]
+            self._stream(f"1 GiB in, {name}", [*command, *sink], GIB)
+        for way in ("out", "in"):
+            alone, ours = (self.samples[f"1 GiB {way}, {name}"][-1] for name in ways)
+            print(f"1 GiB {way}: {alone / ours:.2f} of apptainer exec", flush=True)
+
+    def _stream(self, name: str, command: list[str], size: int) -> None:
+        """Time what goes in, if anything does, and what comes out, from its first byte."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        environment = {**os.environ, **apptainer.environment()}
+        with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
+            process.stdout.read(1)
+            started = time.perf_counter()
+            while size:
+                size -= process.stdin.write(memoryview(ZEROS)[:size])
+            process.stdin.close()
+            while process.stdout.readinto(ZEROS):
+                pass
+            took = time.perf_counter() - started
+            if process.wait():
+                raise SystemExit(f"{name}: ended with {process.returncode}")
+        self.samples.setdefault(name, []).append(took)
 
     def together(self) -> None:
         """See above."""

@@ -30,10 +30,10 @@ from monarch.rdma import RDMAAction, RDMABuffer
 from wheelmount import config
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.inlet import Inlet
 from wheelmount.mount.outlet import Outlet
 from wheelmount.mount.ring import Staged
-from wheelmount.mount.stream import Ticket
 
 KINDS = {"small files": (256, 9 << 10), "blocks": (16, 4 << 20)}
 """Number of pieces, and bytes of each."""

@@ -16,10 +16,9 @@ import pytest
 
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service
-from wheelmount.hosts import doorway, engine, worker
+from wheelmount.hosts import doorway, engine, sockets, worker
 from wheelmount.hosts.address import OPEN, SECURE
 from wheelmount.hosts.credentials import Authority, encode
-from wheelmount.mount import stream
 
 HERE = "127.0.0.1"
 
@@ -196,7 +195,7 @@ def test_monarch_sends_more_to_who_has_shown_a_certificate(
                     break
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            known = stream.trust(ssl.PROTOCOL_TLS_CLIENT)
+            known = sockets.trust(ssl.PROTOCOL_TLS_CLIENT)
             count, shown = _shake_hands(port, known)
             wanted = doorway.answer(ssl.DER_cert_to_PEM_cert(shown))
             assert count >= wanted + 20

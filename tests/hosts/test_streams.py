@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,10 +18,14 @@ import pytest
 
 from tests.conftest import Cli
 from wheelmount.config import Settings
-from wheelmount.errors import HostError
+from wheelmount.errors import HostError, UnreachableError
+from wheelmount.hosts import conduit, engine, sockets
+from wheelmount.hosts.address import SECURE, Address
+from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Result, Runners
+from wheelmount.hosts.sockets import Entrance, Ticket
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
@@ -53,6 +59,83 @@ def test_what_goes_in_comes_out(settings: Settings) -> None:
     assert (result.code, digest) == (0, hashlib.sha256(data).hexdigest())
 
 
+@pytest.fixture
+def secured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends in this process, by TLS on loopback."""
+    address = Address(SECURE, "127.0.0.1", 0)
+    identity = Authority.make().issue(address.names())
+    monkeypatch.setattr(engine, "address", lambda: address)
+    monkeypatch.setattr(engine, "identity", lambda: identity)
+
+
+def test_frames_go_by_tls(secured: None) -> None:
+    data, found = os.urandom(3_000_000), []
+    done = threading.Event()
+
+    def serve(connection: socket.socket, let_in: Callable[[], None]) -> None:
+        found.append(conduit.answer(connection, entrance.ticket.secret))
+        let_in()
+        connection.settimeout(None)
+        conduit.send(connection, "stdout", data)
+        conduit.end(connection)
+        done.wait(60)
+
+    entrance = Entrance(serve)
+    try:
+        with conduit.call(entrance.ticket, "0123456789abcdef", conduit.TAKE, 1 << 22) as connection:
+            assert conduit.receive(connection, 1 << 22) == ("stdout", data)
+            assert conduit.receive(connection, 1 << 22) is None
+        assert found == [("0123456789abcdef", conduit.TAKE, 1 << 22)]
+    finally:
+        done.set()
+        entrance.close()
+
+
+def test_much_goes_by_a_connection(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: list[int] = []
+    call = conduit.call
+
+    def counted(ticket: Ticket, key: str, way: int, limit: int) -> socket.socket:
+        ways.append(way)
+        return call(ticket, key, way, limit)
+
+    monkeypatch.setattr(conduit, "call", counted)
+    data = os.urandom(50_000_000)
+    digest, result = _copying(settings, Command(("cat",)), data)
+    assert (result.code, digest) == (0, hashlib.sha256(data).hexdigest())
+    assert sorted(ways) == [conduit.GIVE, conduit.TAKE]
+
+
+def test_messages_are_left_where_nothing_can_be_reached(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_given: object) -> socket.socket:
+        raise UnreachableError("swallowed")
+
+    monkeypatch.setattr(conduit, "call", unreachable)
+    data = os.urandom(20_000_000)
+    digest, result = _copying(settings, Command(("cat",)), data)
+    assert (result.code, digest) == (0, hashlib.sha256(data).hexdigest())
+
+
+@pytest.mark.parametrize("way", [conduit.GIVE, conduit.TAKE])
+def test_a_connection_that_is_cut_is_an_error(
+    way: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And neither the end of the output nor that of the input."""
+    call = conduit.call
+
+    def cut(ticket: Ticket, key: str, wanted: int, limit: int) -> socket.socket:
+        connection = call(ticket, key, wanted, limit)
+        if wanted == way:
+            sockets.hang_up(connection)
+        return connection
+
+    monkeypatch.setattr(conduit, "call", cut)
+    with pytest.raises(AssertionError, match="the connection was cut"):
+        _copying(settings, Command(("cat",)), bytes(50_000_000))
+
+
 def test_a_command_need_not_read(settings: Settings) -> None:
     _, result = _copying(settings, Command(("sh", "-c", "sleep 0.5; exit 3")), bytes(5_000_000))
     assert result.code == 3
@@ -84,18 +167,13 @@ def test_a_reader_that_pauses_is_waited_for_by_who_writes(
 def test_a_command_that_nobody_wants_any_more_ends(settings: Settings) -> None:
     with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30, lease=1) as runners:
         runners._lease = 1000  # it does not say so any more
-        blocked = threading.Event()
 
         def block(_host: str, _stream: str, _piece: bytes) -> None:
-            blocked.wait(20)
+            for state in (True, False):  # it is there, and then it is not
+                deadline = time.monotonic() + 20
+                while _sleeping("43.21") != state and time.monotonic() < deadline:
+                    time.sleep(0.1)
 
-        def unblock() -> None:
-            deadline = time.monotonic() + 20
-            while _sleeping("43.21") and time.monotonic() < deadline:
-                time.sleep(0.1)
-            blocked.set()
-
-        threading.Timer(1, unblock).start()
         command = Command(script=b"yes | head -c 1000; sleep 43.21")
         error = runners.run({"host0": command}, block)["host0"]
         assert isinstance(error, HostError)

@@ -19,14 +19,14 @@ import pytest
 
 from tests.conftest import NOBODY
 from wheelmount.errors import StoreError, TransferError, UnreachableError
-from wheelmount.hosts import doorway, engine
+from wheelmount.hosts import doorway, engine, sockets
 from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
-from wheelmount.mount import stream
+from wheelmount.hosts.sockets import STEP, Ticket
 from wheelmount.mount.inlet import Inlet
 from wheelmount.mount.outlet import Outlet, outlet
 from wheelmount.mount.ring import Staged
-from wheelmount.mount.stream import GIVEN, REPLY, REQUEST, STEP, Ticket
+from wheelmount.mount.stream import GIVEN, REPLY, REQUEST
 
 SIZE = 3 << 20
 HERE = "127.0.0.1"
@@ -235,7 +235,7 @@ def test_strangers_take_no_more_than_a_few_connections(
             silent = [stack.enter_context(socket.create_connection(place)) for _ in range(30)]
             for each in silent:
                 each.settimeout(0)
-            deadline = time.monotonic() + stream.CONNECT_TIMEOUT / 2  # before they are given up
+            deadline = time.monotonic() + sockets.CONNECT_TIMEOUT / 2  # before they are given up
             while sum(map(_is_open, silent)) > most and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert 0 < sum(map(_is_open, silent)) <= most
@@ -257,7 +257,7 @@ def test_who_drips_a_greeting_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> 
         assert isinstance(outlet.ticket.where, Address)
         place = outlet.ticket.where.host, outlet.ticket.where.port
         with socket.create_connection(place) as dripping:
-            deadline = time.monotonic() + 2 * stream.CONNECT_TIMEOUT
+            deadline = time.monotonic() + 2 * sockets.CONNECT_TIMEOUT
             dripping.sendall(b"\x16\x03\x01\x04\x00")
             with pytest.raises(OSError):
                 while time.monotonic() < deadline:
@@ -355,18 +355,18 @@ def test_who_takes_a_block_slowly_gets_all_of_it(address: Address | None) -> Non
     outlet = Outlet(lender, timeout=0.5)
     try:
         with contextlib.ExitStack() as stack:
-            connection = stack.enter_context(stream.connect(outlet.ticket.where))
+            connection = stack.enter_context(sockets.connect(outlet.ticket.where))
             connection.settimeout(10)
             connection.sendall(REQUEST.pack(outlet.ticket.secret, 0, False, False))
             reply = bytearray(REPLY.size)
-            assert stream.receive(connection, memoryview(reply))
+            assert sockets.receive(connection, memoryview(reply))
             kind, size = REPLY.unpack(reply)
             assert kind == GIVEN
-            assert stream.receive(connection, memoryview(bytearray(size)))
+            assert sockets.receive(connection, memoryview(bytearray(size)))
             found = bytearray()
             while len(found) < SIZE:
                 piece = bytearray(min(SIZE // 12, SIZE - len(found)))
-                assert stream.receive(connection, memoryview(piece))
+                assert sockets.receive(connection, memoryview(piece))
                 found += piece
                 time.sleep(0.1)
             assert found == lender.blocks[0]

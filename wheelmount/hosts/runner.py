@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from wheelmount.errors import HostError
-from wheelmount.hosts import engine, process, worker
+from wheelmount.hosts import conduit, engine, process, sockets, worker
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
+from wheelmount.hosts.sockets import Entrance, Ticket
+
+log = logging.getLogger("wheelmount")
 
 CHUNK = 2 << 20
 """Bytes of a stream that travel in one message; Monarch's messages should stay below 16 MiB."""
@@ -97,6 +103,9 @@ class _Run:
         self._seconds: float | None = None
         self._outputs: dict[str, int] = {}
         self._input = -1
+        self._connections: set[socket.socket] = set()
+        self._turn = threading.Condition()
+        self._ending = False
         argv, cwd = list(command.argv), command.cwd
         if command.script is not None:
             script = directory / "script"
@@ -178,10 +187,64 @@ class _Run:
                 data, rest = b"", rest[:0]
             if not rest:
                 if not data:
-                    os.close(self._input)
-                    self._input = -1
+                    self._refuse()
                 return bool(data)
         return False
+
+    def give(self, connection: socket.socket, limit: int) -> None:
+        """Send output until the command has ended and no more is there; on a thread."""
+        with self._using(connection):
+            while not self._ending:
+                ended = self._process.poll() is not None
+                more = False
+                for stream in self._outputs:
+                    if data := self._more(stream, limit):
+                        conduit.send(connection, stream, data)
+                        more = True
+                if ended and not more:
+                    conduit.end(connection)
+                    return
+                if not more:
+                    _wait([each for each in self._outputs.values() if each >= 0], select.POLLIN)
+
+    def take(self, connection: socket.socket, limit: int) -> None:
+        """Pass input on that comes by a connection, until the command wants none; on a thread."""
+        with self._using(connection):
+            while (frame := conduit.receive(connection, limit)) is not None:
+                rest = memoryview(frame[1])
+                while rest and not self._ending and self._input >= 0:
+                    try:
+                        rest = rest[os.write(self._input, rest) :]
+                    except BlockingIOError:
+                        if self._process.poll() is not None:  # who has its input now wants none
+                            return
+                        _wait([self._input], select.POLLOUT)
+                    except OSError:  # it does not want any
+                        self._refuse()
+                if rest:
+                    return
+            self._refuse()
+
+    def _refuse(self) -> None:
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = -1
+
+    def wants_input(self) -> bool:
+        return self._input >= 0 and self._process.poll() is None
+
+    @contextlib.contextmanager
+    def _using(self, connection: socket.socket) -> Iterator[None]:
+        with self._turn:
+            if self._ending:
+                raise ConnectionError("the command has ended")
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._connections.discard(connection)
+                self._turn.notify_all()
 
     def end(self) -> None:
         if self._process.poll() is None:
@@ -194,14 +257,17 @@ class _Run:
         self._close()
 
     def _close(self) -> None:
+        with self._turn:  # the threads of connections use what is closed then
+            self._ending = True
+            for connection in self._connections:
+                sockets.hang_up(connection)
+            self._turn.wait_for(lambda: not self._connections)
         for descriptor in self._outputs.values():
             if descriptor >= 0:
                 # What the command left running may write on, as to a file that is gone.
                 threading.Thread(target=_drain, args=(descriptor,), daemon=True).start()
         self._outputs = dict.fromkeys(self._outputs, -1)
-        if self._input >= 0:
-            os.close(self._input)
-            self._input = -1
+        self._refuse()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -219,6 +285,14 @@ def _drain(descriptor: int) -> None:
             pass
     finally:
         os.close(descriptor)
+
+
+def _wait(descriptors: Sequence[int], events: int) -> None:
+    """The same on a thread: wait for one of them, for a moment at most."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, events)
+    poll.poll(GLANCE * 1000)
 
 
 async def _ready(reading: Sequence[int] = (), writing: Sequence[int] = ()) -> None:
@@ -256,6 +330,7 @@ class Runner(Actor):  # type: ignore[misc]
         self._lease = lease
         self._runs: dict[str, _Run] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._entrance: Entrance | None = None
 
     @concurrent_endpoint
     async def start(self, key: str, command: Command, fed: bool) -> None:
@@ -288,6 +363,35 @@ class Runner(Actor):  # type: ignore[misc]
         return await self._run(key).feed(data)
 
     @concurrent_endpoint
+    async def wants_input(self, key: str) -> bool:
+        """Whether a command may still read what it is given."""
+        return self._run(key).wants_input()
+
+    @concurrent_endpoint
+    async def reach(self) -> Ticket | None:
+        """Where much input and output is passed on; None if this process cannot listen."""
+        if self._entrance is None:
+            try:
+                self._entrance = Entrance(self._answer)
+            except OSError as error:
+                log.warning("output goes through Monarch's messages: %s", error)
+                return None
+        return self._entrance.ticket
+
+    def _answer(self, connection: socket.socket, let_in: Callable[[], None]) -> None:
+        if self._entrance is None:
+            return
+        wanted = conduit.answer(connection, self._entrance.ticket.secret)
+        if wanted is None:
+            log.warning("security: refused who does not know the secret of a command's output")
+            return
+        let_in()
+        connection.settimeout(None)  # who reads slowly makes the command wait
+        key, way, limit = wanted
+        if (run := self._runs.get(key)) is not None:
+            (run.give if way == conduit.TAKE else run.take)(connection, limit)
+
+    @concurrent_endpoint
     async def end(self, key: str) -> None:
         """End a command if it runs, and forget its output."""
         if (run := self._runs.pop(key, None)) is not None:
@@ -305,6 +409,8 @@ class Runner(Actor):  # type: ignore[misc]
             self._watch.cancel()
         await asyncio.gather(*(asyncio.to_thread(run.end) for run in self._runs.values()))
         self._runs.clear()
+        if self._entrance is not None:
+            self._entrance.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _run(self, key: str) -> _Run:

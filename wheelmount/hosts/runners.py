@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
-from wheelmount.errors import WheelmountError
-from wheelmount.hosts import engine, handshake
+from wheelmount.errors import HostError, WheelmountError
+from wheelmount.hosts import conduit, engine, handshake, sockets
 from wheelmount.hosts.host import Host
 from wheelmount.hosts.runner import CHUNK, LEASE, PATIENCE, Command, Report, Runner
 
@@ -23,6 +25,15 @@ TAIL = 64 << 10
 
 FLIGHT = 16 << 20
 """Bytes of output of all hosts together that are on their way at most, of either stream."""
+
+MUCH = 256 << 10
+"""Bytes in one message after which a stream gets a connection of its own."""
+
+FRAME = 512 << 10
+"""Bytes of output that one of its frames has at most."""
+
+CALLERS = 4096
+"""Threads that wait at such connections, at most: one for each."""
 
 Output = Callable[[str, str, bytes], None]
 """Told of output as it comes: host, ``stdout`` or ``stderr``, bytes. It may take its time: hosts'
@@ -94,6 +105,7 @@ class Runners:
         self._greetings: dict[str, Any] = {}
         self.actors: dict[str, Any] = dict(actors or {})
         self._running: set[tuple[str, str]] = set()
+        self._threads = ThreadPoolExecutor(CALLERS, "wheelmount-conduit")
 
     def __enter__(self) -> Runners:
         if not self.actors:
@@ -108,6 +120,7 @@ class Runners:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        self._threads.shutdown(wait=False)
         ends = {(name, key): self.actors[name].end.call_one(key) for name, key in self._running}
         engine.gather(ends, self._timeout)
         if self._procs:
@@ -177,45 +190,148 @@ class Runners:
         self._running.add((name, key))
         start = actor.start.call_one(key, command, stdin is not None)
         await engine.answer(start, self._timeout)
-        tasks = [asyncio.create_task(self._renew(actor, key))]
+        trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        tasks = [asyncio.create_task(self._renew(actor, key, trouble))]
         if stdin is not None:
-            tasks.append(asyncio.create_task(_feed(actor, key, _Reader(stdin))))
+            reader = _Reader(stdin)
+            tasks.append(asyncio.create_task(self._feed(actor, key, reader, trouble)))
         streams = {"stdout": bytearray(), "stderr": bytearray()}
         bound = self._timeout + PATIENCE
+        reached = False
+
+        async def pass_on(stream: str, piece: bytes) -> None:
+            streams[stream] += piece
+            if output is not None and tell is not None:
+                del streams[stream][:-TAIL]
+                if piece:
+                    await tell(partial(output, name, stream, piece))
+
         try:
             while True:
                 report: Report = await engine.answer(actor.report.call_one(key, limit), bound)
-                for stream, piece in (("stdout", report.stdout), ("stderr", report.stderr)):
-                    streams[stream] += piece
-                    if output is not None and tell is not None:
-                        del streams[stream][:-TAIL]
-                        if piece:
-                            await tell(partial(output, name, stream, piece))
+                await pass_on("stdout", report.stdout)
+                await pass_on("stderr", report.stderr)
                 if report.code is not None:
                     break
+                if trouble.done():
+                    trouble.result()
+                if not reached and max(len(report.stdout), len(report.stderr)) >= min(limit, MUCH):
+                    reached = True
+                    frame = min(limit, FRAME)
+                    connection = await self._call(actor, key, conduit.TAKE, frame)
+                    if connection is not None:
+                        await self._take(actor, key, connection, frame, pass_on, trouble)
         finally:
             for task in tasks:
                 task.cancel()
+            if not trouble.cancel():
+                trouble.exception()  # said, or the command has ended in spite of it
         await engine.answer(actor.end.call_one(key), self._timeout)
         self._running.discard((name, key))
         return Result(
             report.code, bytes(streams["stdout"]), bytes(streams["stderr"]), report.seconds
         )
 
-    async def _renew(self, actor: Any, key: str) -> None:
-        with contextlib.suppress(WheelmountError):  # who asks for output hears of it too
+    async def _call(self, actor: Any, key: str, way: int, limit: int) -> socket.socket | None:
+        """A connection for a stream of a command; None where messages are the only way."""
+        ticket = await engine.answer(actor.reach.call_one(), self._timeout)
+        if ticket is None:
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, conduit.call, ticket, key, way, limit)
+        except (WheelmountError, OSError):
+            return None
+
+    async def _take(
+        self,
+        actor: Any,
+        key: str,
+        connection: socket.socket,
+        limit: int,
+        pass_on: Callable[[str, bytes], Coroutine[Any, Any, None]],
+        trouble: asyncio.Future[None],
+    ) -> None:
+        """Pass output on that comes by a connection, until its end."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> asyncio.Future[tuple[str, bytes] | None]:
+            return loop.run_in_executor(self._threads, conduit.receive, connection, limit)
+
+        reading = read()
+        with _open(connection):
+            try:
+                while True:
+                    either: set[asyncio.Future[Any]] = {reading, trouble}
+                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                    if not reading.done():
+                        trouble.result()
+                    frame = reading.result()
+                    if frame is None:
+                        return
+                    reading = read()  # while this one is printed
+                    await pass_on(*frame)
+            except OSError:
+                # Of a host that is lost, or has ended the command, this says so.
+                await engine.answer(actor.report.call_one(key, 1), self._timeout + PATIENCE)
+                raise HostError(
+                    "the connection was cut by which a command's output came",
+                    hint="look at the network, and run it again",
+                ) from None
+            finally:
+                sockets.hang_up(connection)
+                await asyncio.wait({reading})
+                reading.exception()
+
+    async def _renew(self, actor: Any, key: str, trouble: asyncio.Future[None]) -> None:
+        try:
             while True:
                 await asyncio.sleep(self._lease / 6)
                 await engine.answer(actor.renew.call_one(key), self._timeout)
+        except WheelmountError as error:
+            _settle(trouble, error)
+
+    async def _feed(
+        self, actor: Any, key: str, reader: _Reader, trouble: asyncio.Future[None]
+    ) -> None:
+        """Pass input on, as fast as the command takes it."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(WheelmountError):  # the command has ended
+            while len(data := await reader.read()) < MUCH:
+                if not await engine.answer(actor.feed.call_one(key, data), None) or not data:
+                    return
+            connection = await self._call(actor, key, conduit.GIVE, CHUNK * 2)
+            while connection is None:
+                if not await engine.answer(actor.feed.call_one(key, data), None) or not data:
+                    return
+                data = await reader.read()
+            with _open(connection):
+                try:
+                    while data:
+                        await loop.run_in_executor(
+                            self._threads, conduit.send, connection, "stdin", data
+                        )
+                        data = await reader.read()
+                    await loop.run_in_executor(self._threads, conduit.end, connection)
+                    return
+                except OSError:
+                    if not await engine.answer(actor.wants_input.call_one(key), self._timeout):
+                        return
+            error = HostError(
+                "the connection was cut by which a command's input went",
+                hint="look at the network, and run it again",
+            )
+            _settle(trouble, error)
 
 
-async def _feed(actor: Any, key: str, reader: _Reader) -> None:
-    """Pass input on, as fast as the command takes it."""
-    with contextlib.suppress(WheelmountError):  # the command has ended
-        while True:
-            data = await reader.read()
-            if not await engine.answer(actor.feed.call_one(key, data), None) or not data:
-                return
+@contextlib.contextmanager
+def _open(connection: socket.socket) -> Iterator[None]:
+    """Hang up at the end, which wakes whoever waits there on another thread."""
+    with connection:
+        try:
+            yield
+        finally:
+            sockets.hang_up(connection)
 
 
 class _Teller:

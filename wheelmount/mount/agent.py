@@ -19,6 +19,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, StoreError
 from wheelmount.hosts import engine, process
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
+from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount import control, elsewhere, kernel, point, serving, verify
 from wheelmount.mount import store as stores
 from wheelmount.mount.adapter import choose
@@ -31,7 +32,6 @@ from wheelmount.mount.relay import Relay
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.source import file_digest
 from wheelmount.mount.store import Store
-from wheelmount.mount.stream import Ticket
 from wheelmount.mount.task import Task
 from wheelmount.mount.topology import Route
 from wheelmount.mount.traffic import Traffic

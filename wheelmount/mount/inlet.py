@@ -14,9 +14,10 @@ from typing import NamedTuple, TypeVar
 import msgpack
 
 from wheelmount.errors import TransferError, UnreachableError
-from wheelmount.mount import stream
+from wheelmount.hosts import sockets
+from wheelmount.hosts.sockets import Ticket, Where
 from wheelmount.mount.ring import Staged
-from wheelmount.mount.stream import GIVEN, REPLY, REQUEST, WAIT, Ticket, Where
+from wheelmount.mount.stream import GIVEN, REPLY, REQUEST, WAIT
 
 READERS = 1024
 """Threads, and so blocks that one host waits for at the same time, at most. Far more than are ever
@@ -107,9 +108,9 @@ class Inlet:
         try:
             (staged, pace), connection = self._through(reading)
         except TimeoutError as error:
-            raise TimeoutError(f"{stream.name(where)}: {error}") from None
+            raise TimeoutError(f"{sockets.name(where)}: {error}") from None
         except OSError as error:
-            raise TransferError(f"{stream.name(where)}: {error.strerror or error}") from None
+            raise TransferError(f"{sockets.name(where)}: {error.strerror or error}") from None
         self._idle[where].append(connection)
         if self._resting:
             self.rest()
@@ -126,7 +127,7 @@ class Inlet:
                 if reading.given_up:
                     raise
         try:
-            connection = stream.connect(where)
+            connection = sockets.connect(where)
         except UnreachableError as error:
             if where in self._reached:
                 raise TransferError(error.message) from None
@@ -173,7 +174,7 @@ class _Reading:
         with self._turn:
             self.given_up = True
             if self._connection is not None:
-                stream.hang_up(self._connection)
+                sockets.hang_up(self._connection)
 
     def through(self, connection: socket.socket, timeout: float) -> _Arrived:
         """Read it.
@@ -186,7 +187,7 @@ class _Reading:
         with self._turn:
             self._connection = connection
             if self.given_up:
-                stream.hang_up(connection)
+                sockets.hang_up(connection)
         try:
             arrived = self._receive(connection, timeout)
         except BaseException:
@@ -228,5 +229,5 @@ class _Reading:
 
 
 def _fill(connection: socket.socket, view: memoryview) -> None:
-    if not stream.receive(connection, view):
+    if not sockets.receive(connection, view):
         raise ConnectionError("it hung up")

@@ -5,26 +5,21 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
-import secrets
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import astuple
 from typing import Any, Protocol
 
 import msgpack
 
-from wheelmount.hosts import gate
-from wheelmount.hosts.address import SECURE, Address
-from wheelmount.hosts.doorway import Doorway
+from wheelmount.hosts import sockets
 from wheelmount.hosts.engine import translate
-from wheelmount.mount import stream
+from wheelmount.hosts.sockets import Entrance
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.stream import (
-    CONNECT_TIMEOUT,
     GIVEN,
     PATIENCE,
     PULSE,
@@ -32,7 +27,6 @@ from wheelmount.mount.stream import (
     REPLY,
     REQUEST,
     WAIT,
-    Ticket,
 )
 
 log = logging.getLogger("wheelmount")
@@ -63,78 +57,23 @@ class Outlet:
     def __init__(self, lender: Lender, timeout: float) -> None:
         self._lender = lender
         self._timeout = timeout
-        self._open: set[socket.socket] = set()
-        self._closed = False
-        self._turn = threading.Lock()
         self._pulses = _Pulses(timeout)
-        self._doorway = Doorway()
-        where, self._listening = stream.listen()
-        self.ticket = Ticket(where, secrets.token_bytes(16))
-        self._context = None
-        if isinstance(where, Address) and where.scheme == SECURE:
-            self._context = stream.trust(ssl.PROTOCOL_TLS_SERVER)
-        threading.Thread(target=self._accept, name="wheelmount-outlet", daemon=True).start()
+        self._entrance = Entrance(self._answer)
+        self.ticket = self._entrance.ticket
 
     def close(self) -> None:
         """Hang up on all, and let nobody connect."""
         self._pulses.close()
-        self._doorway.close()
-        with self._turn:
-            self._closed = True
-            for each in [self._listening, *self._open]:
-                stream.hang_up(each)
+        self._entrance.close()
 
-    def _accept(self) -> None:
-        with self._listening:
-            while not self._closed:
-                try:
-                    self._accept_one()
-                except (OSError, RuntimeError):
-                    # Of who is gone already, or no descriptor or no thread is free.
-                    if not self._closed:
-                        time.sleep(0.1)
-
-    def _accept_one(self) -> None:
-        connection, _ = self._listening.accept()
-        serving = threading.Thread(
-            target=self._serve, args=(connection,), name="wheelmount-outlet", daemon=True
-        )
-        try:
-            serving.start()
-        except RuntimeError:
-            connection.close()
-            raise
-
-    def _serve(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            stack.enter_context(connection)
-            if not gate.own(connection):
-                return
-            if connection.family != socket.AF_UNIX:
-                self._doorway.take(connection)
-            connection.settimeout(CONNECT_TIMEOUT)  # until it is known who calls
-            if self._context is not None:
-                connection = self._context.wrap_socket(connection, server_side=True)
-                stack.enter_context(connection)
-            with self._turn:
-                if self._closed:
-                    return
-                self._open.add(connection)
-            try:
-                stream.prepare(connection)
-                self._answer(connection)
-            finally:
-                with self._turn:
-                    self._open.discard(connection)
-
-    def _answer(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket, let_in: Callable[[], None]) -> None:
         request = memoryview(bytearray(REQUEST.size))
-        while stream.receive(connection, request):
+        while sockets.receive(connection, request):
             secret, block, packed, urgent = REQUEST.unpack(request)
             if not hmac.compare_digest(secret, self.ticket.secret):
                 log.warning("security: refused who does not know the secret of a stream")
                 return
-            self._doorway.let_in(connection)
+            let_in()
             connection.settimeout(self._timeout)
             try:
                 with contextlib.ExitStack() as lent:
@@ -144,7 +83,7 @@ class Outlet:
                         staged, view = lent.enter_context(lend)
                     waited = time.monotonic() - asked
                     connection.sendall(_reply(GIVEN, (waited, *astuple(staged))))
-                    stream.send(connection, view)
+                    sockets.send(connection, view)
             except OSError:
                 raise
             except Exception as error:

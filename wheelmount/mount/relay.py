@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from wheelmount.errors import TransferError, WheelmountError
+from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.outlet import Outlet, outlet
 from wheelmount.mount.recut import Recut
 from wheelmount.mount.ring import Ring, Staged
 from wheelmount.mount.store import Store
-from wheelmount.mount.stream import PATIENCE, PULSE, Ticket
+from wheelmount.mount.stream import PATIENCE, PULSE
 from wheelmount.mount.traffic import Traffic
 from wheelmount.mount.transfer import Offer, Said, choose, within
 

@@ -27,8 +27,9 @@ from wheelmount.hosts.actor import (
     RDMATcpFallbackWarning,
     concurrent_endpoint,
 )
+from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.ring import Ring, Staged
-from wheelmount.mount.stream import PULSE, Ticket
+from wheelmount.mount.stream import PULSE
 
 # Which transport is in use is told by the status, not by a warning in the middle of the output.
 # Of wheelmount's own buffers: a user's program may have others.

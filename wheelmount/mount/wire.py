@@ -10,9 +10,10 @@ from typing import Any, Protocol, TypeVar
 
 from wheelmount.errors import TransferError, UnreachableError
 from wheelmount.hosts import rdma
+from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.inlet import Inlet, Pace
 from wheelmount.mount.ring import Staged
-from wheelmount.mount.stream import PATIENCE, Ticket, way
+from wheelmount.mount.stream import PATIENCE, way
 from wheelmount.mount.traffic import CLIENT, MESSAGES, RDMA
 from wheelmount.mount.transfer import Key, Said
 

@@ -1,0 +1,252 @@
+"""Connections of wheelmount's own between its processes: where, by which certificates, to whom.
+
+Where a process listens and by which secret it serves is told through Monarch (``Ticket``). It is
+reached where Monarch is: at its address on the network, with its certificate, or where it has none,
+at a socket of this machine that hangs up on other users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from wheelmount.errors import UnreachableError
+from wheelmount.hosts import engine, gate
+from wheelmount.hosts.address import SECURE, Address
+from wheelmount.hosts.doorway import Doorway
+
+STEP = 4096
+"""Bytes that must come within a time-out; a whole block may take as long as its link needs."""
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds until a way that swallows what is sent counts as closed; there is another."""
+
+BACKLOG = 128
+"""Connections that wait to be accepted."""
+
+Where = Address | str
+"""A place on the network, or the name of an abstract Unix socket (unix(7)), without its zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What one must know to be served.
+
+    Attributes:
+        where: an ``Entrance`` listens.
+        secret: of whoever listens there, 16 bytes.
+    """
+
+    where: Where
+    secret: bytes
+
+
+def listen() -> tuple[Where, socket.socket]:
+    """A socket where this process is reached, to be accepted from.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+    address = engine.address()
+    if address is not None:
+        listening = socket.create_server((address.host, 0), backlog=BACKLOG)
+        return replace(address, port=listening.getsockname()[1]), listening
+    name = f"wheelmount-{secrets.token_hex(16)}"
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(_abstract(name))
+    listening.listen(BACKLOG)
+    return name, listening
+
+
+def connect(where: Where) -> socket.socket:
+    """A connection to who listens there.
+
+    Raises:
+        UnreachableError: nobody does, or another user.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if isinstance(where, str):
+                connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+                connection.settimeout(CONNECT_TIMEOUT)
+                connection.connect(_abstract(where))
+                if not gate.own(connection):  # a name is anybody's once its owner is gone
+                    raise UnreachableError(f"{name(where)} is somebody else's")
+            else:
+                place = where.host, where.port
+                connection = stack.enter_context(socket.create_connection(place, CONNECT_TIMEOUT))
+                if where.scheme == SECURE:
+                    context = trust(ssl.PROTOCOL_TLS_CLIENT)
+                    connection = context.wrap_socket(connection, server_hostname=where.host)
+                    stack.enter_context(connection)
+                prepare(connection)
+        except OSError as error:
+            raise UnreachableError(f"{name(where)}: {error.strerror or error}") from None
+        stack.pop_all()
+    return connection
+
+
+def prepare(connection: socket.socket) -> None:
+    """Let small messages go at once, and notice who is gone without a word."""
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def trust(protocol: ssl._SSLMethod) -> ssl.SSLContext:
+    """For TLS with certificates of the user's own authority, asked for both ways."""
+    identity = engine.identity()
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=identity["HYPERACTOR_TLS_CA"])
+    context.verify_mode = ssl.CERT_REQUIRED
+    memory = os.memfd_create("wheelmount-certificate")  # ssl wants a file, and no disk is to see it
+    try:
+        text = identity["HYPERACTOR_TLS_CERT"] + identity["HYPERACTOR_TLS_KEY"]
+        os.write(memory, text.encode())
+        context.load_cert_chain(f"/proc/self/fd/{memory}")
+    finally:
+        os.close(memory)
+    return context
+
+
+def receive(connection: socket.socket, view: memoryview) -> bool:
+    """Fill memory; False if the other end hung up before.
+
+    Args:
+        connection: with its time-out, if it has one: for each step of ``STEP`` bytes.
+        view: the memory.
+
+    Raises:
+        TimeoutError: no step came in time.
+        OSError: the connection failed.
+    """
+    timeout = connection.gettimeout()
+    step, deadline = 0, None if timeout is None else time.monotonic() + timeout
+    done = 0
+    while done < len(view):
+        count = connection.recv_into(view[done:])
+        if not count:
+            return False
+        done += count
+        if timeout is not None and deadline is not None:
+            now = time.monotonic()
+            if done - step >= STEP:
+                step, deadline = done, now + timeout
+            elif now > deadline:
+                raise TimeoutError("it came too slowly")
+    return True
+
+
+def send(connection: socket.socket, view: memoryview) -> None:
+    """Send bytes, each call within the connection's time-out; ``sendall`` counts it for all.
+
+    Raises:
+        OSError: the connection failed, or nothing was taken in time.
+    """
+    done = 0
+    while done < len(view):
+        done += connection.send(view[done:])
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Wake whoever waits for a connection, on either end; it is still to be closed."""
+    with contextlib.suppress(OSError):
+        # Not SSLSocket's: that has other threads go on without decrypting.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+def name(where: Where) -> str:
+    """A place, for people."""
+    return "another process of this machine" if isinstance(where, str) else str(where)
+
+
+class Entrance:
+    """Takes connections where this process is reached, of this user's processes only.
+
+    Args:
+        serve: called with each connection on a thread of its own, and with ``let_in``, which is to
+            be called once the caller has shown that it knows the secret; until then the time-out is
+            ``CONNECT_TIMEOUT``. When it returns, or raises ``OSError``, the connection is closed.
+
+    Attributes:
+        ticket: by which others connect.
+
+    Raises:
+        OSError: this process cannot listen where it is reached.
+    """
+
+    def __init__(self, serve: Callable[[socket.socket, Callable[[], None]], None]) -> None:
+        self._serve_one = serve
+        self._open: set[socket.socket] = set()
+        self._closed = False
+        self._turn = threading.Lock()
+        self._doorway = Doorway()
+        where, self._listening = listen()
+        self.ticket = Ticket(where, secrets.token_bytes(16))
+        self._context = None
+        if isinstance(where, Address) and where.scheme == SECURE:
+            self._context = trust(ssl.PROTOCOL_TLS_SERVER)
+        threading.Thread(target=self._accept, name="wheelmount-outlet", daemon=True).start()
+
+    def close(self) -> None:
+        """Hang up on all, and let nobody connect."""
+        self._doorway.close()
+        with self._turn:
+            self._closed = True
+            for each in [self._listening, *self._open]:
+                hang_up(each)
+
+    def _accept(self) -> None:
+        with self._listening:
+            while not self._closed:
+                try:
+                    self._accept_one()
+                except (OSError, RuntimeError):
+                    # Of who is gone already, or no descriptor or no thread is free.
+                    if not self._closed:
+                        time.sleep(0.1)
+
+    def _accept_one(self) -> None:
+        connection, _ = self._listening.accept()
+        serving = threading.Thread(
+            target=self._serve, args=(connection,), name="wheelmount-outlet", daemon=True
+        )
+        try:
+            serving.start()
+        except RuntimeError:
+            connection.close()
+            raise
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            stack.enter_context(connection)
+            if not gate.own(connection):
+                return
+            if connection.family != socket.AF_UNIX:
+                self._doorway.take(connection)
+            connection.settimeout(CONNECT_TIMEOUT)  # until it is known who calls
+            if self._context is not None:
+                connection = self._context.wrap_socket(connection, server_side=True)
+                stack.enter_context(connection)
+            with self._turn:
+                if self._closed:
+                    return
+                self._open.add(connection)
+            try:
+                prepare(connection)
+                self._serve_one(connection, lambda: self._doorway.let_in(connection))
+            finally:
+                with self._turn:
+                    self._open.discard(connection)
+
+
+def _abstract(name: str) -> str:
+    return f"\0{name}"
