@@ -7,8 +7,13 @@ cache that is made of links, which is filled once; in turn in every round. After
 import of what was installed, which is where bytecode that is missing is made. All have to come to
 the same versions, and ``uv pip check`` has to find nothing.
 
-Beside them what no copy can go below: ``cp -r`` of the same unpacked wheels from the same mount, by
-one process and by as many as the copies are made with.
+With ``--environments`` instead nothing is installed: ``wheelmount run --with`` the same set, all
+wheels in its cache, on two hosts of a session of this machine, and ``uv run --with`` with a warm
+cache, which is here alone; in turn in every round: the environment made anew, the same again, and
+with one package more. Seconds are those from the start of the command to its first line.
+
+Beside the installations what no copy can go below: ``cp -r`` of the same unpacked wheels from the
+same mount, by one process and by as many as the copies are made with.
 """
 
 from __future__ import annotations
@@ -68,8 +73,13 @@ def main() -> None:
     parser.add_argument(
         "--pip", default=sys.executable, help="a Python that has the pip to measure"
     )
+    parser.add_argument("--environments", action="store_true", help="mounted ones, and uv run")
+    parser.add_argument("--one-more", default="humanize", help="package that the set has not")
     parser.add_argument("--json", type=Path, help="file for all samples")
     given = parser.parse_args()
+    if given.environments:
+        _environments(given.packages, given.one_more, given.rounds)
+        return
     samples: dict[str, list[Sample]] = {way: [] for way in (*OURS, *THEIRS)}
     limits: dict[str, list[float]] = {way: [] for way in LIMITS}
     with (
@@ -105,6 +115,77 @@ def main() -> None:
     if given.json:
         plain = {way: [[s.seconds, s.loading] for s in found] for way, found in samples.items()}
         given.json.write_text(json.dumps({**plain, **limits}))
+
+
+def _environments(packages: Sequence[str], more: str, rounds: int) -> None:
+    """Measure and print what ``--environments`` says."""
+    wheelmount = [sys.executable, "-m", "wheelmount.cli.main"]
+    steps = ("made anew", "again", f"with {more}")
+    times: dict[tuple[str, str], list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="wm-") as temporary:
+        place = Path(temporary)
+        script = place / "first.py"
+        script.write_text("print('first')\n")
+        for name in ("CACHE", "RUNTIME", "STATE"):
+            os.environ[f"WHEELMOUNT_{name}_DIR"] = str(place / name)
+            (place / name).mkdir()
+        os.environ["UV_CACHE_DIR"] = str(place / "uv")
+        sets = [list(packages), list(packages), [*packages, more]]
+
+        def ours(named: Sequence[str], hosts: str) -> list[str]:
+            return [
+                *wheelmount,
+                "run",
+                "-q",
+                "--with",
+                ",".join(named),
+                "--hosts",
+                hosts,
+                str(script),
+            ]
+
+        def theirs(named: Sequence[str]) -> list[str]:
+            run = [uv.find_uv_bin(), "run", "-q", "--no-project", "-p", sys.executable]
+            return [*run, "--with", ",".join(named), str(script)]
+
+        for named in sets[1:]:
+            _first_line(ours(named, "local:1"))
+            _first_line(theirs(named))
+        for _ in range(rounds):
+            for folder in (place / "CACHE" / "environments").iterdir():
+                shutil.rmtree(folder)
+            for folder in (place / "uv").glob("environments-*"):
+                shutil.rmtree(folder)
+            _run([*wheelmount, "up", "-q", "--hosts", "local:2"], os.environ)
+            try:
+                for step, named in zip(steps, sets, strict=True):
+                    mine = _first_line(ours(named, "session:default"))
+                    times.setdefault((step, "wheelmount run, two hosts"), []).append(mine)
+                    times.setdefault((step, "uv run, here"), []).append(_first_line(theirs(named)))
+            finally:
+                _run([*wheelmount, "down", "-q"], os.environ)
+    for (step, way), found in times.items():
+        every = " ".join(f"{seconds:.2f}" for seconds in found)
+        print(f"{step}: {way}: {median(found):.2f} s ({every})")
+    for step in steps:
+        pairs = zip(
+            times[step, "uv run, here"], times[step, "wheelmount run, two hosts"], strict=True
+        )
+        print(f"{step}: uv / wheelmount: {' '.join(f'{one / other:.2f}' for one, other in pairs)}")
+
+
+def _first_line(command: Sequence[str]) -> float:
+    """Seconds until a command prints its first line; it is waited for."""
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        line = run.stdout.readline() if run.stdout else ""
+        seconds = time.perf_counter() - started
+        said = run.communicate()[1]
+    if run.returncode or not line:
+        raise SystemExit(f"{' '.join(command)} ended with {run.returncode}:\n{said}")
+    return seconds
 
 
 def _prepare(packages: Sequence[str], cache: Path) -> tuple[Wheelhouse, Shipment]:

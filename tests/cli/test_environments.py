@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +102,28 @@ def test_what_runs_in_an_environment(cli: Cli, workplace: Path) -> None:
     done = cli("run", name)
     assert done.returncode == 64
     assert "requires Python <3" in done.stderr
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.skipif(sys.base_prefix in ("/usr", "/usr/local"), reason="the system's Python")
+def test_a_python_that_comes_along(cli: Cli, workplace: Path) -> None:
+    code = "import small, sys, ssl; print(small.VALUE, sys.prefix == sys.base_prefix, sys.prefix)"
+    python = workplace / "python"  # that hosts find nowhere else
+    shutil.copytree(
+        sys.base_prefix,
+        python,
+        symlinks=True,
+        ignore=shutil.ignore_patterns("test", "site-packages", "*.a", "__pycache__"),
+    )
+    path = python / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    run = ["run", "--python", path, "--with", "small", "--hosts", "local:2"]
+    done = cli(*run, "python", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1.0 True ") == 2
+    assert done.stdout.count("/environment-") == 2
+    done = cli("run", "--python", "/usr/bin/python3", "--with", "small", "python", "-V")
+    assert done.returncode in (64, 69)
+    assert "hint: give a version" in done.stderr
 
 
 @pytest.mark.usefixtures("index")

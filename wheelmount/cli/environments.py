@@ -49,6 +49,13 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Likewise with what the project in this directory needs: by its uv.lock, else by its "
         "pyproject.toml.",
     )
+    @click.option(
+        "--python",
+        "interpreter",
+        default="",
+        metavar="VERSION",
+        help="Bring this Python along, one of uv's: hosts need none then.",
+    )
     @click.option("--extra", "extras", multiple=True, help="Extra of the project.")
     @click.option("--group", "groups", multiple=True, help="Dependency group of the project.")
     @click.option("--index-url", default="", help="Package index in place of PyPI.")
@@ -71,6 +78,7 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
         extra_index_url: tuple[str, ...],
         find_links: tuple[str, ...],
         upgrade: bool,
+        interpreter: str,
         **values: Any,
     ) -> Any:
         def needed(inline: Inline | None = None) -> Needed | None:
@@ -80,7 +88,7 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
             if project is not None:
                 locked = (project / UV_LOCK_NAME).is_file()
                 paths.append(project / (UV_LOCK_NAME if locked else PROJECT_NAME))
-            if inline is None and not (packages or paths):
+            if inline is None and not (packages or paths or interpreter):
                 if extras or groups:
                     raise InputError("extras and groups of which project?", hint="give --project")
                 return None
@@ -92,7 +100,7 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
             if packages or paths:
                 flags = [f"--exclude-newer={newer}"] if newer else []
                 wanted = Wanted.of(packages, paths, (), extras, groups, flags=flags)
-            return Needed(wanted, own.requires_python, upgrade)
+            return Needed(wanted, own.requires_python, upgrade, interpreter)
 
         return command(*arguments, needed=needed, **values)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-_ENVIRONMENT = {"named", "files", "project"}
+_ENVIRONMENT = {"named", "files", "project", "interpreter"}
 """Names of options with which a command needs no source."""
 
 

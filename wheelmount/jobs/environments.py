@@ -23,7 +23,8 @@ from wheelmount.jobs import cache, containers, scripts, sites, targets
 from wheelmount.jobs.containers import SCRIPT
 from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.progress import Progress
-from wheelmount.wheels import venv
+from wheelmount.wheels import carried, venv
+from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.interpreter import base_executable
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.venv import Environment, activated
@@ -42,11 +43,13 @@ class Needed:
         wanted: packages; None for none.
         python: versions of Python that will do; empty for any.
         upgrade: whether the newest versions are wanted, and not those of the last time.
+        interpreter: version or path of a Python to bring along; empty for that of hosts.
     """
 
     wanted: Wanted | None = None
     python: str = ""
     upgrade: bool = False
+    interpreter: str = ""
 
 
 def run(
@@ -237,11 +240,11 @@ def _made(
     progress: Progress,
 ) -> Iterator[Environment]:
     """The environment, made if it is not there, and kept from being removed meanwhile."""
-    target, python = _interpreter(image, site)
+    target, python = _interpreter(needed, image, site)
     if needed.python and not SpecifierSet(needed.python).contains(_release(target)):
         raise InputError(
-            f"the script requires Python {needed.python}, and hosts have {target.python_version}",
-            hint="run it where such a Python is",
+            f"the script requires Python {needed.python}, and this is {target.python_version}",
+            hint="bring such a Python along: --python 3.12",
         )
     place = Path(settings.cache_dir)
     with cache.used(settings):
@@ -271,7 +274,9 @@ def _release(target: Target) -> str:
     return target.release if target.release.count(".") > 1 else f"{target.minor_release}.0"
 
 
-def _interpreter(image: Image | None, site: sites.Site | None) -> tuple[Target, str]:
+def _interpreter(
+    needed: Needed, image: Image | None, site: sites.Site | None
+) -> tuple[Target, str | Carried]:
     """What the environment is for, and where its interpreter is: one for all hosts."""
     if image is not None:
         found = dict.fromkeys(map(probe.python, dict.fromkeys(image.paths.values())))
@@ -284,10 +289,13 @@ def _interpreter(image: Image | None, site: sites.Site | None) -> tuple[Target, 
         pythons = dict.fromkeys(targets.ask_bases(site))
     else:
         pythons = {(Target.here(), base_executable()): None}
+    if needed.interpreter and len({target.platform for target, _ in pythons}) == 1:
+        brought = carried.find(needed.interpreter)
+        return brought.target(next(iter(pythons))[0]), brought
     if len(pythons) > 1:
         each = ", ".join(f"{path} ({target})" for target, path in pythons)
         raise InputError(
             f"hosts have different Pythons: {each}",
-            hint="run it on those that have one and the same",
+            hint="run it on those that have one and the same, or bring one: --python 3.12",
         )
     return next(iter(pythons))

@@ -23,6 +23,7 @@ from pathlib import Path
 from wheelmount.errors import ConfigError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.bytecode import Compiler
+from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.environment.files import row_of
 from wheelmount.wheels.fetch import disk_errors
 from wheelmount.wheels.linktree import Item, Plan, link, record_of
@@ -75,7 +76,7 @@ def make(
     house: Path,
     wheels: Sequence[str],
     target: Target,
-    python: str,
+    python: str | Carried,
     cache: Path,
     progress: Progress = SILENT,
 ) -> tuple[Environment, bool]:
@@ -85,7 +86,7 @@ def make(
         house: directory of a wheelhouse that has the wheels as they were resolved.
         wheels: names of those that are to be in it.
         target: what they were chosen for.
-        python: path of the interpreter, on hosts too.
+        python: path of the interpreter, on hosts too; or one that is to be brought along.
         cache: directory for environments and for what is unpacked, of this user alone.
         progress: told of the steps ``unpack``, ``compile`` and ``environment``, if there is
             something to do.
@@ -111,7 +112,9 @@ def make(
         return found, False
     unpacked = Unpacked(cache / "unpacked")
     recipes = unpacked.add(
-        [(house / one.filename, one.sha256) for one in chosen], Compiler.find(target), progress
+        [(house / one.filename, one.sha256) for one in chosen],
+        python.compiler() if isinstance(python, Carried) else Compiler.find(target),
+        progress,
     )
     items = [
         Item(one.filename, recipe, direct_url=one.direct_url)
@@ -124,11 +127,16 @@ def make(
         with scratch(folder.parent) as place:
             part = place / folder.name
             part.mkdir(mode=0o755)
-            _base(part, target, python)
+            if isinstance(python, Carried):
+                python.place(part)
+                _library(part, target).mkdir(parents=True, exist_ok=True)
+                _name_python(part, f"python{target.minor_release}")
+            else:
+                _base(part, target, python)
             for item, passed in zip(items, plan.passed, strict=True):
                 _place(part, item, {*map(tuple, passed)}, target, unpacked)
                 task.advance(1)
-            note = {"packages": packages, "python": target.minor_release, "base": python}
+            note = {"packages": packages, "python": target.minor_release}
             (part / NOTE).write_text(json.dumps(note), encoding="utf-8")
             try:
                 part.rename(folder)
@@ -183,16 +191,21 @@ def activated(environment: str, argv: Sequence[str]) -> tuple[str, ...]:
 def _base(part: Path, target: Target, python: str) -> None:
     """What an environment without packages has."""
     release = target.minor_release
-    major = release.partition(".")[0]
     (part / "bin").mkdir()
     _library(part, target).mkdir(parents=True)
     (part / "lib64").symlink_to("lib")
-    (part / "bin" / "python").symlink_to(python)
-    for name in (f"python{major}", f"python{release}"):
-        (part / "bin" / name).symlink_to("python")
+    (part / "bin" / f"python{release}").symlink_to(python)
+    _name_python(part, f"python{release}")
     settings = f"home = {posixpath.dirname(python)}\ninclude-system-site-packages = false\n"
     settings += f"version = {release}\nrelocatable = true\n"
     (part / "pyvenv.cfg").write_text(settings, encoding="utf-8")
+
+
+def _name_python(part: Path, program: str) -> None:
+    """Have an interpreter by its other names too."""
+    for name in ("python", "python3"):
+        if not (part / "bin" / name).is_symlink():
+            (part / "bin" / name).symlink_to(program)
 
 
 def _library(part: Path, target: Target) -> Path:
