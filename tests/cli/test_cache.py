@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -10,11 +11,15 @@ import pytest
 from tests.conftest import Cli
 from tests.wheels.support import make_wheel, sha256
 from wheelmount.config import Settings
-from wheelmount.errors import WaitError
-from wheelmount.jobs import cache
+from wheelmount.errors import InputError, WaitError
+from wheelmount.jobs import cache, environments
+from wheelmount.wheels import venv
+from wheelmount.wheels.interpreter import base_executable
 from wheelmount.wheels.linktree import Item, Plan, grow
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.unpacked import Unpacked
+from wheelmount.wheels.wanted import Wanted
+from wheelmount.wheels.wheelhouse import Wheelhouse
 
 
 def fill(settings: Settings) -> None:
@@ -85,3 +90,29 @@ def test_the_command(cli: Cli, settings: Settings, workplace: Path) -> None:
     removed = json.loads(cli("cache", "prune", "--to", "1K", "--json").stdout)
     assert removed
     assert "0 removed" in cli("cache", "clean").stdout
+
+
+def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
+    place = Path(settings.cache_dir)
+    wheel = make_wheel(place / "given", "small")
+    house = Wheelhouse(place / "house")
+    report = house.add(Wanted.of([str(wheel)]), targets=[Target.here()])
+    python = base_executable()
+    made, _ = venv.make(house.directory, report.wheels, Target.here(), python, place)
+    name = made.folder.name
+    held = os.open(made.folder, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    assert "environment" not in {item.kind for item in cache.clean(settings)}
+    with pytest.raises(WaitError, match="uses environment"):
+        environments.remove([name], settings)
+    assert list(venv.every(place)) == [made]
+    os.close(held)
+    with cache.used(settings), pytest.raises(WaitError):
+        environments.remove([name], settings)
+    assert [one.folder.name for one in environments.remove([name], settings)] == [name]
+    with pytest.raises(InputError, match="no environment"):
+        environments.remove([name], settings)
+    made, fresh = venv.make(house.directory, report.wheels, Target.here(), python, place)
+    assert fresh
+    assert "environment" in {item.kind for item in cache.clean(settings)}
+    assert list((place / "environments").iterdir()) == []
