@@ -110,3 +110,19 @@ def test_a_script_may_be_of_any_interpreter(cli: Cli, source: Path) -> None:
     script = "#!/usr/bin/env python3\nimport sys\nprint(sys.argv[1:], open('.hidden').read())"
     done = cli("run", "-q", source, "-", "-x", input=script, stdin=None)
     assert done.stdout == "['-x'] hidden\n\n", done.stderr
+
+
+def test_variables_are_set_for_a_script(
+    cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAIN", "of here\nand more")
+    monkeypatch.delenv("NONE", raising=False)
+    script = workplace / "script"
+    script.write_text('printf "%s|%s|%s" "$PLAIN" "$GIVEN" "$EMPTY$1"')
+    given = ["--env", "PLAIN", "--env", "GIVEN=a=b $c", "--env", "EMPTY="]
+    done = cli("run", "-q", "--hosts", "local:1", *given, source, script, "--env")
+    assert (done.returncode, done.stdout) == (0, "of here\nand more|a=b $c|--env"), done.stderr
+    for wrong, said in (("NONE", "NONE has no value here"), ("1A=b", "cannot name a variable")):
+        refused = cli("run", "-q", "--env", wrong, source, script)
+        assert refused.returncode == 64
+        assert said in refused.stderr

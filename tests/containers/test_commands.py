@@ -68,6 +68,16 @@ def test_a_command_in_a_container_gets_its_words_byte_for_byte(cli: Cli, sif: Pa
 
 
 @pytest.mark.fuse
+def test_variables_are_set_in_a_container(
+    cli: Cli, sif: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAIN", "of here\nand more")
+    given = ["--image", sif, "--env", "PLAIN", "--env", "GIVEN=a='b' $(id)", "--hosts", "local:1"]
+    done = cli("exec", "-q", *given, "--", "sh", "-c", 'printf "%s|%s" "$PLAIN" "$GIVEN"')
+    assert (done.returncode, done.stdout) == (0, "of here\nand more|a='b' $(id)"), done.stderr
+
+
+@pytest.mark.fuse
 def test_a_script_runs_in_a_container_that_shows_the_directory(
     cli: Cli, job: Path, workplace: Path
 ) -> None:

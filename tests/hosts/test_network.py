@@ -185,6 +185,32 @@ def test_the_command_line_runs_on_workers(lab: Lab, source: Path) -> None:
     _assert_clean(lab)
 
 
+COUNTED = """
+import sys
+from wheelmount.cli.main import main
+from wheelmount.hosts import conduit
+call = conduit.call
+def counted(ticket, key, way, limit):
+    connection = call(ticket, key, way, limit)
+    print("called", way, connection.version(), file=sys.stderr)
+    return connection
+conduit.call = counted
+sys.argv[0] = "wheelmount"
+sys.exit(main())
+"""
+
+
+def test_much_output_comes_by_tls(lab: Lab, source: Path) -> None:
+    script = "head -c 20000000 /dev/zero | tr '\\0' x"
+    command = [sys.executable, "-c", COUNTED, "run", "-q", "--hosts", _spec(lab, 1)]
+    done = lab.run(
+        LOGIN, [*command, "--mntpoint", PATH, str(source), "-"], stdin=None, input=script
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) == done.stdout.count("x") == 20_000_000
+    assert "called 1 TLSv1.3" in done.stderr
+
+
 def test_a_mount_can_be_left_standing_and_taken_down_there(lab: Lab, source: Path) -> None:
     command = [sys.executable, "-m", "wheelmount.cli.main"]
     done = lab.run(LOGIN, [*command, "mount", str(source), PATH, "--hosts", _spec(lab, 1)])

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ on_option = click.option("--on", "host", metavar="HOST", help="Which of several 
 @environment
 @click.option("-i", "--interactive", is_flag=True, help="Give it standard input; one host only.")
 @on_option
+@options.variables
 @output.options
 @options.quiet
 def execute(
@@ -52,6 +54,7 @@ def execute(
     needed: Callable[[], Needed | None],
     interactive: bool,
     host: str | None,
+    variables: dict[str, str],
     show: output.Show,
     quiet: bool,
 ) -> int:
@@ -62,7 +65,7 @@ def execute(
     gets the standard input of this command; with --interactive its output is passed on as it is.
     With --with, -r or --project it has an environment that is made here and mounted on the hosts.
     """
-    image = _needed(image)
+    image = replace(_needed(image), variables=variables)
     progress = ConsoleProgress(quiet=quiet)
     found = needed()
     if found is not None and interactive:
@@ -109,6 +112,7 @@ def execute(
 @container
 @packages_option
 @on_option
+@options.variables
 @options.quiet
 def shell(
     command: tuple[str, ...],
@@ -116,6 +120,7 @@ def shell(
     image: Image | None,
     packages: Path | None,
     host: str | None,
+    variables: dict[str, str],
     quiet: bool,
 ) -> int:
     """Open a shell (or COMMAND) in a container without network on one host.
@@ -123,15 +128,16 @@ def shell(
     Options stand before COMMAND; all that follows is its own.
     On a terminal it has a terminal of its own; else it reads standard input.
     """
+    image = replace(_needed(image), variables=variables)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = command or ("bash",)
     progress = ConsoleProgress(quiet=quiet)
     if not terminal:
-        return _pipe(spec, host, _needed(image), argv, packages, progress)
+        return _pipe(spec, host, image, argv, packages, progress)
     if spec.kind != "local":
         with raw() as size:
-            return _pipe(spec, host, _needed(image), argv, packages, progress, size)
-    return shells.attach(spec, host, _needed(image), argv, packages, config.load(), progress)
+            return _pipe(spec, host, image, argv, packages, progress, size)
+    return shells.attach(spec, host, image, argv, packages, config.load(), progress)
 
 
 def _pipe(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -112,6 +114,37 @@ adapter = click.option(
     default=lambda: config.load().adapter,
     show_default="$WHEELMOUNT_ADAPTER, else auto",
     help="How hosts show the mount; auto is the best that each allows.",
+)
+
+
+def _read_variables(
+    _ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    """Read ``NAME=VALUE``, or ``NAME`` for the value that it has here.
+
+    Raises:
+        InputError: it is no variable, or has no value here.
+    """
+    variables = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+            raise InputError(
+                f"{name!r} cannot name a variable", hint="give --env NAME=VALUE, or --env NAME"
+            )
+        if not equals and name not in os.environ:
+            raise InputError(f"{name} has no value here", hint=f"give one: --env {name}=VALUE")
+        variables[name] = value if equals else os.environ[name]
+    return variables
+
+
+variables = click.option(
+    "--env",
+    "variables",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    callback=_read_variables,
+    help="Set a variable for it, without a value as it is here; may be repeated.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
 

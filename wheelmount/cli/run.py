@@ -32,6 +32,7 @@ from wheelmount.wheels.inline import Inline
 @options.hosts
 @environment
 @container
+@options.variables
 @options.adapter
 @output.options
 @options.quiet
@@ -43,6 +44,7 @@ def run(
     spec: HostSpec,
     needed: Callable[[Inline | None], Needed | None],
     image: Image | None,
+    variables: dict[str, str],
     adapter: str,
     show: output.Show,
     quiet: bool,
@@ -62,6 +64,8 @@ def run(
     With --image it runs in an offline container of each host, which sees SOURCE where the host
     has it.
     """
+    if image is not None:
+        image = replace(image, variables=variables)
     words = (source, *((script,) if script is not None else ()), *arguments)
     folder = Path(source) if Path(source).is_dir() else None
     if folder is not None:
@@ -103,11 +107,12 @@ def run(
                 mntpoint=mntpoint,
                 output=told,
                 stdin=stdin,
+                variables=variables,
             )
             return show.end(results, progress)
         given = cast(Path, folder), cast(bytes, text), words[1:], mntpoint, settings, progress
         if image is None:
-            results = scripts.run(spec, *given, output=told, stdin=stdin)
+            results = scripts.run(spec, *given, output=told, stdin=stdin, variables=variables)
         else:
             results = containers.script(spec, image, *given, output=told, stdin=stdin)
     return show.end(results, progress)

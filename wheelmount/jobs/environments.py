@@ -65,6 +65,7 @@ def run(
     mntpoint: str | None = None,
     output: Output | None = None,
     stdin: RawIOBase | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Results:
     """Run a script or a command on every host in an environment that is mounted there.
 
@@ -80,6 +81,7 @@ def run(
         mntpoint: where hosts mount that.
         output: told of output as it comes.
         stdin: what it reads, if there is one host.
+        variables: to set for it; those of a container are with its image.
     """
     name, *arguments = words
     interpreter: Sequence[str] = ()
@@ -88,7 +90,9 @@ def run(
         interpreter = ("python",) if python else scripts.interpreter(text)
 
     def command(host: str, path: str | None, environment: str) -> Command:
-        more = {} if path is None else {"WHEELMOUNT_MOUNT": path}
+        more = dict(variables or {})
+        if path is not None:
+            more["WHEELMOUNT_MOUNT"] = path
         if image is not None:
             shown = None if path is None or source is None else Shown(source, path)
             plain = order(host, image, shown, settings)

@@ -38,6 +38,7 @@ class Image:
         binds: source, target and whether it may be written, of what else of a host it sees.
         nv: whether it may use NVIDIA devices.
         privileged: see `Container`.
+        variables: to set for commands in it.
     """
 
     paths: Mapping[str, Path] = dataclasses.field(default_factory=dict)
@@ -48,6 +49,7 @@ class Image:
     binds: Sequence[tuple[str, str, bool]] = ()
     nv: bool = False
     privileged: bool = False
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def own(self, host: str) -> Path:
         """The image that is named for ``host``.
@@ -171,7 +173,7 @@ def order(host: str, image: Image, shown: Shown | None, settings: Settings) -> O
         instance=image.instance,
         packages=None if shown is None else shown.packages,
         binds=image.binds,
-        environment=redirect.environment(),
+        environment={**redirect.environment(), **image.variables},
         files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
         nv=image.nv,
         privileged=image.privileged,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import RawIOBase
 from pathlib import Path
 
@@ -31,6 +31,7 @@ def run(
     *,
     output: Output | None = None,
     stdin: RawIOBase | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Results:
     """Mount a directory on all hosts and run a script on each, in the mounted directory.
 
@@ -47,10 +48,11 @@ def run(
         progress: told about each step.
         output: told of output as it comes.
         stdin: what the script reads, if there is one host.
+        variables: to set for the script.
     """
 
     def command(_host: str, path: str) -> Command:
-        environment = {"WHEELMOUNT_MOUNT": path}
+        environment = {**(variables or {}), "WHEELMOUNT_MOUNT": path}
         return Command(
             tuple(arguments), script, interpreter(script), environment=environment, cwd=path
         )
