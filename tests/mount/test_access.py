@@ -15,6 +15,10 @@ import pytest
 from tests.conftest import NOBODY
 from wheelmount.config import Settings
 from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts.runner import Command
+from wheelmount.hosts.runners import Result, Runners
+from wheelmount.hosts.spec import parse
+from wheelmount.jobs.image import packages_point
 from wheelmount.mount import access
 from wheelmount.mount.adapter import NAMES
 from wheelmount.mount.remote import RemoteMount, remotemount
@@ -128,3 +132,42 @@ def test_programs_gain_nothing(
         assert gained(point) == (str(NOBODY), "")
         mount.wait(60)
         assert gained(point) == (str(NOBODY), "")
+
+
+def test_a_mount_of_ours_is_below_no_directory_of_another_user(
+    settings: Settings, workplace: Path
+) -> None:
+    """The host's directory of the name that the client's has is another user's."""
+    source, runtime, theirs = (workplace / name for name in ("wheels", "away", "theirs"))
+    for made in (source, runtime, theirs):
+        made.mkdir()
+    (source / "file").write_text("content\n")
+    theirs.chmod(0o1777)
+    squatted = theirs / f"wheelmount-{os.getuid()}"
+    squatted.mkdir()
+    squatted.chmod(0o777)
+    os.chown(squatted, NOBODY, NOBODY)
+    away = replace(settings, runtime_dir=str(runtime))
+    ours = away.private_runtime()
+    script = f"mount --bind {theirs} {runtime} && echo ready && exec sleep 600"
+    elsewhere = ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", script]
+    with subprocess.Popen(elsewhere, stdout=subprocess.PIPE) as there:
+        try:
+            assert there.stdout is not None
+            assert there.stdout.readline() == b"ready\n"
+            spec = parse("local:1")
+            with (
+                LocalHosts(1, settings, within={"host0": there.pid}) as hosts,
+                Runners(list(hosts), 60) as runners,
+                remotemount(hosts, source, packages_point(spec, source), settings=away) as mount,
+            ):
+                (point,) = mount.mntpoints.values()
+                private = runners.private(away.runtime_dir)["host0"]
+                look = f"cat {point}/file; stat -c '%u %a' {private}; ls {runtime / squatted.name}"
+                said = runners.run({"host0": Command(("sh", "-c", look))})["host0"]
+        finally:
+            there.kill()
+    assert isinstance(said, Result)
+    assert said.stdout == f"content\n{os.getuid()} 700\n".encode()
+    assert Path(point).parent == Path(private) != ours
+    assert not list(squatted.iterdir())

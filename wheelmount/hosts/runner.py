@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import conduit, engine, process, sockets, worker
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
@@ -331,6 +332,11 @@ class Runner(Actor):  # type: ignore[misc]
         self._runs: dict[str, _Run] = {}
         self._watch: asyncio.Task[None] | None = None
         self._entrance: Entrance | None = None
+
+    @concurrent_endpoint
+    async def private(self, runtime_dir: str) -> str:
+        """The user's own directory on this host in one where all may have theirs."""
+        return str(Settings(runtime_dir=runtime_dir).private_runtime())
 
     @concurrent_endpoint
     async def start(self, key: str, command: Command, fed: bool) -> None:

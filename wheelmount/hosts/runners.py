@@ -134,6 +134,18 @@ class Runners:
         """Leave the runners on their hosts when this is left."""
         self._procs = {}
 
+    def private(self, runtime_dir: str) -> dict[str, str]:
+        """The user's own runtime directory on each host, which may have another name there.
+
+        Args:
+            runtime_dir: the setting of that name.
+
+        Raises:
+            HostError, WaitError: a host is lost, or does not answer.
+        """
+        calls = {name: each.private.call_one(runtime_dir) for name, each in self.actors.items()}
+        return engine.raise_first(engine.gather(calls, self._timeout))
+
     def run(
         self,
         commands: Mapping[str, Command],

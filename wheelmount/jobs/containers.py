@@ -63,7 +63,7 @@ def execute(
         results = on_mounts(
             spec,
             packages,
-            packages_point(spec, packages, settings),
+            packages_point(spec, packages),
             lambda host, path: ordered(host, Shown(packages, path)),
             settings,
             progress,

@@ -151,7 +151,7 @@ def execute(
         )
         return carry_out(ordered, activated(environment, argv))
 
-    point = None if packages is None else packages_point(spec, packages, settings)
+    point = None if packages is None else packages_point(spec, packages)
     return _on_mounts(
         spec, needed, packages, point, command, image, settings, progress, output, stdin
     )

@@ -17,6 +17,7 @@ from wheelmount.containers.overlay import Kind
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.mount.point import PRIVATE
 from wheelmount.wheels import redirect
 
 BESIDE = "img.sif"
@@ -193,10 +194,10 @@ def _inside(path: Path, folder: Path) -> str | None:
         return None
 
 
-def packages_point(spec: HostSpec, packages: Path, settings: Settings) -> str:
+def packages_point(spec: HostSpec, packages: Path) -> str:
     """Where a wheelhouse is mounted on hosts: always there in a session, whose mounts stay."""
     mark = secrets.token_hex(4) if spec.session is None else mark_of(packages)
-    return str(settings.private_runtime() / f"packages-{mark}-{{host}}")
+    return f"{PRIVATE}/packages-{mark}-{{host}}"
 
 
 def mark_of(directory: Path) -> str:

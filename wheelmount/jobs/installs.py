@@ -23,6 +23,7 @@ from wheelmount.jobs import cache, sites, targets
 from wheelmount.jobs.containers import execute
 from wheelmount.jobs.image import Image, packages_point
 from wheelmount.jobs.sites import Site
+from wheelmount.mount.point import PRIVATE
 from wheelmount.progress import Progress
 from wheelmount.wheels.install import pinned
 from wheelmount.wheels.redirect import PACKAGES
@@ -127,7 +128,7 @@ def install(
             where = venv.replace("{host}", host)
             return Command((*_program(target), tool, path, where, *named))
 
-        packages = packages_point(spec, house.directory, settings)
+        packages = packages_point(spec, house.directory)
         with hosts() as site:
             return site.run_on_mounts(house.directory, packages, command, "install", output)
 
@@ -195,14 +196,15 @@ def _place(
         return Command((*program, shipment.plan, link_mode))
 
     if link_mode == "copy" or spec.session is not None:  # whose mounts stay by themselves
-        packages = packages_point(spec, tree, settings)
+        packages = packages_point(spec, tree)
         with hosts() as site:
             return site.run_on_mounts(tree, packages, command, "install", output)
-    packages = str(settings.private_runtime() / f"links-{tree.name}-{{host}}")
-    results = _on_standing_mounts(hosts, shipment, packages, command, output)
+    packages = f"{PRIVATE}/links-{tree.name}-{{host}}"
+    results, points = _on_standing_mounts(hosts, shipment, packages, command, settings, output)
     if _linked(results):
         progress.log(
-            f"environments are links into {packages}, which stays mounted: see wheelmount status"
+            f"environments are links into {', '.join(points)}, which stays mounted: "
+            "see wheelmount status"
         )
     return results
 
@@ -234,22 +236,27 @@ def _on_standing_mounts(
     shipment: Shipment,
     mntpoint: str,
     command: Callable[[str, str], Command],
+    settings: Settings,
     output: Output | None,
-) -> Results:
-    """As on other mounts, but one that is linked into stays, and serves the next time."""
+) -> tuple[Results, Sequence[str]]:
+    """As on other mounts, but one that is linked into stays, and serves the next time.
+
+    Returns:
+        What came of the commands, and the mount points.
+    """
     with hosts() as site:
-        points = {host.name: mntpoint.replace("{host}", host.name) for host in site.hosts}
+        points = site.places(mntpoint, settings)
         commands = {name: command(name, point) for name, point in points.items()}
         plans = {name: f"{point}/{shipment.plan}" for name, point in points.items()}
         probes = {name: Command(("test", "-e", plan)) for name, plan in plans.items()}
         if not worst(site.runners.run(probes)):
-            return site.run(commands, "install", output)
+            return site.run(commands, "install", output), list(points.values())
         with site.mount(shipment.tree, mntpoint) as mount:
             results = site.run(commands, "install", output)
             if _linked(results):
                 mount.keep()
                 mount.release()
-        return results
+        return results, list(points.values())
 
 
 def _linked(results: Results) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import RawIOBase
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from wheelmount.jobs import sites
 from wheelmount.jobs.image import Image, Shown, carry_out, mark_of, order, packages_point
 from wheelmount.jobs.sites import Site
 from wheelmount.mount import serving
+from wheelmount.mount.point import PRIVATE
 from wheelmount.mount.remote import RemoteMount
 from wheelmount.progress import Progress
 
@@ -41,26 +42,25 @@ def on_standing(
         ContainerError: the instance runs on some of the hosts only.
     """
     if spec.session is not None:
-        where = packages_point(spec, packages, settings)
+        where = packages_point(spec, packages)
     else:
         # One place for each directory: an instance that shows another one is told by that.
         name = f"{_OWN}{image.instance}-{mark_of(packages)}-{{host}}"
-        where = str(settings.private_runtime() / name)
+        where = f"{PRIVATE}/{name}"
 
-    def place(host: str) -> Shown:
-        return Shown(packages, where.replace("{host}", host))
-
-    def running(site: Site) -> list[str]:
+    def running(site: Site, places: Mapping[str, Shown]) -> list[str]:
         asked = {
-            host.name: carry_out(order(host.name, image, place(host.name), settings), ())
-            for host in site.hosts
+            host: carry_out(order(host, image, shown, settings), ())
+            for host, shown in places.items()
         }
         answers = site.runners.run(asked)
         return [name for name, r in answers.items() if isinstance(r, Result) and r.code == 0]
 
     with sites.at(spec, settings, progress, namespaces=False) as site:
-        commands = {host.name: command(host.name, place(host.name)) for host in site.hosts}
-        found = running(site)
+        points = site.places(where, settings)
+        places = {host: Shown(packages, path) for host, path in points.items()}
+        commands = {host: command(host, shown) for host, shown in places.items()}
+        found = running(site, places)
         if len(found) == len(commands):
             return site.run(commands, "run", output, stdin)
         if found:
@@ -79,7 +79,7 @@ def on_standing(
         except BaseException:
             mounted.clear()
             raise
-        if running(site):
+        if running(site, places):
             mounted.release()
         else:
             mounted.close(force=True)

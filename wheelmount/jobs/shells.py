@@ -61,9 +61,7 @@ def pipe(
         with contextlib.ExitStack() as stack:
             shown = None
             if packages is not None:
-                mount = stack.enter_context(
-                    site.mount(packages, packages_point(spec, packages, settings))
-                )
+                mount = stack.enter_context(site.mount(packages, packages_point(spec, packages)))
                 shown = Shown(packages, mount.mntpoints[chosen])
             ordered = order(chosen, image, shown, settings)
             if terminal is not None:
@@ -116,7 +114,7 @@ def attach(
         return run(None)
     # Here and not on a session's host, whose mounts are in a namespace of its own.
     here = dataclasses.replace(spec, count=1, session=None)
-    where = packages_point(here, packages, settings).replace("{host}", chosen)
+    where = packages_point(here, packages).replace("{host}", chosen)
     with here.make(settings, namespaces=False) as hosts:
         try:
             with remotemount(hosts, packages, where, settings=settings, progress=progress) as mount:

@@ -24,6 +24,7 @@ from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import records
 from wheelmount.jobs.records import MOUNTS, MountNote, mounts_of
+from wheelmount.mount import point
 from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.mount.verify import Verified
 from wheelmount.progress import Progress
@@ -76,6 +77,14 @@ class Site(ABC):
         failures = (mount.failure() for mount in self._mounts)
         results.shortfall = next(filter(None, failures), None)
         return results
+
+    def places(self, mntpoint: str, settings: Settings) -> dict[str, str]:
+        """Where each host has, or will have, a mount point with ``{host}`` or ``point.PRIVATE``."""
+        private = self.runners.private(settings.runtime_dir)
+        return {
+            host.name: point.within(mntpoint.replace("{host}", host.name), private[host.name])
+            for host in self.hosts
+        }
 
     def run_on_mounts(
         self,

@@ -88,7 +88,7 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def view(self) -> View:
         """What this host sees of file systems."""
-        return View.here()
+        return View.here(str(self._settings.private_runtime()))
 
     @concurrent_endpoint
     async def open(self, order: Order, source: Any, route: Route) -> None:

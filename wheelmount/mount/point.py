@@ -13,7 +13,7 @@ import stat
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from wheelmount.errors import InputError, MountError, UnavailableError
@@ -21,6 +21,10 @@ from wheelmount.mount import kernel
 
 FILE_SYSTEM = "fuse.wheelmount"
 """Type of our mounts in ``/proc/self/mountinfo``."""
+
+PRIVATE = "{private}"
+"""Begins mount points in a host's own runtime directory, which it alone knows: on another machine,
+a directory with the name that the client's has may be another user's."""
 
 MOUNTS = "mounts"
 """Name of the file of ``remember``."""
@@ -33,16 +37,18 @@ class View:
     Attributes:
         machine: kernel boot id.
         namespace: number of the mount namespace.
+        private: the user's own runtime directory there, where it was asked for.
     """
 
     machine: str
     namespace: int
+    private: str = field(default="", compare=False)
 
     @classmethod
-    def here(cls) -> View:
+    def here(cls, private: str = "") -> View:
         """The view of this process."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return cls(boot, Path("/proc/self/ns/mnt").stat().st_ino)
+        return cls(boot, Path("/proc/self/ns/mnt").stat().st_ino, private)
 
 
 def place(
@@ -54,7 +60,7 @@ def place(
     the path does not tell them apart, the name is added to it.
 
     Args:
-        mntpoint: absolute path, may hold ``{host}``.
+        mntpoint: absolute path, may hold ``{host}``; or one that begins with ``PRIVATE``.
         names: of the hosts.
         views: of the hosts.
         source: the directory that is mounted.
@@ -63,19 +69,26 @@ def place(
     Raises:
         InputError: the path is not absolute, or a mount there would hide its own source.
     """
-    if not mntpoint.startswith("/"):
+    if not mntpoint.startswith(("/", f"{PRIVATE}/")):
         raise InputError(f"the mount point {mntpoint} is relative", hint="give an absolute path")
-    mntpoint = os.path.normpath("/" + mntpoint.lstrip("/"))  # of two slashes it keeps both
+    if mntpoint.startswith("/"):
+        mntpoint = os.path.normpath("/" + mntpoint.lstrip("/"))  # of two slashes it keeps both
     shared = Counter(views)
     paths = []
     for name, view in zip(names, views, strict=True):
         path = mntpoint.replace("{host}", name)
         if path == mntpoint and shared[view] > 1:
             path = f"{mntpoint}-{name}"
+        path = within(path, view.private)
         if view == client:
             _check_apart(same(path), os.path.realpath(source))
         paths.append(path)
     return paths
+
+
+def within(path: str, private: str) -> str:
+    """A mount point on a host whose own runtime directory is ``private``."""
+    return private + path.removeprefix(PRIVATE) if path.startswith(f"{PRIVATE}/") else path
 
 
 def _check_apart(path: str, source: str) -> None:
