@@ -15,6 +15,7 @@ from cryptography import x509
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service, start_workers
 from tests.testbed.traces import Traces
+from tests.wheels.support import make_wheel
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts.address import DANGER, SECURE
 
@@ -209,6 +210,23 @@ def test_much_output_comes_by_tls(lab: Lab, source: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) == done.stdout.count("x") == 20_000_000
     assert "called 1 TLSv1.3" in done.stderr
+
+
+def test_an_environment_is_mounted_on_workers(lab: Lab, source: Path) -> None:
+    place = source.parent  # which the hosts of the lab see as well
+    make_wheel(place / "wheels", "small")
+    environment = {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1", "UV_CACHE_DIR": f"{place}/uv"}
+    assign = [f"{name}={value}" for name, value in environment.items()]
+    command = ["env", *assign, f"WHEELMOUNT_CACHE_DIR={place}/cache", sys.executable]
+    command += ["-m", "wheelmount.cli.main", "run", "--with", "small", "--find-links"]
+    command += [f"{place}/wheels", "--hosts", _spec(lab, 2), "-"]
+    code = "import small, sys; print(small.VALUE, sys.prefix)"
+    done = lab.run(LOGIN, command, stdin=None, input=code)
+    assert done.returncode == 0, done.stderr
+    said = {line for line in done.stdout.splitlines() if line.startswith("1.0 ")}
+    assert done.stdout.count("1.0 ") == 2, done.stdout
+    assert len(said) == 1  # one path
+    _assert_clean(lab)
 
 
 def test_a_mount_can_be_left_standing_and_taken_down_there(lab: Lab, source: Path) -> None:
