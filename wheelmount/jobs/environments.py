@@ -22,6 +22,7 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import cache, containers, scripts, sites, targets
 from wheelmount.jobs.containers import SCRIPT
 from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
+from wheelmount.mount.point import PRIVATE
 from wheelmount.progress import Progress
 from wheelmount.wheels import carried, venv
 from wheelmount.wheels.carried import Carried
@@ -182,7 +183,7 @@ def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
             if folder in cache.mounted(settings):
                 raise MountError(
                     f"a session has environment {name} mounted",
-                    hint=f"wheelmount umount {_point(known[name], settings)}",
+                    hint="wheelmount umount where `wheelmount status` shows it",
                 )
             if not cache.removable(folder):
                 raise WaitError(f"a command uses environment {name}", hint="wait for it, or end it")
@@ -216,7 +217,7 @@ def _on_mounts(
         site = hosts() if image is None and spec.kind != "local" else None
         environment = stack.enter_context(_made(needed, image, site, settings, progress))
         site = site or hosts()
-        point = _point(environment, settings)
+        point = _point(environment)
         with site.mount(environment.folder, point, fixed=True) as mounted:
             paths = mounted.mntpoints
             if source is not None:
@@ -269,9 +270,9 @@ def _made(
         os.close(held)
 
 
-def _point(environment: Environment, settings: Settings) -> str:
-    """Where an environment is mounted, on all hosts."""
-    return str(settings.private_runtime() / f"environment-{environment.folder.name}")
+def _point(environment: Environment) -> str:
+    """Where an environment is mounted: on all hosts in the user's own directory."""
+    return f"{PRIVATE}/environment-{environment.folder.name}"
 
 
 def _release(target: Target) -> str:
