@@ -279,6 +279,67 @@ def abstract_sockets() -> str | None:
     return f"{len(opened)} of {len(names)} answered" if opened else None
 
 
+KNOCK = """
+import socket, sys, threading
+ended = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+seen, opened = set(), set()
+while not ended.is_set():
+    lines = open("/proc/net/unix").read().splitlines()[1:]
+    for name in {each.split(" @", 1)[1] for each in lines if " @" in each} - seen:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(1)
+            try:
+                caller.connect(chr(0) + name)
+                seen.add(name)
+                if caller.recv(1):
+                    opened.add(name)
+            except TimeoutError:
+                opened.add(name)
+            except OSError:
+                pass
+print(len(seen), len(opened))
+"""
+
+
+def first_moments() -> str | None:
+    """Sockets without a file are connected to from the moment that they are there."""
+    source = _source(USER)
+    with _started(STRANGER, sys.executable, "-c", KNOCK) as knocking:
+        out, err = _wheelmount(USER, "run", "--hosts", "local:1", source, "-", given="cat file")
+        answer, _ = knocking.communicate("", WAIT)
+    if "content" not in out:
+        return f"nothing works: {err}"
+    seen, opened = map(int, answer.split())
+    if not seen:
+        raise RuntimeError("there are none")
+    return f"{opened} of {seen} answered" if opened else None
+
+
+IMAGE = CHECKOUT / "build" / "images" / "python.sif"
+
+REACH = (
+    "mount -t tmpfs none /mnt",
+    "mknod /tmp/disk b 8 0",
+    "hostname stranger",
+    "echo 1 >/proc/sys/vm/drop_caches",
+    "unshare --mount true",
+    "unshare --user true",
+    "head -c 1 /dev/mem",
+)
+
+
+def container_of_root() -> str | None:
+    """Root in an offline container of root's reaches the machine."""
+    script = "echo begun\n" + "".join(f"({each}) 2>/dev/null && echo {each!r}\n" for each in REACH)
+    words = "exec", "--hosts", "local:1", "--image", IMAGE, "--", "sh", "-c", script + "true"
+    out, err = _wheelmount(ROOT, *words)
+    if "begun" not in out:
+        raise RuntimeError(err)
+    done = [each for each in REACH if each in out]
+    return f"it did: {done}" if done else None
+
+
 def private_files() -> str | None:
     """Files of a session, its hosts and mounts are read, and its sockets connected to."""
     with _session():
@@ -292,19 +353,35 @@ def private_files() -> str | None:
 
 def secrets_in_arguments() -> str | None:
     """A secret in a script is read from the arguments or environments of processes."""
+    return _caught(USER, _source(USER))
+
+
+def secrets_in_arguments_of_containers() -> str | None:
+    """A secret in a script for a container is read from arguments or environments."""
+    source = Path("/tmp/content")
+    source.mkdir()
+    return _caught(ROOT, "--image", IMAGE, source)
+
+
+def _caught(user: int, *words: str | Path) -> str | None:
     command = [sys.executable, "-m", "wheelmount.cli.main", "run", "--hosts", "local:1"]
     caught = ""
-    with _started(USER, *command, _source(USER), "-") as process:
+    with _started(user, *command, *words, "-") as process:
         assert process.stdin is not None
         process.stdin.write(f"x={WORD}; sleep 3\n")
         process.stdin.close()
         process.stdin = None
         while process.poll() is None and not caught:
             caught = _as(
-                STRANGER, "sh", "-c", f"grep -al {WORD[:-1]}[e] /proc/[0-9]*/cmdline 2>/dev/null"
+                STRANGER,
+                "sh",
+                "-c",
+                f"grep -al {WORD[:-1]}[e] /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null",
             ).stdout
             time.sleep(0.1)
-        process.communicate(timeout=WAIT)
+        _, err = process.communicate(timeout=WAIT)
+    if process.returncode:
+        raise RuntimeError(err)
     return f"read from {caught}" if caught else None
 
 
@@ -405,6 +482,8 @@ def foreign_certificates() -> str | None:
     return f"it ran as {out}" if out else None
 
 
+CONTAINERS = container_of_root, secrets_in_arguments_of_containers
+
 ATTACKS = (
     settings_above,
     settings_of_a_project,
@@ -413,6 +492,8 @@ ATTACKS = (
     monarch_log_link,
     monarch_log_pipe,
     abstract_sockets,
+    first_moments,
+    *(CONTAINERS if shutil.which("apptainer") and IMAGE.exists() else ()),
     private_files,
     secrets_in_arguments,
     file_below_a_closed_directory,
