@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import secrets
 import socket
 import threading
@@ -18,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 from wheelmount.errors import HostError, WheelmountError
 from wheelmount.hosts import conduit, engine, handshake, sockets
 from wheelmount.hosts.host import Host
-from wheelmount.hosts.runner import CHUNK, LEASE, PATIENCE, Command, Report, Runner
+from wheelmount.hosts.runner import CHUNK, LEASE, PATIENCE, PIPE, Command, Report, Runner
 
 TAIL = 64 << 10
 """Bytes of a stream's end that a result keeps where the output went elsewhere."""
@@ -395,6 +396,8 @@ class _Reader:
     def __init__(self, stdin: RawIOBase) -> None:
         self._loop = asyncio.get_running_loop()
         self._stdin = stdin
+        with contextlib.suppress(OSError):  # no pipe, or more than this user may have in all
+            fcntl.fcntl(stdin.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
         self._held = bytearray()
         self._ended = False
         self._changed = threading.Condition()
