@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import Cli, mounts_shown
@@ -309,3 +310,22 @@ def test_the_kernel_alone_shows_no_bytes_of_files_that_cannot_be_read(
     assert shown.read_text() == "whole again"
     _everywhere(mount, source)
     assert {s["adapter"] for s in mount.status().values()} == {mount._settings.adapter}
+
+
+def test_memory_of_the_client_stays_as_it_is(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    """Monarch keeps 225 KiB of each actor that has ended, and 45 of each read without a device."""
+    process, rounds = psutil.Process(), 60
+    with (
+        LocalHosts(1, settings) as hosts,
+        remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        mount.wait(30)
+        for number in range(2 * rounds):
+            if number == rounds:
+                resident, descriptors = process.memory_info().rss, process.num_fds()
+            (source / "odd").write_text(f"{number}")
+            mount.refresh()
+        assert process.memory_info().rss - resident < rounds * (40 << 10)
+        assert process.num_fds() - descriptors < rounds / 2

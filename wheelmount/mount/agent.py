@@ -35,7 +35,7 @@ from wheelmount.mount.store import Store
 from wheelmount.mount.task import Task
 from wheelmount.mount.topology import Route
 from wheelmount.mount.traffic import Traffic
-from wheelmount.mount.transfer import Key, Said, fetch_description
+from wheelmount.mount.transfer import Key, Origin, Said, fetch_description
 from wheelmount.mount.verify import Damage, Verified
 from wheelmount.mount.wire import Upstream
 
@@ -91,7 +91,7 @@ class Agent(Actor):  # type: ignore[misc]
         return View.here(str(self._settings.private_runtime()))
 
     @concurrent_endpoint
-    async def open(self, order: Order, source: Any, route: Route) -> None:
+    async def open(self, order: Order, source: Origin, route: Route) -> None:
         """Have the mount stand: with its names, before its bytes."""
         point.available()
         self._link.kept = order.keep
@@ -129,7 +129,7 @@ class Agent(Actor):  # type: ignore[misc]
             serving.discard(self._directory, store, mntpoint if made else None)
             raise
 
-    async def _receive(self, store: Store | Recut, source: Any, route: Route) -> Receiver:
+    async def _receive(self, store: Store | Recut, source: Origin, route: Route) -> Receiver:
         settings = self._settings
         look = None
         if isinstance(store, Store):
@@ -243,7 +243,7 @@ class Agent(Actor):  # type: ignore[misc]
         return Adopted(store.layout.identity, length, changed, missing, cut, task.mntpoint)
 
     @concurrent_endpoint
-    async def resume(self, source: Any, route: Route, block_size: int) -> None:
+    async def resume(self, source: Origin, route: Route, block_size: int) -> None:
         """Be ready to fetch what had not arrived when the client went away, or to give."""
         store = self._shown
         self._link.kept = True
@@ -259,16 +259,16 @@ class Agent(Actor):  # type: ignore[misc]
         await self._link.open(self._receiver.want)
 
     @concurrent_endpoint
-    async def give(self, source: Any, block_size: int) -> None:
+    async def give(self, source: Origin, block_size: int) -> None:
         """Be ready to give all that is here to other hosts.
 
         Args:
-            source: the client's actor, by whose hashes it is checked before.
+            source: the client's delivery, by whose hashes it is checked before.
             block_size: of the blocks that it is asked for, bytes.
         """
         await self._give(source, block_size)
 
-    async def _give(self, source: Any, block_size: int) -> None:
+    async def _give(self, source: Origin, block_size: int) -> None:
         recut = Recut(self._shown, block_size)
         if recut.layout.key not in self._receivers:  # it did not come in just these blocks
             await self._receive(recut, source, Route())
@@ -296,7 +296,7 @@ class Agent(Actor):  # type: ignore[misc]
         return shown == self._shown.generation
 
     @concurrent_endpoint
-    async def prepare(self, source: Any, route: Route) -> None:
+    async def prepare(self, source: Origin, route: Route) -> None:
         """Fetch what another generation has that this one has not; it is not shown yet."""
         await self._abandon()
         description = await fetch_description(source, self._settings.fetch_timeout)

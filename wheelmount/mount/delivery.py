@@ -36,7 +36,7 @@ class Delivery:
         before: what hosts have, and so need not be described; default nothing.
 
     Attributes:
-        actor: what hosts fetch from.
+        origin: what hosts fetch from.
         ended: whether it is offered no more.
     """
 
@@ -71,14 +71,14 @@ class Delivery:
         ticket = None if self._outlet is None else self._outlet.ticket
         try:
             with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
-                self.actor = offer(
+                self.origin = offer(
                     self._ring,
                     ticket,
                     settings.fetch_timeout,
                     layout.encode(before),
                     self.arrived,
+                    settings.start_timeout,
                 )
-                engine.one(self.actor.ready.call_one(), settings.start_timeout)
         except BaseException:
             if self._outlet is not None:
                 self._outlet.close()
@@ -192,7 +192,8 @@ class Delivery:
         """
         ways = self.routes(agents)
         try:
-            calls = {name: a.prepare.call_one(self.actor, ways[name]) for name, a in agents.items()}
+            origin = self.origin
+            calls = {name: a.prepare.call_one(origin, ways[name]) for name, a in agents.items()}
             try:
                 failed = engine.errors(self.fetch(calls, agents))
                 lost = gone(failed)
@@ -241,11 +242,13 @@ class Delivery:
 
     def end(self) -> None:
         """Offer it no more."""
+        from wheelmount.mount.transfer import withdraw
+
         if not self.ended:
             self.ended = True
-            engine.stop_meshes(self.actor)
+            withdraw(self.origin)
             if self._outlet is not None:
                 self._outlet.close()
-            self._ring.close()  # Monarch keeps actors that have ended
+            self._ring.close()
         for thread in self._threads:
             thread.join(self._settings.start_timeout)

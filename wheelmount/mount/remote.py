@@ -225,7 +225,7 @@ class RemoteMount:
         """Offer all of a tree that hosts have, to others."""
         whole = Layout(layout.tree, self._block_size(layout.tree), identity=layout.identity)
         made = self._offer(whole)
-        self._agents.call(lambda agent: agent.give.call_one(made.actor, whole.block_size))
+        self._agents.call(lambda agent: agent.give.call_one(made.origin, whole.block_size))
         return made
 
     def _block_size(self, tree: Tree) -> int:
@@ -301,7 +301,7 @@ class RemoteMount:
         whole = Layout(layout.tree, size, identity=layout.identity)
         self._delivery = made = self._offer(whole)
         ways = made.routes(self._agents)
-        calls = {n: a.resume.call_one(made.actor, ways[n], size) for n, a in self._agents.items()}
+        calls = {n: a.resume.call_one(made.origin, ways[n], size) for n, a in self._agents.items()}
         engine.raise_first(engine.gather(calls, self._settings.start_timeout))
         self._begin(made, list(self._agents))
 
@@ -323,7 +323,7 @@ class RemoteMount:
             self._points[name] = path = places[name]
             cover = path == self.source and views[name] != client
             order = Order(self.source, path, cover, self._keep)
-            calls[name] = self._agents[name].open.call_one(order, made.actor, ways[name])
+            calls[name] = self._agents[name].open.call_one(order, made.origin, ways[name])
         settings = self._settings
         engine.raise_first(engine.gather(calls, settings.start_timeout + settings.fetch_timeout))
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import threading
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from blake3 import blake3
@@ -44,17 +45,10 @@ PIECE = 1 << 20
 """Bytes of a description that are fetched at once: each must come within a time-out."""
 
 Key = tuple[bytes, bool, int]
-"""See ``Cut.key``."""
+"""See ``Layout.key``."""
 
 Said = tuple[bytes, tuple[int, ...]]
 """``digest`` and ``changed`` of ``Staged``."""
-
-_offered: dict[str, tuple[Ring, Ticket | None, float, bytes, Callable[[str, int], None]]] = {}
-"""What this process offers by name: an actor is made from what can be pickled, a ring cannot."""
-
-_loops: list[asyncio.AbstractEventLoop] = []
-"""Those of actors that have ended. Monarch stops the loop of an actor and does not close it
-(torchmonarch 0.7.0), so that five descriptors would stay for each refresh."""
 
 
 class Offer:
@@ -117,6 +111,17 @@ class Offer:
         """Stage nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    async def drop(self) -> None:
+        """Have Monarch let go of the ring's memory, after ``close``."""
+        await _drop(self._buffers.values())
+        self._buffers.clear()
+
+
+async def _drop(buffers: Iterable[Any]) -> None:
+    for buffer in buffers:
+        with contextlib.suppress(Exception):  # the process may be ending
+            await buffer.drop()
+
 
 async def within(seconds: float, work: Awaitable[Result]) -> Result | None:
     """What something comes to; None if it takes longer, and goes on by itself.
@@ -138,76 +143,130 @@ class Description:
     """Where the description of a tree can be fetched.
 
     Attributes:
-        buffers: an ``RDMABuffer`` and its bytes for each piece of it.
+        size: its bytes.
         digest: blake3 of them all.
+        buffers: an ``RDMABuffer`` and its bytes for each piece of it; none where the client has no
+            RDMA device.
     """
 
-    buffers: tuple[tuple[Any, int], ...]
+    size: int
     digest: bytes
+    buffers: tuple[tuple[Any, int], ...]
+
+    @classmethod
+    def of(cls, data: bytes) -> Description:
+        """Register the memory of a description; in an endpoint of an actor."""
+        view = memoryview(data)
+        pieces = [view[at : at + PIECE] for at in range(0, len(view), PIECE)]
+        registered = pieces if rdma.usable() else []
+        buffers = tuple((RDMABuffer(piece), len(piece)) for piece in registered)
+        return cls(len(view), blake3(view).digest(), buffers)
+
+    async def drop(self) -> None:
+        """Have Monarch let go of its memory."""
+        await _drop(buffer for buffer, _ in self.buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What hosts fetch from: one delivery of the client.
+
+    Attributes:
+        actor: the client's ``SourceActor``.
+        name: of the delivery, unique among all.
+    """
+
+    actor: Any
+    name: str
+
+
+@dataclass(slots=True)
+class _Offered:
+    """A delivery; what an actor's endpoint has to register comes when it is opened."""
+
+    ring: Ring
+    ticket: Ticket | None
+    timeout: float
+    tree: bytes
+    arrived: Callable[[str, int], None]
+    description: Description = field(init=False)
+    offer: Offer = field(init=False)
+
+
+_offered: dict[str, _Offered] = {}
+"""What this process offers, by name: an actor is sent what can be pickled, a ring cannot."""
+
+
+def _find(name: str) -> _Offered:
+    if name not in _offered:
+        raise TransferError("the client offers this no longer", hint="mount it again")
+    return _offered[name]
 
 
 class SourceActor(Actor):  # type: ignore[misc]
-    """The client's end: lives in the client's own process and offers one ring.
+    """The client's end: lives in the client's own process, and offers the rings of its deliveries.
 
-    ``outlet``, ``digest``, ``stage`` and ``release`` are as of a host's ``Agent``.
+    One for all deliveries of a process, as Monarch keeps some 225 KiB of each actor that has ended
+    (torchmonarch 0.7.0). ``outlet``, ``digest``, ``stage`` and ``release`` are as of a host's
+    ``Agent``.
     """
 
-    def __init__(self, name: str) -> None:
-        ring, self._ticket, timeout, description, self._arrived = _offered.pop(name)
-        self._key = ring.layout.key
-        view = memoryview(description)
-        pieces = (view[at : at + PIECE] for at in range(0, len(view), PIECE))
-        buffers = tuple((RDMABuffer(piece), len(piece)) for piece in pieces)
-        self._description = Description(buffers, blake3(view).digest())
-        self._offer = Offer(ring, timeout)
-
-    async def __cleanup__(self, _error: Exception | None) -> None:
-        self._offer.close()
-        for buffer, _ in self._description.buffers:
-            with contextlib.suppress(Exception):  # the process may be ending
-                await buffer.drop()
-        _loops.append(asyncio.get_running_loop())
+    @concurrent_endpoint
+    async def open(self, name: str) -> None:
+        """Register the memory of a delivery."""
+        made = _find(name)
+        made.description = Description.of(made.tree)
+        made.offer = Offer(made.ring, made.timeout)
 
     @concurrent_endpoint
-    async def ready(self) -> None:
-        """Return once memory is registered."""
+    async def close(self, name: str) -> None:
+        """Have the memory of a delivery back."""
+        made = _offered.pop(name)
+        made.offer.close()
+        await made.offer.drop()
+        await made.description.drop()
 
     @concurrent_endpoint
-    async def describe(self) -> Description:
-        """The tree."""
-        return self._description
+    async def describe(self, name: str) -> Description:
+        """Where the tree is."""
+        return _find(name).description
 
     @concurrent_endpoint
-    async def outlet(self, key: Key, device: bool) -> Ticket | None:
+    async def piece(self, name: str, offset: int) -> bytes:
+        """``PIECE`` bytes of the tree's description."""
+        return _find(name).tree[offset : offset + PIECE]
+
+    @concurrent_endpoint
+    async def outlet(self, name: str, device: bool) -> Ticket | None:
         """See ``choose``."""
-        self._check(key)
-        return choose(self._ticket, device)
+        return choose(_find(name).ticket, device)
 
     @concurrent_endpoint
-    async def digest(self, key: Key, block: int) -> Said | None:
+    async def digest(self, name: str, block: int) -> Said | None:
         """See ``Offer.digest``."""
-        self._check(key)
-        return await self._offer.digest(block)
+        return await _find(name).offer.digest(block)
 
     @concurrent_endpoint
-    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any] | None:
+    async def stage(self, name: str, block: int, packed: bool) -> tuple[Staged, Any] | None:
         """See ``Offer.stage``."""
-        self._check(key)
-        return await self._offer.stage(block, packed)
-
-    def _check(self, key: Key) -> None:
-        if key != self._key:
-            raise TransferError("the client offers something else", hint="mount it again")
+        return await _find(name).offer.stage(block, packed)
 
     @concurrent_endpoint
-    async def release(self, _key: Key, block: int, packed: bool, sent: int) -> None:
+    async def release(self, name: str, block: int, packed: bool, sent: int) -> None:
         """See ``Offer.release``."""
-        self._offer.release(block, packed, sent)
+        _find(name).offer.release(block, packed, sent)
 
     @concurrent_endpoint
-    async def arrived(self, host: str, length: int) -> None:
+    async def arrived(self, name: str, host: str, length: int) -> None:
         """Hear that ``length`` bytes more have arrived at a host, from wherever."""
-        self._arrived(host, length)
+        _find(name).arrived(host, length)
+
+
+_actors: dict[str, Any] = {}
+"""Source actors of this process, by the actor in whose context they were made, with which they
+end: of a program's main thread, and of actors of the user's own."""
+
+_spawning = threading.Lock()
 
 
 def choose(ticket: Ticket | None, device: bool) -> Ticket | None:
@@ -229,7 +288,8 @@ def offer(
     timeout: float,
     description: bytes,
     arrived: Callable[[str, int], None],
-) -> Any:
+    start_timeout: float,
+) -> Origin:
     """Offer a directory to hosts.
 
     Args:
@@ -238,37 +298,64 @@ def offer(
         timeout: seconds within which hosts must hear something.
         description: of its tree, as it is to be sent ahead.
         arrived: called with a host's name and a number of bytes as they arrive.
+        start_timeout: seconds for memory to be registered.
 
     Returns:
-        The actor that hosts fetch from.
+        What hosts fetch from, until ``withdraw``.
+
+    Raises:
+        WheelmountError: memory could not be registered.
     """
-    from monarch.actor import this_proc
+    from monarch.actor import context, this_proc
 
-    for loop in _loops[:]:
-        if not loop.is_running():
-            _loops.remove(loop)
-            loop.close()
-    name = f"{engine.NAME}source_{secrets.token_hex(4)}"
-    _offered[name] = ring, ticket, timeout, description, arrived
-    return this_proc().spawn(name, SourceActor, name)
+    with _spawning:
+        key = str(context().actor_instance.actor_id)
+        if key not in _actors:
+            name = f"{engine.NAME}source_{secrets.token_hex(4)}"
+            _actors[key] = this_proc().spawn(name, SourceActor)
+    origin = Origin(_actors[key], secrets.token_hex(8))
+    _offered[origin.name] = _Offered(ring, ticket, timeout, description, arrived)
+    try:
+        engine.one(origin.actor.open.call_one(origin.name), start_timeout)
+    except BaseException:
+        _offered.pop(origin.name, None)
+        raise
+    return origin
 
 
-async def fetch_description(source: Any, timeout: float) -> bytes:
-    """The description of the tree that ``source`` offers.
+def withdraw(origin: Origin) -> None:
+    """Offer a directory no more; bounded, and fine where Monarch is ending."""
+    if origin.name in _offered:
+        engine.gather({"": origin.actor.close.call_one(origin.name)}, engine.MESH_TIMEOUT)
+        _offered.pop(origin.name, None)
+
+
+async def fetch_description(source: Origin, timeout: float) -> bytes:
+    """The description of the tree that a client offers.
 
     Args:
-        source: the client's actor.
+        source: the client's delivery.
         timeout: seconds for each piece of it.
 
     Raises:
         TransferError: it did not arrive whole.
     """
-    description = await asyncio.wait_for(source.describe.call_one().as_asyncio(), timeout)
-    data = bytearray(sum(length for _, length in description.buffers))
+    actor, name = source.actor, source.name
+
+    async def answer(call: Any) -> Any:
+        return await asyncio.wait_for(call.as_asyncio(), timeout)
+
+    description: Description = await answer(actor.describe.call_one(name))
+    data = bytearray(description.size)
     view = memoryview(data)
-    for buffer, length in description.buffers:
-        await buffer.read_into(view[:length], timeout=max(1, int(timeout)))
-        view = view[length:]
+    if description.buffers and rdma.usable():
+        for buffer, length in description.buffers:
+            await buffer.read_into(view[:length], timeout=max(1, int(timeout)))
+            view = view[length:]
+    else:  # of each read without a device Monarch keeps some 45 KiB in the client (0.7.0)
+        for offset in range(0, len(data), PIECE):
+            piece = await answer(actor.piece.call_one(name, offset))
+            view[offset : offset + len(piece)] = piece
     if blake3(data).digest() != description.digest:
         raise TransferError("the description of the tree arrived damaged", hint="try again")
     return bytes(data)

@@ -15,7 +15,7 @@ from wheelmount.mount.inlet import Inlet, Pace
 from wheelmount.mount.ring import Staged
 from wheelmount.mount.stream import PATIENCE, way
 from wheelmount.mount.traffic import CLIENT, MESSAGES, RDMA
-from wheelmount.mount.transfer import Key, Said
+from wheelmount.mount.transfer import Key, Origin, Said
 
 Result = TypeVar("Result")
 
@@ -69,22 +69,23 @@ class Upstream:
 
     Args:
         key: of the layout whose blocks are wanted.
-        source: the client's actor.
+        source: the client's delivery.
         peers: the agents of hosts.
         timeout: seconds within which the other end must say something.
     """
 
-    def __init__(self, key: Key, source: Any, peers: Mapping[str, Any], timeout: float) -> None:
-        self._key = key
-        self._actors = {**peers, CLIENT: source}
+    def __init__(self, key: Key, source: Origin, peers: Mapping[str, Any], timeout: float) -> None:
+        self._origin = source
+        self._actors = {**peers, CLIENT: source.actor}
+        self._names: dict[str, Key | str] = dict.fromkeys(peers, key) | {CLIENT: source.name}
         self._timeout = timeout
         self._inlet = Inlet(timeout)
         self._tickets: dict[str, Ticket | None] = {}
 
     async def digest(self, host: str, block: int) -> Said:
         """See ``Wire``."""
-        actor = self._actors[host]
-        said: Said = await self._ask(lambda: actor.digest.call_one(self._key, block))
+        actor, name = self._actors[host], self._names[host]
+        said: Said = await self._ask(lambda: actor.digest.call_one(name, block))
         return said
 
     async def read(
@@ -104,13 +105,14 @@ class Upstream:
                 self._tickets[host] = None
             else:
                 return result, pace, way(ticket.where)
-        staged, took = await self._read_buffer(self._actors[host], block, packed, memory)
+        staged, took = await self._read_buffer(host, block, packed, memory)
         by = RDMA if rdma.usable() else MESSAGES
         return await asyncio.to_thread(then, staged), Pace(0.0, took), by
 
     async def report(self, host: str, length: int) -> None:
         """See ``Wire``."""
-        await self._answer(self._actors[CLIENT].arrived.call_one(host, length))
+        origin = self._origin
+        await self._answer(origin.actor.arrived.call_one(origin.name, host, length))
 
     def rest(self) -> None:
         """See ``Wire``."""
@@ -126,22 +128,23 @@ class Upstream:
     async def _ticket(self, host: str) -> Ticket | None:
         """By what blocks of a host are to be had; None: by ``RDMABuffer``."""
         if host not in self._tickets:
-            call = self._actors[host].outlet.call_one(self._key, rdma.usable())
+            call = self._actors[host].outlet.call_one(self._names[host], rdma.usable())
             self._tickets.setdefault(host, await self._answer(call))
         return self._tickets[host]
 
     async def _read_buffer(
-        self, actor: Any, block: int, packed: bool, memory: memoryview
+        self, host: str, block: int, packed: bool, memory: memoryview
     ) -> tuple[Staged, float]:
+        actor, name = self._actors[host], self._names[host]
         staged: Staged
-        staged, buffer = await self._ask(lambda: actor.stage.call_one(self._key, block, packed))
+        staged, buffer = await self._ask(lambda: actor.stage.call_one(name, block, packed))
         sent, began = 0, time.monotonic()
         try:
             await buffer.read_into(memory[: staged.size], timeout=max(1, int(self._timeout)))
             sent = staged.size
         finally:
             with contextlib.suppress(Exception):
-                actor.release.broadcast(self._key, block, packed, sent)
+                actor.release.broadcast(name, block, packed, sent)
         return staged, time.monotonic() - began
 
     async def _ask(self, call: Callable[[], Any]) -> Any:
