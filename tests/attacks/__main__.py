@@ -30,12 +30,19 @@ HOMES = Path("/tmp/homes")
 WORD = "a-word-that-only-its-owner-may-see"
 WAIT = 90
 
+HIDDEN = "/tmp", "/dev/shm", "/mnt"
+"""Directories that are others within."""
+
 KINDS = "--mount", "--pid", "--net", "--ipc", "--uts"
 
 
 def main() -> int:
     """Make the namespaces, and try all in them."""
     if INSIDE not in os.environ:
+        if any(CHECKOUT.is_relative_to(place) for place in HIDDEN):
+            print(f"each attack has these empty: {', '.join(HIDDEN)}; {CHECKOUT} lies below them")
+            print("hint: run it from a checkout elsewhere")
+            return 2
         command = ["unshare", *KINDS, "--fork", "--mount-proc", "--kill-child", "--"]
         environment = {**os.environ, INSIDE: "yes"}
         return subprocess.run(
@@ -66,9 +73,9 @@ def _set_up() -> None:
     def mount(*words: str) -> None:
         subprocess.run(["mount", *words], check=True)
 
-    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/tmp")
-    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
-    mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/mnt")
+    for place in HIDDEN:
+        mode = "755" if place == "/mnt" else "1777"
+        mount("-t", "tmpfs", "-o", f"mode={mode}", "tmpfs", place)
     python = Path(sys.executable).resolve()
     for place in (*reversed(python.parents), *reversed(CHECKOUT.parents)):
         if not place.stat().st_mode & 0o001:
