@@ -73,9 +73,9 @@ def _set_up() -> None:
     def mount(*words: str) -> None:
         subprocess.run(["mount", *words], check=True)
 
-    for place in HIDDEN:
-        mode = "755" if place == "/mnt" else "1777"
-        mount("-t", "tmpfs", "-o", f"mode={mode}", "tmpfs", place)
+    for hidden in HIDDEN:
+        mode = "755" if hidden == "/mnt" else "1777"
+        mount("-t", "tmpfs", "-o", f"mode={mode}", "tmpfs", hidden)
     python = Path(sys.executable).resolve()
     for place in (*reversed(python.parents), *reversed(CHECKOUT.parents)):
         if not place.stat().st_mode & 0o001:
