@@ -43,7 +43,16 @@ def main() -> int:
             print(f"each attack has these empty: {', '.join(HIDDEN)}; {CHECKOUT} lies below them")
             print("hint: run it from a checkout elsewhere")
             return 2
-        command = ["unshare", *KINDS, "--fork", "--mount-proc", "--kill-child", "--"]
+        command = [
+            "unshare",
+            *KINDS,
+            "--propagation",
+            "slave",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+            "--",
+        ]
         environment = {**os.environ, INSIDE: "yes"}
         return subprocess.run(
             [*command, sys.executable, "-m", "tests.attacks", *sys.argv[1:]],

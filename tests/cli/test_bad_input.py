@@ -80,7 +80,17 @@ def test_mount_over_its_own_source(cli: Cli, source: Path) -> None:
 
 @pytest.mark.hosts
 def test_no_dev_fuse(source: Path, workplace: Path) -> None:
-    command = ["unshare", "-m", "sh", "-ec", HIDE_FUSE, "sh", sys.executable]
+    command = [
+        "unshare",
+        "-m",
+        "--propagation",
+        "slave",
+        "sh",
+        "-ec",
+        HIDE_FUSE,
+        "sh",
+        sys.executable,
+    ]
     done = subprocess.run(
         [*command, "-m", "wheelmount.cli.main", "mount", str(source), str(workplace / "w")],
         capture_output=True,

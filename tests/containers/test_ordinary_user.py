@@ -70,7 +70,7 @@ def as_user(work: Callable[[Path], None], *, ids: bool = False) -> None:
         try:
             # What is mounted is seen by this process and its children only.
             assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
-            _mount("--make-rprivate", "/")
+            _mount("--make-rslave", "/")
             with tempfile.TemporaryDirectory(prefix="wm-etc-", dir="/tmp") as etc:
                 os.chmod(etc, 0o755)  # noqa: S103 - everybody reads these
                 with _open_to_all(Path(etc)), _subordinate_ids(Path(etc), ids):

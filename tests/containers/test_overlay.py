@@ -122,7 +122,10 @@ def test_a_directory_only_where_one_can_be_an_overlay(tmp_path: Path) -> None:
         mount = f"mkdir -p /run/u /run/w; mount -t {kind} {options} {kind} {tmp_path}/over"
         shell = f"mount -t tmpfs t /run; {mount}; {sys.executable} -c '{script}' {tmp_path}/over"
         done = subprocess.run(
-            ["unshare", "--mount", "sh", "-ec", shell], capture_output=True, text=True, check=False
+            ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", shell],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.stdout == "image\n", done.stderr
 

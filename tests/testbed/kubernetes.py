@@ -101,7 +101,17 @@ class Cluster:
                 re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], word)  # noqa: B023
                 for word in container["command"]
             ]
-            own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
+            own = [
+                "unshare",
+                "--mount",
+                "--propagation",
+                "slave",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "--",
+            ]
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             self._pods[f"{mesh['metadata']['name']}-{rank}"] = subprocess.Popen(
                 [*own, "sh", "-c", OWN, "sh", *command],

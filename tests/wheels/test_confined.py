@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import zipfile
@@ -154,6 +155,24 @@ def test_what_it_reaches_without_a_sandbox(
         {"mount"} if not os.getuid() else set()
     )
     assert reached(tmp_path / "house").keys() >= expected
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts")
+def test_it_holds_no_mounts_of_others(tmp_path: Path) -> None:
+    """Those could not be unmounted for as long as something is built."""
+    place, view = tmp_path / "place", tmp_path / "a view é"
+    for path in (place, place / "below", view):
+        path.mkdir()
+    for path in (place / "below", view):
+        subprocess.run(["mount", "--bind", tmp_path, path], check=True)
+    try:
+        command = sandbox.command(["cat", "/proc/self/mountinfo"], place, [sys.prefix])
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    finally:
+        for path in (place / "below", view):
+            subprocess.run(["umount", path], check=True)
+    assert f"{place}/below" in done.stdout
+    assert "view" not in done.stdout
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")

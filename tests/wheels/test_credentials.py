@@ -133,7 +133,17 @@ def test_certificates_that_only_the_system_trusts(
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
     # In a mount namespace of its own, where that is the system's store.
     shell = f'mount --bind {shlex.quote(str(store))} /etc/ssl/certs && exec "$@"'
-    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", shell, "sh"]
+    command = [
+        "unshare",
+        "--map-root-user",
+        "--mount",
+        "--propagation",
+        "slave",
+        "sh",
+        "-c",
+        shell,
+        "sh",
+    ]
     command += [sys.executable, "-m", "wheelmount.cli.main", "download", "own", "-d", "house"]
     for variable, code in (("UV_NATIVE_TLS", 0), ("UV_SYSTEM_CERTS", 0), ("UV_NO_PROGRESS", 69)):
         environment = {**os.environ, variable: "1"}

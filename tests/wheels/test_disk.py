@@ -28,7 +28,17 @@ def within(mounts: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line where something was mounted, and list the directory then."""
     script = f'{mounts} && {{ "$@"; code=$?; ls -A house; exit $code; }}'
     return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *command(*arguments)],
+        [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "slave",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *command(*arguments),
+        ],
         capture_output=True,
         text=True,
         timeout=60,

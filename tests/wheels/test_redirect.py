@@ -57,7 +57,19 @@ eval "$1"
 
 def namespace(script: str, files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["unshare", "--map-root-user", "--net", "--mount", "sh", "-c", INSIDE, "sh", script],
+        [
+            "unshare",
+            "--map-root-user",
+            "--net",
+            "--mount",
+            "--propagation",
+            "slave",
+            "sh",
+            "-c",
+            INSIDE,
+            "sh",
+            script,
+        ],
         env={
             "PATH": os.environ["PATH"],
             "FILES": str(files),
@@ -78,7 +90,18 @@ def why_not() -> str:
         return "no unshare"
     # Asked in a namespace and not here: another Python may come first on this PATH.
     done = subprocess.run(
-        ["unshare", "--map-root-user", "--net", "--mount", "/usr/bin/python3", "-m", "pip", "-V"],
+        [
+            "unshare",
+            "--map-root-user",
+            "--net",
+            "--mount",
+            "--propagation",
+            "slave",
+            "/usr/bin/python3",
+            "-m",
+            "pip",
+            "-V",
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 NOBODY = _NOBODY = 65534
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_NOSUID, _MS_NODEV = 4096, 16384, 1 << 18, 2, 4
+_MNT_DETACH = 2
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _RDONLY = 442, -100, 0x8000, 1
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _CLEAR_ALL = 38, 24, 47, 4
 
@@ -88,9 +90,22 @@ def main(text: str) -> None:
     os.umask(0o022)  # others have to come through directories that are made
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     if plan["hide"]:
+        _detach(plan["place"], plan["keep"], plan["hide"])
         _hide(plan["place"], plan["keep"], plan["hide"])
     _give_up(plan["place"], nobody=plan["nobody"])
     os.execvp(plan["command"][0], plan["command"])
+
+
+def _detach(place: str, keep: list[str], hide: list[str]) -> None:
+    """Let go of mounts below what is hidden: else they could not end as long as this place is."""
+    with open("/proc/self/mountinfo", "rb") as table:
+        mounted = [line.split()[4] for line in table]
+    libc = ctypes.CDLL(None)
+    for point in reversed(mounted):
+        path = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda one: bytes([int(one[1], 8)]), point))
+        needed = any(_is_below(one, [path]) or _is_below(path, [one]) for one in (place, *keep))
+        if _is_below(path, hide) and not needed:
+            libc.umount2(os.fsencode(path), _MNT_DETACH)  # fails in another's user namespace
 
 
 def _hide(place: str, keep: list[str], hide: list[str]) -> None:
