@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import mmap
@@ -344,6 +345,32 @@ def test_ends_on_a_signal_and_leaves_nothing(served: Served) -> None:
     os.kill(serving.status(served.directory)["pid"], signal.SIGTERM)
     _await_end(served)
     assert point.mounted(str(served.mount)) is None
+
+
+def test_signals_that_come_again_and_again_leave_nothing_either(served: Served) -> None:
+    """As where Slurm ends all processes of a job, and their parents pass that on."""
+    served.feed(keep=True)
+    status = serving.status(served.directory)
+    deadline = time.monotonic() + 20
+    while served.directory.exists() and time.monotonic() < deadline:
+        for pid in {status["pid"], status["server"]}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        time.sleep(0.002)
+    assert not served.directory.exists()
+    assert point.mounted(str(served.mount)) is None
+    assert not served.store.directory.exists()
+    assert not Path(f"{served.directory}.log").exists()
+
+
+def test_a_signal_reaches_the_next_server_where_one_dies_of_it(watched: Served) -> None:
+    watched.feed(keep=True)
+    status = serving.status(watched.directory)
+    os.kill(status["server"], signal.SIGSTOP)
+    os.kill(status["pid"], signal.SIGTERM)
+    os.kill(status["server"], signal.SIGKILL)
+    _await_end(watched)
+    assert not Path(f"{watched.directory}.log").exists()
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -96,6 +96,10 @@ def _begins(word: str) -> bool:
     return word in FLAGS or re.match(r"[a-z][a-z-]*=", word) is not None
 
 
+_ENDED = re.compile(r"tasks? [\d,-]+: (Exited|Terminated|Killed|Out Of Memory)")
+"""Lines of ``srun`` that come before or after those that tell why."""
+
+
 class SlurmHosts(NetworkHosts):
     """Nodes of one job, named as Slurm names them; wheelmount is installed there.
 
@@ -257,13 +261,14 @@ class SlurmHosts(NetworkHosts):
         return look(f"--name={self._name}" if self._job is None else f"--jobs={self._job}")
 
     def _said(self) -> str:
-        """What ``srun`` said last."""
+        """What ``srun`` said last, if it can be of why a task ended and not only that it did."""
         if self._step is None:
             return "it is gone"
         self._messages.seek(0)
         lines = self._messages.read().decode(errors="replace").strip().splitlines()
         said = [line for line in lines if not line.startswith("srun: job ")]
-        return said[-1].removeprefix("srun: error: ") if said else "srun ended"
+        reasons = [line for line in said if not _ENDED.search(line)] or said
+        return reasons[-1].removeprefix("srun: error: ") if reasons else "srun ended"
 
     def _await_workers(self) -> None:
         timeout = self._settings.start_timeout

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import sys
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
@@ -30,7 +29,7 @@ from wheelmount.mount.devfuse import DirectFuse
 from wheelmount.mount.fuse import FuseOperations
 from wheelmount.mount.fusesession import Session
 from wheelmount.mount.generations import Generations
-from wheelmount.mount.supervisor import supervise
+from wheelmount.mount.supervisor import ENDS, hold_back, let_through, supervise
 from wheelmount.mount.task import PROCESS, TASK, Task
 
 log = logging.getLogger("wheelmount")
@@ -186,7 +185,8 @@ class Server:
         self._unmounted.set()
 
     async def _signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        with trio.open_signal_receiver(*ENDS) as received:
+            let_through()
             async for number in received:
                 await self._end(f"signal {number}")
 
@@ -391,6 +391,7 @@ async def _lines(stream: trio.SocketStream) -> AsyncGenerator[control.Message, N
 
 def main() -> None:
     """Mount, serve, clean up."""
+    hold_back()
     directory, ready = Path(sys.argv[1]), int(sys.argv[2])
     logging.basicConfig(
         filename=directory / "log",
@@ -489,7 +490,7 @@ def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
         )
         trio.run(server.serve, adapter, None if resumed else ready)
 
-    return supervise(serve)
+    return supervise(serve, lambda: point.standing(directory) is not None)
 
 
 if __name__ == "__main__":
