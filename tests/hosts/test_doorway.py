@@ -16,9 +16,10 @@ import pytest
 
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service
-from wheelmount.hosts import doorway, engine, sockets, worker
+from wheelmount.hosts import doorway, engine, sockets
 from wheelmount.hosts.address import OPEN, SECURE
 from wheelmount.hosts.credentials import Authority, encode
+from wheelmount.variables import CREDENTIALS
 
 HERE = "127.0.0.1"
 
@@ -184,7 +185,7 @@ def test_monarch_sends_more_to_who_has_shown_a_certificate(
     with socket.socket() as probe:
         probe.bind((HERE, 0))
         port = probe.getsockname()[1]
-    given = {worker.CREDENTIALS: encode(identity).decode(), "WHEELMOUNT_RUNTIME_DIR": str(tmp_path)}
+    given = {CREDENTIALS: encode(identity).decode(), "WHEELMOUNT_RUNTIME_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "wheelmount.hosts.worker", f"{SECURE}://{HERE}:{port}"]
     with subprocess.Popen(command, env={**os.environ, **given}) as process:
         try:

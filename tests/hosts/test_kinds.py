@@ -18,11 +18,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from tests.hosts.told import assert_only_monarch_is_told, environments
 from tests.testbed import LOGIN, Lab
 from tests.testbed.slurm import start_slurm
 from tests.testbed.sshd import start_sshd
 from tests.testbed.traces import Traces
 from tests.wheels.support import make_wheel
+from wheelmount.variables import TLS
 from wheelmount.wheels.target import Target
 
 pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
@@ -88,18 +90,8 @@ def test_a_script_runs_where_the_directory_is(lab: Lab, source: Path, spec: str)
     _assert_clean(lab)
 
 
-CREDENTIALS = """
-import pathlib
-for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
-    for variable in file.read_text().split(chr(0)):
-        name, _, value = variable.partition("=")
-        if name == "WHEELMOUNT_CREDENTIALS":
-            print(value)
-"""
-
-
 @pytest.mark.parametrize("spec", KINDS)
-def test_hosts_have_a_certificate_for_themselves_and_no_authority(
+def test_hosts_have_a_certificate_for_themselves_and_only_monarch_has_it(
     lab: Lab, source: Path, spec: str
 ) -> None:
     started, script = source.parent / "started", source.parent / "script"
@@ -108,13 +100,28 @@ def test_hosts_have_a_certificate_for_themselves_and_no_authority(
         path.unlink(missing_ok=True)
     script.write_text(f"touch {started}; until [ -e {seen} ]; do sleep 0.1; done")
     command = _command("run", "--hosts", spec, "--mntpoint", PATH, source, script)
-    with lab.popen(LOGIN, command, stderr=subprocess.PIPE) as client:
+    own_secrets = {
+        "WHEELMOUNT_CREDENTIALS": "secret of login",
+        "HYPERACTOR_TLS_KEY": "key of login",
+    }
+    environment = {**os.environ, **own_secrets}
+    with lab.popen(LOGIN, command, stderr=subprocess.PIPE, env=environment) as client:
         while not started.exists():
             assert client.poll() is None, client.communicate()[1]
             time.sleep(0.05)
-        given = lab.run("host0", [sys.executable, "-I", "-S", "-c", CREDENTIALS]).stdout
+        there = {host: environments(lab, host) for host in ("login", "host0")}
         seen.touch()
         client.communicate(timeout=60)
+    for host, processes in there.items():
+        for command_line, variables in processes:
+            if host == "login" and "wheelmount.cli.main" in command_line:
+                continue
+            assert not set(own_secrets.values()).intersection(variables.values()), command_line
+    assert_only_monarch_is_told(there["host0"])
+    assert [words for words, variables in there["host0"] if "WHEELMOUNT_RANK" in variables]
+    given = "".join(
+        variables[name] for _, variables in there["host0"] for name in TLS if name in variables
+    )
     certificates = x509.load_pem_x509_certificates(given.encode())
     own = [each for each in certificates if each.subject != each.issuer]
     assert own

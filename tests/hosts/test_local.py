@@ -15,10 +15,11 @@ import pytest
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
-from wheelmount.hosts import outpost
+from wheelmount.hosts import engine, outpost
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import CHUNK, Command
 from wheelmount.hosts.runners import Result, Runners, worst
+from wheelmount.variables import CREDENTIALS
 
 pytestmark = pytest.mark.hosts
 
@@ -74,12 +75,16 @@ def test_large_output_comes_whole(settings: Settings) -> None:
         assert result.stdout == b"x" * size
 
 
-def test_monarchs_variables_do_not_leak(settings: Settings) -> None:
+def test_monarchs_variables_do_not_leak(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CREDENTIALS, "of a worker that this process is a child of")
     with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
         result = runners.run({"host0": _script("env")})["host0"]
         assert isinstance(result, Result)
         names = {line.partition(b"=")[0] for line in result.stdout.splitlines()}
-        assert not {n for n in names if n.startswith((b"HYPERACTOR", b"BOOTSTRAP"))}
+        own = (b"HYPERACTOR", b"BOOTSTRAP", *map(os.fsencode, engine.SWITCHES))
+        assert not {n for n in names if n.startswith((*own, os.fsencode(CREDENTIALS)))}
 
 
 def test_a_signal_is_a_code_above_128(settings: Settings) -> None:
@@ -113,7 +118,7 @@ def test_leaving_ends_what_still_runs(settings: Settings, workplace: Path) -> No
     code = f"""
 import os, signal, threading, time
 from pathlib import Path
-from wheelmount.hosts import outpost
+from wheelmount.hosts import engine, outpost
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Runners

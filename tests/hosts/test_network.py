@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from tests.hosts.told import assert_only_monarch_is_told, environments
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service, start_workers
 from tests.testbed.traces import Traces
@@ -73,6 +74,7 @@ def test_each_host_shows_the_tree_at_the_same_path(lab: Lab, source: Path) -> No
         for host in lab.hosts:
             done = lab.run(host, compare)
             assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), host
+        assert_only_monarch_is_told(environments(lab, "host0"))
         assert lab.run(LOGIN, ["test", "-e", PATH]).returncode == 1, "hosts only"
         assert not Path(PATH).exists()
         for host in lab.names:

@@ -30,6 +30,7 @@ from filelock import FileLock
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import ConfigError, InputError
 from wheelmount.hosts.address import Address
+from wheelmount.variables import TLS
 
 LIFETIME = datetime.timedelta(days=3650)
 """Of the user's own authority, and of what it signs for processes of this machine."""
@@ -46,11 +47,8 @@ LEEWAY = datetime.timedelta(days=1)
 
 PEM = serialization.Encoding.PEM
 
-VARIABLES = "HYPERACTOR_TLS_CA", "HYPERACTOR_TLS_CERT", "HYPERACTOR_TLS_KEY"
-"""By which Monarch takes the authority's certificate, a process's own, and its key."""
-
 Identity = Mapping[str, str]
-"""What a process shows: text in PEM by ``VARIABLES``."""
+"""What a process shows: text in PEM by ``TLS``."""
 
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----.*?-----END \1-----\n", re.DOTALL)
 
@@ -145,12 +143,12 @@ class Authority:
             .sign(self.key, hashes.SHA256())
         )
         texts = self.certificate.public_bytes(PEM), signed.public_bytes(PEM), _text(key)
-        return dict(zip(VARIABLES, (text.decode() for text in texts), strict=True))
+        return dict(zip(TLS, (text.decode() for text in texts), strict=True))
 
 
 def encode(identity: Identity) -> bytes:
     """A certificate with its key and that of its authority, to be stored or sent, as PEM."""
-    return "".join(identity[name] for name in VARIABLES).encode()
+    return "".join(identity[name] for name in TLS).encode()
 
 
 def issue_for(address: Address, settings: Settings) -> bytes:
@@ -169,8 +167,8 @@ def decode(text: bytes, names: Sequence[str]) -> Identity:
         InputError: it is something else.
     """
     blocks = [match[0].decode() for match in _BLOCK.finditer(text)]
-    if len(blocks) == len(VARIABLES):
-        return dict(zip(VARIABLES, blocks, strict=True))
+    if len(blocks) == len(TLS):
+        return dict(zip(TLS, blocks, strict=True))
     return Authority.decode(text).issue(names)
 
 

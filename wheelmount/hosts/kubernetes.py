@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
+from wheelmount import variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
 from wheelmount.hosts import outpost, pods
@@ -152,6 +153,7 @@ class KubernetesHosts(NetworkHosts):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # where Monarch's job tells its own story
             bufsize=0,
+            env=variables.without_secrets(),
             cwd="/",  # and not where anybody may have put modules
             start_new_session=True,  # a ^C is for the client, which ends it in order
         )

@@ -22,6 +22,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import engine, worker
 from wheelmount.hosts.host import Hosts
+from wheelmount.variables import CREDENTIALS
 
 log = logging.getLogger("wheelmount")
 
@@ -105,13 +106,15 @@ class LocalHosts(Hosts):
         if guard is not None:
             command += ["--guard", str(guard)]
         log.debug("run: %s", shlex.join(command))
+        environ = {**os.environ, worker.MARK: str(self.directory / name)}
+        environ.pop(CREDENTIALS, None)
         with (self.directory / f"{name}.log").open("ab") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, worker.MARK: str(self.directory / name)},
+                env=environ,
                 cwd="/",
                 start_new_session=True,
                 pass_fds=() if guard is None else (guard,),

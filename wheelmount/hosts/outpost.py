@@ -27,9 +27,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
-from wheelmount import config
+from wheelmount import config, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WheelmountError
 from wheelmount.hosts import local, worker
@@ -104,20 +104,24 @@ class Outpost:
         """
         self.directory.mkdir(mode=0o700, exist_ok=True)
         log = worker.log_of(self.mark)
-        environment = {**os.environ, worker.MARK: str(self.mark), worker.CREDENTIALS: credentials}
+        environment = {**variables.without_secrets(), worker.MARK: str(self.mark)}
         apart = []
         if os.environ.get(APART) == view() and local.namespaces_allowed():
             apart = local.unshare()
+        command = [sys.executable, "-m", "wheelmount.hosts.worker", str(address), "--credentials"]
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*apart, sys.executable, "-m", "wheelmount.hosts.worker", str(address)],
-                stdin=subprocess.DEVNULL,
+                [*apart, *command],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env=environment,
                 cwd="/",
                 start_new_session=True,
             )
+        # Not in the environment, which would show them in /proc as long as the worker runs.
+        with contextlib.suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as given:
+            given.write(credentials.encode())
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(GRACE)
             said = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
@@ -217,12 +221,12 @@ def command(
     """
     python = settings.python or sys.executable
     argv = [python, "-c", _RUN, token, name, str(port), mode]
-    variables = []
+    assigned = []
     if settings.runtime_dir != Settings().runtime_dir:
-        variables.append(f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}")
+        assigned.append(f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}")
     if apart:
-        variables.append(f"{APART}={view()}")
-    return ["env", *variables, *argv] if variables else argv
+        assigned.append(f"{APART}={view()}")
+    return ["env", *assigned, *argv] if assigned else argv
 
 
 def own_name() -> str:

@@ -28,8 +28,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
-from wheelmount.hosts import worker
 from wheelmount.hosts.outpost import DETACHED, ENDED, GUARDED
+from wheelmount.variables import CREDENTIALS
 
 PORT = 26600
 """At which workers listen, each at the address of its pod; Monarch's own choice as well."""
@@ -267,9 +267,7 @@ def template(order: Order) -> Any:
         command=[order.python, "-m", "wheelmount.hosts.worker", f"tls://$(POD_IP):{PORT}"],
         env=[
             k8s.V1EnvVar(name="POD_IP", value_from=address),
-            k8s.V1EnvVar(
-                name=worker.CREDENTIALS, value_from=k8s.V1EnvVarSource(secret_key_ref=key)
-            ),
+            k8s.V1EnvVar(name=CREDENTIALS, value_from=k8s.V1EnvVarSource(secret_key_ref=key)),
         ],
         resources=k8s.V1ResourceRequirements(requests=resources, limits=resources),
         security_context=k8s.V1SecurityContext(privileged=True),

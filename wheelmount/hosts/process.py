@@ -20,9 +20,9 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
+from wheelmount import variables
 from wheelmount.hosts import gate
 
 log = logging.getLogger("wheelmount")
@@ -93,16 +93,16 @@ def settle() -> None:
         os.umask(json.loads(before)["umask"])
 
 
-def environment() -> Mapping[str, str]:
-    """Variables for what a user has run on the host.
+def environment() -> dict[str, str]:
+    """Variables for what is started on the host, if that is no process of Monarch's.
 
     Temporary files go where the user has said, or else go with the host.
     """
-    variables = dict(os.environ)
-    wanted = json.loads(variables.pop(BEFORE, "{}")).get(TEMPORARY)
+    environ = variables.for_programs()
+    wanted = json.loads(environ.pop(BEFORE, "{}")).get(TEMPORARY)
     if wanted is not None:
-        variables[TEMPORARY] = wanted
-    return variables
+        environ[TEMPORARY] = wanted
+    return environ
 
 
 def make_directory(place: Path, prefix: str) -> Path:

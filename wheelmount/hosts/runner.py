@@ -319,12 +319,8 @@ class Runner(Actor):  # type: ignore[misc]
 
     def __init__(self, host: str, rank: int, lease: float) -> None:
         process.settle()
-        self._environment = {
-            name: value
-            for name, value in process.environment().items()
-            if name not in engine.SWITCHES and not name.startswith(("HYPERACTOR_", "BOOTSTRAP_"))
-        }
-        self._environment |= {"WHEELMOUNT_HOST": host, "WHEELMOUNT_RANK": str(rank)}
+        own = {"WHEELMOUNT_HOST": host, "WHEELMOUNT_RANK": str(rank)}
+        self._environment = {**process.environment(), **own}
         mark = os.environ.get(worker.MARK)  # what is in its directory goes with the host
         place = None if mark is None else str(Path(mark).parent)
         self._directory = Path(tempfile.mkdtemp(prefix="run-", dir=place))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 
+from wheelmount import variables
 from wheelmount.errors import HostError, UnavailableError
 
 ASK_TIMEOUT = 60.0
@@ -50,6 +51,7 @@ def ask(command: list[str], text: str = "", *, ended: bool = False) -> str:
             capture_output=True,
             text=True,
             timeout=ASK_TIMEOUT,
+            env=variables.without_secrets(),  # sbatch passes it on to the job
             check=False,
         )
     except FileNotFoundError:

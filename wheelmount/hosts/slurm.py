@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from wheelmount import logs
+from wheelmount import logs, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import outpost
@@ -199,6 +199,7 @@ class SlurmHosts(NetworkHosts):
                 stdin=subprocess.PIPE,
                 stdout=self._messages,
                 stderr=self._messages,
+                env=variables.without_secrets(),  # it goes on to the nodes
                 start_new_session=True,  # a ^C is for the client, which ends it in order
             )
         except FileNotFoundError:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
+from wheelmount import variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import outpost
@@ -126,6 +127,7 @@ class SshHosts(NetworkHosts):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=variables.for_programs(),
             start_new_session=True,  # a ^C is for the client, which ends it in order
         )
 

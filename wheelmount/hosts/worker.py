@@ -1,9 +1,10 @@
 """A host's own process: it waits for clients and starts what they ask for, through Monarch.
 
-Run as ``python -m wheelmount.hosts.worker ADDRESS [--guard FD]``. The address is that of a socket,
-``ipc://PATH``, or one at which clients and other hosts reach this machine, ``tls://HOST:PORT``.
-With ``--guard`` the process ends, with everything it started, when the other end of that pipe is
-closed: that is, when the client that started it is gone, however it went.
+Run as ``python -m wheelmount.hosts.worker ADDRESS [--guard FD] [--credentials]``. The address is
+that of a socket, ``ipc://PATH``, or one at which clients and other hosts reach this machine,
+``tls://HOST:PORT``. With ``--guard`` the process ends, with everything it started, when the other
+end of that pipe is closed: that is, when the client that started it is gone, however it went. With
+``--credentials`` its input is what it shows to others (``credentials.decode``).
 """
 
 from __future__ import annotations
@@ -26,15 +27,13 @@ from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine, gate, process
 from wheelmount.hosts.address import DANGER, OPEN, Address
+from wheelmount.variables import CREDENTIALS
 
 SERVER = "wheelmount.mount.server"
 """Module that marks, in a command line, a process that may outlive its host."""
 
 MARK = "WHEELMOUNT_LOCAL_HOST"
 """Variable by which everything that a host started is known: its value is the host's socket."""
-
-CREDENTIALS = "WHEELMOUNT_CREDENTIALS"
-"""Variable with what it was given by whoever started it from elsewhere: ``credentials.decode``."""
 
 LOCAL = "ipc://"
 """Scheme of a socket's address."""
@@ -50,7 +49,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
     parser.add_argument("--guard", type=int)
+    parser.add_argument("--credentials", action="store_true")
     arguments = parser.parse_args()
+    given = _read_credentials() if arguments.credentials else None
     engine.own_process()
     if arguments.guard is not None:
         os.set_inheritable(arguments.guard, False)
@@ -59,7 +60,7 @@ def main() -> None:
     try:
         settings = config.load()
         if not arguments.address.startswith(LOCAL):
-            listen_at(Address.parse(arguments.address), settings)
+            listen_at(Address.parse(arguments.address), settings, given)
         mark = os.environ.get(MARK)
         if mark is None:
             runtime = settings.private_runtime()
@@ -70,6 +71,14 @@ def main() -> None:
     except WheelmountError as error:
         parser.error(f"{error.message}; {error.hint}")
     serve(arguments.address)
+
+
+def _read_credentials() -> bytes:
+    """Take the input, which no process that is started here gets."""
+    given = sys.stdin.buffer.read()
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return given
 
 
 def log_of(mark: Path) -> Path:

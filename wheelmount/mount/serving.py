@@ -20,6 +20,7 @@ from pathlib import Path
 
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import MountError, UnavailableError
+from wheelmount.hosts import process
 from wheelmount.mount import control, point
 from wheelmount.mount import store as stores
 from wheelmount.mount.task import PROCESS, Task
@@ -154,11 +155,12 @@ def start(directory: Path, timeout: float) -> None:
     read, write = os.pipe()
     try:
         with (directory / "log").open("ab") as log:
-            process = subprocess.Popen(
+            server = subprocess.Popen(
                 [sys.executable, "-m", "wheelmount.mount.server", str(directory), str(write)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=process.environment(),
                 cwd="/",
                 start_new_session=True,
                 pass_fds=(write,),
@@ -167,13 +169,13 @@ def start(directory: Path, timeout: float) -> None:
         os.close(write)
     try:
         if not select.select([read], [], [], timeout)[0]:
-            process.kill()
+            server.kill()
             raise MountError(f"the mount did not come up within {timeout:g} s")
         word = os.read(read, 4096).decode(errors="replace")
     finally:
         os.close(read)
     if word != "ok":
-        process.wait(timeout)
+        server.wait(timeout)
         lines = []
         with contextlib.suppress(FileNotFoundError):  # it took all down again
             lines = (directory / "log").read_text(errors="replace").strip().splitlines()
@@ -182,7 +184,7 @@ def start(directory: Path, timeout: float) -> None:
             f"cannot mount: {reason}",
             hint="FUSE must be allowed for you on the host",
         )
-    process.returncode = 0  # it goes on, and nobody here waits for it
+    server.returncode = 0  # it goes on, and nobody here waits for it
 
 
 def stop(directory: Path, *, force: bool) -> None:
