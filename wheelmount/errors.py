@@ -107,6 +107,12 @@ class WaitError(WheelmountError):
     exit_code = 75  # EX_TEMPFAIL
 
 
+class OvertimeError(WaitError):
+    """A command that took longer than it was allowed to, and was ended."""
+
+    exit_code = 124  # as timeout(1)
+
+
 class ConfigError(WheelmountError):
     """A setting, in a file or the environment, that has no meaning."""
 

@@ -126,3 +126,49 @@ def test_variables_are_set_for_a_script(
         refused = cli("run", "-q", "--env", wrong, source, script)
         assert refused.returncode == 64
         assert said in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "rest", "hosts", "said"),
+    [
+        (["d", "s", "--json", "--x"], "s", ("--json", "--x"), 1, "--json is passed on to s: "),
+        (["d", "s", "--env=A=b"], "s", ("--env=A=b",), 1, "--env=A=b is passed on to s: "),
+        (["--", "d", "s", "--json"], "s", ("--json",), 1, ""),
+        (["d", "--", "s", "--json"], "s", ("--json",), 1, ""),
+        (["-q", "d", "s", "--json"], "s", ("--json",), 1, ""),
+        (["d", "s", "--help"], "s", ("--help",), 1, ""),
+        (["d", "s", "-v", "--json"], "s", ("-v", "--json"), 1, ""),
+        (
+            ["f", "--hosts", "local:3", "-q", "--x"],
+            "-q",
+            ("--x",),
+            3,
+            "--hosts local:3 is read as ",
+        ),
+        (["--with", "x", "--", "f", "--json"], "--json", (), 1, ""),
+        (["--with", "x", "python", "--json"], "--json", (), 1, "--json is passed on to python: "),
+        (["--with", "x", "python", "-m", "m"], "-m", ("m",), 1, ""),
+        (["d", "-m", "m", "--json", "-q"], "--json", ("-q",), 1, ""),
+        (["-m", "m", "--json", "-q"], "--json", ("-q",), 1, ""),
+    ],
+)
+def test_an_option_behind_the_command_is_told_of(
+    words: list[str],
+    script: str,
+    rest: tuple[str, ...],
+    hosts: int,
+    said: str,
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(workplace / "work")
+    Path("d").mkdir()
+    Path("f").touch()
+    params = run.make_context("run", words).params
+    assert (params["script"], params["arguments"]) == (script, rest)
+    assert params["spec"].count == hosts
+    assert not params["as_json"]
+    assert params["module"] == ("m" if words[:2] in (["-m", "m"], ["d", "-m"]) else None)
+    told = capsys.readouterr().err
+    assert told.startswith(f"note: {said}") if said else not told

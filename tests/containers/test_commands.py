@@ -78,6 +78,20 @@ def test_variables_are_set_in_a_container(
 
 
 @pytest.mark.fuse
+def test_where_and_for_how_long_a_container_runs(cli: Cli, sif: Path) -> None:
+    mark = "14142.1356"
+    given = ["--image", sif, "--hosts", "local:2", "--on", "host1", "--cwd", "/usr/lib"]
+    script = "pwd; echo $WHEELMOUNT_HOST $WHEELMOUNT_RANK of $WHEELMOUNT_SIZE"
+    done = cli("exec", *given, "--", "sh", "-c", script)
+    assert done.stdout == "/usr/lib\nhost1 0 of 1\n", done.stderr
+    script = f"setsid sleep {mark} & sleep {mark}"
+    done = cli("exec", "-q", *given, "--timeout", "3", "--", "sh", "-c", script)
+    assert done.returncode == 124
+    assert done.stderr.endswith("error: the command was ended: it took longer than 3 s\n")
+    assert not processes(mark)
+
+
+@pytest.mark.fuse
 def test_a_script_runs_in_a_container_that_shows_the_directory(
     cli: Cli, job: Path, workplace: Path
 ) -> None:
@@ -201,7 +215,9 @@ def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
         (["exec", "--image", "host0=x.sif", "--hosts", "local:2", "--", "true"], "for host1"),
         (["exec", "--image", "x.sif,y.sif", "--", "true"], "cannot make images"),
         (["exec", "--image", "x.sif", "--bind", ":/x", "--", "true"], "cannot be shown"),
-        (["exec", "--image", "x.sif", "--on", "host0", "--", "true"], "goes with --interactive"),
+        (["exec", "--image", "x.sif", "--on", "host1", "--", "true"], "there is no host host1"),
+        (["exec", "--image", "x.sif", "--on", "host0,", "--", "true"], "an empty name of a host"),
+        (["exec", "--image", "x.sif", "--cwd", "here", "--", "true"], "is relative"),
         (["shell", "--image", "x.sif", "--hosts", "local:2"], "one host only"),
         (["shell"], "no image"),
         (["run", ".", "--image", "x.sif", "--instance", "one", "-"], "to an instance"),

@@ -25,6 +25,7 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import containers, elsewhere, environments, instances, overlays, shells
 from wheelmount.jobs.environments import Needed
 from wheelmount.jobs.image import BESIDE, Image
+from wheelmount.jobs.launch import Launch
 
 packages_option = click.option(
     "--packages",
@@ -32,7 +33,6 @@ packages_option = click.option(
     help="A wheelhouse to mount on the hosts: pip and uv in the containers install from it. Or a "
     f"directory with one in packages/, and the image as {BESIDE} beside.",
 )
-on_option = click.option("--on", "host", metavar="HOST", help="Which of several hosts.")
 
 
 @click.command("exec", cls=Launcher)
@@ -41,9 +41,10 @@ on_option = click.option("--on", "host", metavar="HOST", help="Which of several 
 @container
 @packages_option
 @environment
-@click.option("-i", "--interactive", is_flag=True, help="Give it standard input; one host only.")
-@on_option
-@options.variables
+@click.option(
+    "-i", "--interactive", is_flag=True, help="Pass output on as it is; one host only (--on)."
+)
+@options.launch
 @output.options
 @options.quiet
 def execute(
@@ -53,8 +54,7 @@ def execute(
     packages: Path | None,
     needed: Callable[[], Needed | None],
     interactive: bool,
-    host: str | None,
-    variables: dict[str, str],
+    launch: Launch,
     show: output.Show,
     quiet: bool,
 ) -> int:
@@ -65,45 +65,28 @@ def execute(
     gets the standard input of this command; with --interactive its output is passed on as it is.
     With --with, -r or --project it has an environment that is made here and mounted on the hosts.
     """
-    image = replace(_needed(image), variables=variables)
+    image = replace(_needed(image), variables=launch.variables)
     progress = ConsoleProgress(quiet=quiet)
     found = needed()
-    if found is not None and interactive:
-        raise InputError("--interactive knows no environments", hint="leave it or --with out")
-    if not interactive:
-        if host is not None:
-            raise InputError("--on goes with --interactive", hint="choose hosts by --hosts")
-        with show.open(progress) as told:
-            if found is not None:
-                results = environments.execute(
-                    spec,
-                    found,
-                    command,
-                    image,
-                    packages,
-                    config.load(),
-                    progress,
-                    output=told,
-                    stdin=output.standard_input(),
-                )
-                return show.end(results, progress)
-            results = containers.execute(
-                spec,
-                image,
-                command,
-                packages,
-                config.load(),
-                progress,
-                output=told,
-                stdin=output.standard_input(),
+    if interactive:
+        if found is not None:
+            raise InputError("--interactive knows no environments", hint="leave it or --with out")
+        given = click.get_current_context().params
+        if given["as_json"] or given["output_dir"]:
+            raise InputError(
+                "--interactive passes output on as it is", hint="leave --json and --output-dir out"
             )
-        return show.end(results, progress)
-    given = click.get_current_context().params
-    if given["as_json"] or given["output_dir"]:
-        raise InputError(
-            "--interactive passes output on as it is", hint="leave --json and --output-dir out"
-        )
-    return _pipe(spec, host, image, command, packages, progress)
+        return _pipe(spec, image, command, packages, launch, progress)
+    settings = config.load()
+    with show.open(progress) as told:
+        launch = replace(launch, output=told, stdin=output.standard_input())
+        if found is not None:
+            results = environments.execute(
+                spec, found, command, image, packages, launch, settings, progress
+            )
+        else:
+            results = containers.execute(spec, image, command, packages, launch, settings, progress)
+    return show.end(results, progress)
 
 
 @click.command(cls=Launcher)
@@ -111,16 +94,14 @@ def execute(
 @options.hosts
 @container
 @packages_option
-@on_option
-@options.variables
+@options.launch
 @options.quiet
 def shell(
     command: tuple[str, ...],
     spec: HostSpec,
     image: Image | None,
     packages: Path | None,
-    host: str | None,
-    variables: dict[str, str],
+    launch: Launch,
     quiet: bool,
 ) -> int:
     """Open a shell (or COMMAND) in a container without network on one host.
@@ -128,24 +109,24 @@ def shell(
     Options stand before COMMAND; all that follows is its own.
     On a terminal it has a terminal of its own; else it reads standard input.
     """
-    image = replace(_needed(image), variables=variables)
+    image = replace(_needed(image), variables=launch.variables)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = command or ("bash",)
     progress = ConsoleProgress(quiet=quiet)
     if not terminal:
-        return _pipe(spec, host, image, argv, packages, progress)
+        return _pipe(spec, image, argv, packages, launch, progress)
     if spec.kind != "local":
         with raw() as size:
-            return _pipe(spec, host, image, argv, packages, progress, size)
-    return shells.attach(spec, host, image, argv, packages, config.load(), progress)
+            return _pipe(spec, image, argv, packages, launch, progress, size)
+    return shells.attach(spec, image, argv, packages, launch, config.load(), progress)
 
 
 def _pipe(
     spec: HostSpec,
-    host: str | None,
     image: Image,
     command: tuple[str, ...],
     packages: Path | None,
+    launch: Launch,
     progress: ConsoleProgress,
     terminal: Size | None = None,
 ) -> int:
@@ -154,18 +135,10 @@ def _pipe(
         target.write(data)
         target.flush()
 
-    settings, stdin = config.load(), output.standard_input()
+    settings = config.load()
+    launch = replace(launch, output=told, stdin=output.standard_input())
     results = shells.pipe(
-        spec,
-        host,
-        image,
-        command,
-        packages,
-        settings,
-        progress,
-        stdin=stdin,
-        output=told,
-        terminal=terminal,
+        spec, image, command, packages, launch, settings, progress, terminal=terminal
     )
     return output.Show(as_json=False, live=True, directory=None).end(results, progress)
 

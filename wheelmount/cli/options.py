@@ -146,6 +146,56 @@ variables = click.option(
     callback=_read_variables,
     help="Set a variable for it, without a value as it is here; may be repeated.",
 )
+
+
+def launch(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for how commands are started, given on as ``launch``; ``--on`` narrows ``spec``."""
+
+    @click.option(
+        "--on",
+        "only",
+        metavar="HOST[,HOST…]",
+        callback=lambda _ctx, _param, text: () if text is None else _names(text),
+        help="On these of the hosts only.",
+    )
+    @variables
+    @click.option(
+        "--cwd",
+        metavar="DIRECTORY",
+        help="Start in this directory, of the host or of the container.",
+    )
+    @click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="End it on a host where it takes longer, with all that it started; its exit code "
+        "is 124 then.",
+    )
+    @wraps(command)
+    def wrapped(
+        *arguments: Any,
+        spec: HostSpec,
+        only: tuple[str, ...],
+        variables: dict[str, str],
+        cwd: str | None,
+        timeout: float | None,
+        **values: Any,
+    ) -> Any:
+        from wheelmount.jobs.launch import Launch  # with Monarch
+
+        values["launch"] = Launch(variables=variables, cwd=cwd, timeout=timeout)
+        return command(*arguments, spec=replace(spec, only=only), **values)
+
+    return wrapped
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if "" in names:
+        raise InputError(f"{text!r} has an empty name of a host", hint="give --on HOST,HOST,…")
+    return names
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
 
 

@@ -14,12 +14,13 @@ from wheelmount.cli import options, output
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.environments import environment
 from wheelmount.cli.image_options import container
-from wheelmount.cli.launcher import Launcher
+from wheelmount.cli.launcher import Launcher, Module
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import containers, environments, scripts
 from wheelmount.jobs.environments import Needed
 from wheelmount.jobs.image import Image
+from wheelmount.jobs.launch import Launch
 from wheelmount.wheels import inline
 from wheelmount.wheels.inline import Inline
 
@@ -28,11 +29,18 @@ from wheelmount.wheels.inline import Inline
 @click.argument("source")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "-m",
+    "module",
+    cls=Module,
+    metavar="MODULE",
+    help="Run this module of Python in place of a script; all that follows is its own.",
+)
 @click.option("--mntpoint", help="Where to mount on the hosts; default the path of SOURCE.")
 @options.hosts
 @environment
 @container
-@options.variables
+@options.launch
 @options.adapter
 @output.options
 @options.quiet
@@ -40,11 +48,12 @@ def run(
     source: str,
     script: str | None,
     arguments: tuple[str, ...],
+    module: str | None,
     mntpoint: str | None,
     spec: HostSpec,
     needed: Callable[[Inline | None], Needed | None],
     image: Image | None,
-    variables: dict[str, str],
+    launch: Launch,
     adapter: str,
     show: output.Show,
     quiet: bool,
@@ -52,10 +61,11 @@ def run(
     """Mount SOURCE on every host and run the script SCRIPT (`-`: standard input) on each.
 
     Options stand before SCRIPT; all that follows is its own. Its first line may name what runs it
-    (`#!/usr/bin/env python3`), else that is bash.
-    It runs in the mounted directory, which is read-only, as soon as that stands: what it reads
-    arrives first. The exit code is the worst of all. One host gets the standard input of this
-    command, unless the script is read from it.
+    (`#!/usr/bin/env python3`); else that is Python if it is called `….py`, and bash if not. With
+    -m it is a module of Python. It runs in the mounted directory, which is read-only, as soon as
+    that stands: what it reads arrives first. If SOURCE is a virtual environment, its Python and
+    its programs come first. The exit code is the worst of all. One host gets the standard input
+    of this command, unless the script is read from it.
 
     With --with, -r or --project, or if the script says what it needs (PEP 723), it runs in an
     environment that is made here and mounted on the hosts, which need nothing but Python. SOURCE
@@ -65,35 +75,44 @@ def run(
     has it.
     """
     if image is not None:
-        image = replace(image, variables=variables)
+        image = replace(image, variables=launch.variables)
     words = (source, *((script,) if script is not None else ()), *arguments)
     folder = Path(source) if Path(source).is_dir() else None
-    if folder is not None:
-        if script is None:
-            raise click.UsageError("Missing argument 'SCRIPT'.")
-        words = words[1:]
-    named = words[0]
     text = None
-    if named == "-" or folder is not None or Path(named).exists() or "/" in named:
-        text = scripts.read(named)
+    if module is not None:
+        folder = Path(source) if source else None
+        words = (*scripts.PYTHON, "-m", module, *words[1:])
+    else:
+        if folder is not None:
+            if script is None:
+                raise click.UsageError("Missing argument 'SCRIPT'.")
+            words = words[1:]
+        if words[0] == "-" or folder is not None or Path(words[0]).exists() or "/" in words[0]:
+            text = scripts.read(words[0])
     found = needed(None if text is None else inline.read(text))
     if found is None:
+        if module is not None and folder is None:
+            raise InputError(
+                f"there is no directory to run {module} in, and no environment",
+                hint=f"wheelmount run . -m {module}; or name packages that it needs: --with NAME",
+            )
         if folder is None and Path(source).is_file() and script is None:
             raise InputError(
                 f"{source} is a script, and there is no directory to run it in",
                 hint=f"wheelmount run . {source}; or name packages that it needs: --with NAME",
             )
-        if script is None:
+        if module is None and script is None:
             raise click.UsageError("Missing argument 'SCRIPT'.")
         if folder is None:  # the directory that is missing is told of by what mounts it
-            folder, named, words = Path(source), script, words[1:]
+            folder, words = Path(source), words[1:]
             text = None
-        if text is None:
-            text = scripts.read(named)
+        if module is None and text is None:
+            text = scripts.read(words[0])
     progress = ConsoleProgress(quiet=quiet)
     settings = replace(config.load(), adapter=adapter)
-    stdin = None if named == "-" else output.standard_input()
+    stdin = None if module is None and words[0] == "-" else output.standard_input()
     with show.open(progress) as told:
+        launch = replace(launch, output=told, stdin=stdin)
         if found is not None:
             results = environments.run(
                 spec,
@@ -101,18 +120,16 @@ def run(
                 words,
                 text,
                 image,
+                launch,
                 settings,
                 progress,
                 source=folder,
                 mntpoint=mntpoint,
-                output=told,
-                stdin=stdin,
-                variables=variables,
             )
             return show.end(results, progress)
-        given = cast(Path, folder), cast(bytes, text), words[1:], mntpoint, settings, progress
+        given = cast(Path, folder), words, text, mntpoint, launch, settings, progress
         if image is None:
-            results = scripts.run(spec, *given, output=told, stdin=stdin, variables=variables)
+            results = scripts.run(spec, *given)
         else:
-            results = containers.script(spec, image, *given, output=told, stdin=stdin)
+            results = containers.script(spec, image, *given)
     return show.end(results, progress)

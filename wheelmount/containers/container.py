@@ -281,7 +281,7 @@ class Container:
         Raises:
             ContainerError: the overlay is in use, or the container does not start.
             UnavailableError: apptainer is missing.
-            WaitError: the time ran out.
+            OvertimeError: the time ran out.
         """
         command = self.command(argv)
         with self.writer.lock(shlex.join(argv)[:200]) as lock:

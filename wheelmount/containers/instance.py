@@ -157,6 +157,7 @@ class Instance:
         argv: Sequence[str],
         *,
         stdin: Stream = subprocess.DEVNULL,
+        timeout: float | None = None,
         terminal: Terminal | None = None,
     ) -> int:
         """Run a command in it, and wait for its exit code; see `Container.run`.
@@ -168,6 +169,7 @@ class Instance:
         code = attend(
             container.join_command(_NAME, argv),
             stdin=stdin,
+            timeout=timeout,
             terminal=terminal,
             environment=self._environment,
             confined=container.confined,
@@ -238,6 +240,7 @@ class Instance:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
+                    env=apptainer.environment(),  # without the mark of the command's own processes
                     cwd="/",
                     start_new_session=True,
                     pass_fds=held,

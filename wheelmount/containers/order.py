@@ -18,8 +18,8 @@ from wheelmount.containers.overlay import Kind, Overlay, name_for
 from wheelmount.containers.process import Stream
 from wheelmount.containers.terminal import Size, Terminal
 
-PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK")
-"""Variables of the host that a command in a container finds too: who of all hosts it is."""
+PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK", "WHEELMOUNT_SIZE")
+"""Variables of the host that a command in a container finds too: which of all commands it is."""
 
 PROGRAM = "python", "-m", "wheelmount.containers"
 """Carries an order out, whose file is its argument; ``python`` is to be the host's own."""
@@ -47,6 +47,8 @@ class Order:
         cwd: where the command starts in it; default the home directory.
         nv: whether it may use NVIDIA devices.
         privileged: see `Container`.
+        timeout: seconds after which the command is ended with all that it started; None for no
+            bound.
         terminal: size of the terminal elsewhere that the command is to have; None for none.
         identity: tells containers of one host apart.
     """
@@ -66,6 +68,7 @@ class Order:
     cwd: str | None = None
     nv: bool = False
     privileged: bool = False
+    timeout: float | None = None
     terminal: Size | None = None
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
@@ -103,6 +106,7 @@ class Order:
             terminal: what the command has for all its streams instead.
 
         Raises:
+            OvertimeError: the time ran out.
             WheelmountError: see `Container.run` and `Instance.run`.
         """
         runtime = self._runtime
@@ -110,10 +114,12 @@ class Order:
             instance = Instance(runtime, self.instance, self.host)
             container = self._container(instance.workdir)
             instance.ensure(container if self.image else None)
-            return instance.run(container, argv, stdin=stdin, terminal=terminal)
+            return instance.run(
+                container, argv, stdin=stdin, timeout=self.timeout, terminal=terminal
+            )
         workdir = runtime / f"{PREFIX}{self.identity}"
         with self._container(workdir) as container, claimed(workdir):
-            return container.run(argv, stdin=stdin, terminal=terminal)
+            return container.run(argv, stdin=stdin, timeout=self.timeout, terminal=terminal)
 
     @property
     def _runtime(self) -> Path:

@@ -14,7 +14,7 @@ from typing import IO
 
 from wheelmount.containers import apptainer, guard
 from wheelmount.containers.terminal import Terminal
-from wheelmount.errors import WaitError
+from wheelmount.errors import OvertimeError
 
 Stream = int | IO[bytes] | IO[str] | None
 
@@ -57,7 +57,7 @@ def attend(
         The exit code; 128 and the signal's number where one ended it.
 
     Raises:
-        WaitError: the time ran out.
+        OvertimeError: the time ran out.
     """
     if terminal is not None:
         stdin = stdout = stderr = terminal.inner
@@ -87,9 +87,8 @@ def attend(
                 terminal.relay(process)
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise WaitError(
-                f"a command in a container was stopped: it took longer than {timeout:g} s",
-                hint="give it more time, or look at what it printed",
+            raise OvertimeError(
+                f"the command was ended: it took longer than {timeout:g} s"
             ) from None
         finally:
             if process.poll() is None:

@@ -43,6 +43,11 @@ class Hosts(ABC):
         self._hosts: list[Host] = []
 
     @property
+    def names(self) -> list[str]:
+        """What each is called, as far as that is known: of some kinds only once they run."""
+        return list(self._names)
+
+    @property
     @abstractmethod
     def addresses(self) -> list[str]:
         """Where Monarch reaches each."""

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -20,8 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from wheelmount.config import Settings
-from wheelmount.errors import HostError
+from wheelmount.errors import HostError, OvertimeError
 from wheelmount.hosts import conduit, engine, process, sockets, worker
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.hosts.sockets import Entrance, Ticket
@@ -47,6 +50,12 @@ LEASE = 60.0
 GLANCE = 0.02
 """Seconds between looks at whether there is more output."""
 
+PAUSE = 0.2
+"""Seconds between looks at whether all that is to end has ended, at most."""
+
+MARK = "WHEELMOUNT_RUN"
+"""Variable by which what a command has started is known again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -61,6 +70,9 @@ class Command:
             every user of the host can read the arguments themselves.
         environment: variables to set.
         cwd: where; default the host's temporary directory, for ``python`` the root.
+        timeout: seconds after which it is ended with all that it started; None for no bound. Its
+            exit code is that of ``OvertimeError`` then, and the reason the last line of its
+            standard error.
     """
 
     argv: tuple[str, ...] = ()
@@ -69,6 +81,7 @@ class Command:
     note: bytes | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,9 @@ class _Run:
         self._connections: set[socket.socket] = set()
         self._turn = threading.Condition()
         self._ending = False
+        self._overtime: threading.Event | None = None
+        self._reason = b""
+        self._mark = secrets.token_hex(16)
         argv, cwd = list(command.argv), command.cwd
         if command.script is not None:
             script = directory / "script"
@@ -133,23 +149,49 @@ class _Run:
                 stdout=theirs["stdout"],
                 stderr=theirs["stderr"],
                 cwd=cwd or tempfile.gettempdir(),
-                env={**environment, **command.environment},
+                env={**environment, **command.environment, MARK: self._mark},
                 start_new_session=True,
             )
         except OSError as error:
             self._close()
+            if cwd is not None and error.filename == cwd:
+                raise HostError(
+                    f"cannot run in {cwd}: {error.strerror}", hint="name a directory of the host"
+                ) from None
             raise HostError(
                 f"cannot run {argv[0]}: {error.strerror}", hint="is it installed on the host?"
             ) from None
         finally:
             for descriptor in theirs.values():
                 os.close(descriptor)
+        self._timer = threading.Timer(command.timeout or 0, self._expire, [command.timeout])
+        self._timer.daemon = True
+        if command.timeout is not None:
+            self._timer.start()
+
+    def _expire(self, timeout: float) -> None:
+        """End it, as its time has run out."""
+        if self._process.poll() is not None:
+            return
+        ended = self._overtime = threading.Event()
+        self._reason = f"error: the command was ended: it took longer than {timeout:g} s\n".encode()
+        try:
+            self._kill()
+        finally:
+            ended.set()
+
+    def _code(self) -> int | None:
+        """Its exit code, as soon as it has ended, and all of it where its time has run out."""
+        code = self._process.poll()
+        if code is None or self._overtime is None:
+            return 128 - code if code is not None and code < 0 else code
+        return OvertimeError.exit_code if self._overtime.is_set() else None
 
     async def report(self, limit: int) -> Report:
         deadline = time.monotonic() + PATIENCE
         while True:
             self.asked = time.monotonic()
-            code = self._process.poll()
+            code = self._code()
             if code is not None and self._seconds is None:
                 self._seconds = time.monotonic() - self._started
             stdout, stderr = self._more("stdout", limit), self._more("stderr", limit)
@@ -157,8 +199,7 @@ class _Run:
             if more or code is not None or time.monotonic() > deadline:
                 if more or code is None:
                     return Report(stdout, stderr, None, time.monotonic() - self._started)
-                number = 128 - code if code < 0 else code
-                return Report(stdout, stderr, number, self._seconds or 0)
+                return Report(stdout, stderr, code, self._seconds or 0)
             await _ready([each for each in self._outputs.values() if each >= 0])
 
     def _more(self, stream: str, limit: int) -> bytes:
@@ -172,6 +213,8 @@ class _Run:
                 os.close(self._outputs[stream])
                 self._outputs[stream] = -1
             found += piece
+        if stream == "stderr" and not found and self._code() is not None:
+            found, self._reason = bytearray(self._reason), b""
         return bytes(found)
 
     async def feed(self, data: bytes) -> bool:
@@ -196,7 +239,7 @@ class _Run:
         """Send output until the command has ended and no more is there; on a thread."""
         with self._using(connection):
             while not self._ending:
-                ended = self._process.poll() is not None
+                ended = self._code() is not None
                 more = False
                 for stream in self._outputs:
                     if data := self._more(stream, limit):
@@ -248,14 +291,39 @@ class _Run:
                 self._turn.notify_all()
 
     def end(self) -> None:
+        self._timer.cancel()
         if self._process.poll() is None:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(GRACE)
-                    break
+            self._kill()
+        if self._overtime is not None:
+            self._overtime.wait()
         self._close()
+
+    def _kill(self) -> None:
+        """End it and all that it started, also what left its session or lost its parent since."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            told: set[psutil.Process] = set()
+            deadline = time.monotonic() + GRACE
+            pause = GLANCE
+            while time.monotonic() < deadline:
+                family = set(self._family())
+                for each in family - told:
+                    with contextlib.suppress(psutil.Error):
+                        each.send_signal(number)
+                told |= family
+                if not family and self._process.poll() is not None:
+                    return
+                time.sleep(pause)
+                pause = min(2 * pause, PAUSE)
+
+    def _family(self) -> Iterator[psutil.Process]:
+        """What it started and runs; but servers of mounts, which each see to their own end."""
+        for each in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if each.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                mine = os.getsid(each.pid) == self._process.pid or _marked(each, self._mark)
+                if mine and worker.SERVER not in each.cmdline():
+                    yield each
 
     def _close(self) -> None:
         with self._turn:  # the threads of connections use what is closed then
@@ -270,6 +338,13 @@ class _Run:
         self._outputs = dict.fromkeys(self._outputs, -1)
         self._refuse()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return bool(process.environ().get(MARK) == mark)
+    except psutil.AccessDenied:  # another user's
+        return False
 
 
 def _pipe() -> tuple[int, int]:

@@ -32,6 +32,7 @@ class HostSpec:
         targets: where ssh goes to; of ``ssh``.
         options: of the job; of ``slurm`` and ``kubernetes``.
         session: name of the session whose hosts they are, if they are there already.
+        only: names of those of them that are to run commands; empty for all.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class HostSpec:
     targets: tuple[Target, ...] = ()
     options: tuple[str, ...] = ()
     session: str | None = None
+    only: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.addresses:

@@ -6,16 +6,16 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Sequence
-from io import RawIOBase
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Output, Result, Results
+from wheelmount.hosts.runners import Result, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import instances, scripts, sites
 from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
+from wheelmount.jobs.launch import Launch
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
 from wheelmount.wheels.missing import absent
@@ -31,11 +31,9 @@ def execute(
     image: Image,
     argv: Sequence[str],
     packages: Path | None,
+    launch: Launch,
     settings: Settings,
     progress: Progress,
-    *,
-    output: Output | None = None,
-    stdin: RawIOBase | None = None,
 ) -> Results:
     """Run a command on every host in an offline container.
 
@@ -45,20 +43,17 @@ def execute(
         argv: the command.
         packages: a wheelhouse to mount on the hosts and show at ``/packages``; or a directory with
             one in ``packages/`` and an image beside.
+        launch: how to run it.
         settings: in force.
         progress: told about each step.
-        output: told of output as it comes.
-        stdin: what the command reads, if there is one host.
     """
     check(spec, image, argv)
 
     def ordered(host: str, shown: Shown | None) -> Command:
-        return carry_out(order(host, image, shown, settings), argv)
+        return carry_out(order(host, image, shown, launch, settings), argv)
 
     if packages is not None and image.instance is not None:
-        results = instances.on_standing(
-            spec, image, packages, ordered, settings, progress, output=output, stdin=stdin
-        )
+        results = instances.on_standing(spec, image, packages, ordered, launch, settings, progress)
     elif packages is not None:
         results = on_mounts(
             spec,
@@ -68,13 +63,12 @@ def execute(
             settings,
             progress,
             "run",
-            output=output,
-            stdin=stdin,
+            launch,
         )
     else:
         with sites.at(spec, settings, progress, namespaces=False) as site:
-            commands = {host.name: ordered(host.name, None) for host in site.hosts}
-            results = site.run(commands, "run", output, stdin)
+            commands = {host.name: ordered(host.name, None) for host in site.chosen}
+            results = site.run(commands, "run", launch)
     explain(results, image, packages, progress)
     return results
 
@@ -83,14 +77,12 @@ def script(
     spec: HostSpec,
     image: Image,
     source: Path,
-    text: bytes,
-    arguments: Sequence[str],
+    words: Sequence[str],
+    text: bytes | None,
     mntpoint: str | None,
+    launch: Launch,
     settings: Settings,
     progress: Progress,
-    *,
-    output: Output | None = None,
-    stdin: RawIOBase | None = None,
 ) -> Results:
     """Mount a directory on all hosts and run a script on each, in a container that shows it.
 
@@ -102,15 +94,18 @@ def script(
         spec: the hosts.
         image: the container.
         source: the directory.
-        text: of the script.
-        arguments: of the script.
+        words: what the script is called, or a command, and its arguments.
+        text: of the script; None for a command.
         mntpoint: where hosts mount it.
+        launch: how to run it.
         settings: in force.
         progress: told about each step.
-        output: told of output as it comes.
-        stdin: what the script reads, if there is one host.
     """
-    argv = [*scripts.interpreter(text), SCRIPT, *arguments]
+    argv = list(words)
+    if text is not None:
+        inside = scripts.is_environment(source)
+        through = scripts.interpreter(text, words[0], environment=inside)
+        argv = [*through, SCRIPT, *words[1:]]
     check(spec, image, argv)
     if image.instance is not None:
         raise InputError(
@@ -119,19 +114,16 @@ def script(
         )
 
     def ordered(host: str, path: str) -> Command:
-        plain = order(host, image, Shown(source, path), settings)
+        plain = order(host, image, Shown(source, path), launch, settings, path)
         shown = dataclasses.replace(
             plain,
             binds=[*plain.binds, (path, path, False)],
             environment={**plain.environment, "WHEELMOUNT_MOUNT": path},
-            files={**plain.files, SCRIPT: os.fsdecode(text)},
-            cwd=path,
+            files=plain.files if text is None else {**plain.files, SCRIPT: os.fsdecode(text)},
         )
-        return carry_out(shown, argv)
+        return carry_out(shown, scripts.activated(source, path, argv, image.variables))
 
-    results = on_mounts(
-        spec, source, mntpoint, ordered, settings, progress, "run", output=output, stdin=stdin
-    )
+    results = on_mounts(spec, source, mntpoint, ordered, settings, progress, "run", launch)
     explain(results, image, source, progress)
     return results
 
@@ -147,11 +139,9 @@ def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
     if spec.kind != "local":  # the names of those are known when they answer
         return
     known = local_names(spec)
-    for name in filter(None, image.paths):
-        if name not in known:
-            raise InputError(f"there is no host {name}", hint=f"hosts are {', '.join(known)}")
+    sites.check([*filter(None, image.paths), *spec.only], known)
     if image.paths:
-        for name in known:
+        for name in spec.only or known:
             image.own(name)
 
 

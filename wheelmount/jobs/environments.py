@@ -7,7 +7,6 @@ import dataclasses
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import RawIOBase
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,11 +16,12 @@ from wheelmount.config import Settings
 from wheelmount.containers import probe
 from wheelmount.errors import InputError, MountError, WaitError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Output, Results
+from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import cache, containers, scripts, sites, targets
 from wheelmount.jobs.containers import SCRIPT
 from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
+from wheelmount.jobs.launch import Launch
 from wheelmount.mount.point import PRIVATE
 from wheelmount.progress import Progress
 from wheelmount.wheels import carried, venv
@@ -59,14 +59,12 @@ def run(
     words: Sequence[str],
     text: bytes | None,
     image: Image | None,
+    launch: Launch,
     settings: Settings,
     progress: Progress,
     *,
     source: Path | None = None,
     mntpoint: str | None = None,
-    output: Output | None = None,
-    stdin: RawIOBase | None = None,
-    variables: Mapping[str, str] | None = None,
 ) -> Results:
     """Run a script or a command on every host in an environment that is mounted there.
 
@@ -76,45 +74,45 @@ def run(
         words: what the script is called, or the command, and its arguments.
         text: of the script; None for a command.
         image: the container to run it in, if any.
+        launch: how to run it.
         settings: in force.
         progress: told about each step.
         source: a directory to mount too, and to run it in.
         mntpoint: where hosts mount that.
-        output: told of output as it comes.
-        stdin: what it reads, if there is one host.
-        variables: to set for it; those of a container are with its image.
     """
     name, *arguments = words
     interpreter: Sequence[str] = ()
     if text is not None:
-        python = name.endswith(".py") or (name == "-" and not text.startswith(b"#!"))
-        interpreter = ("python",) if python else scripts.interpreter(text)
+        plain = name == "-" and not text.startswith(b"#!")
+        interpreter = scripts.PYTHON if plain else scripts.interpreter(text, name, environment=True)
 
     def command(host: str, path: str | None, environment: str) -> Command:
-        more = dict(variables or {})
+        more = dict(launch.variables)
         if path is not None:
             more["WHEELMOUNT_MOUNT"] = path
         if image is not None:
             shown = None if path is None or source is None else Shown(source, path)
-            plain = order(host, image, shown, settings)
+            plain = order(host, image, shown, launch, settings, path)
             seen = [one for one in (environment, path) if one is not None]
             ordered = dataclasses.replace(
                 plain,
                 binds=[*plain.binds, *((one, one, False) for one in seen)],
                 environment={**plain.environment, **more},
                 files=plain.files if text is None else {**plain.files, SCRIPT: os.fsdecode(text)},
-                cwd=path,
             )
             argv = words if text is None else (*interpreter, SCRIPT, *arguments)
-            return carry_out(ordered, activated(environment, argv))
-        if text is None:
-            return Command(activated(environment, words), environment=more, cwd=path)
-        through = activated(environment, interpreter)
-        return Command(tuple(arguments), text, through, environment=more, cwd=path)
+            return carry_out(ordered, activated(environment, argv, image.variables))
+        through = activated(environment, words if text is None else interpreter, more)
+        return Command(
+            through if text is None else tuple(arguments),
+            text,
+            through,
+            environment=more,
+            cwd=launch.within(path),
+            timeout=launch.timeout,
+        )
 
-    return _on_mounts(
-        spec, needed, source, mntpoint, command, image, settings, progress, output, stdin
-    )
+    return _on_mounts(spec, needed, source, mntpoint, command, image, launch, settings, progress)
 
 
 def execute(
@@ -123,11 +121,9 @@ def execute(
     argv: Sequence[str],
     image: Image,
     packages: Path | None,
+    launch: Launch,
     settings: Settings,
     progress: Progress,
-    *,
-    output: Output | None = None,
-    stdin: RawIOBase | None = None,
 ) -> Results:
     """Run a command on every host in an offline container that has an environment.
 
@@ -137,25 +133,22 @@ def execute(
         argv: the command.
         image: the container.
         packages: see ``containers.execute``.
+        launch: how to run it.
         settings: in force.
         progress: told about each step.
-        output: told of output as it comes.
-        stdin: what the command reads, if there is one host.
     """
     containers.check(spec, image, argv)
 
     def command(host: str, path: str | None, environment: str) -> Command:
         shown = None if path is None or packages is None else Shown(packages, path)
-        plain = order(host, image, shown, settings)
+        plain = order(host, image, shown, launch, settings)
         ordered = dataclasses.replace(
             plain, binds=[*plain.binds, (environment, environment, False)]
         )
-        return carry_out(ordered, activated(environment, argv))
+        return carry_out(ordered, activated(environment, argv, image.variables))
 
     point = None if packages is None else packages_point(spec, packages)
-    return _on_mounts(
-        spec, needed, packages, point, command, image, settings, progress, output, stdin
-    )
+    return _on_mounts(spec, needed, packages, point, command, image, launch, settings, progress)
 
 
 def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
@@ -198,10 +191,9 @@ def _on_mounts(
     mntpoint: str | None,
     command: _Made,
     image: Image | None,
+    launch: Launch,
     settings: Settings,
     progress: Progress,
-    output: Output | None,
-    stdin: RawIOBase | None,
 ) -> Results:
     """Have the environment and maybe a directory mounted, and run a command on each host."""
     if image is not None and image.instance is not None:
@@ -226,12 +218,11 @@ def _on_mounts(
                     mntpoint,
                     lambda host, path: command(host, path, paths[host]),
                     "run",
-                    output,
-                    stdin,
+                    launch,
                 )
             else:
                 commands = {host: command(host, None, path) for host, path in paths.items()}
-                results = site.run(commands, "run", output, stdin)
+                results = site.run(commands, "run", launch)
         results.shortfall = results.shortfall or mounted.shortfall()
     return results
 

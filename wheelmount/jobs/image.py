@@ -17,6 +17,7 @@ from wheelmount.containers.overlay import Kind
 from wheelmount.errors import InputError
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs.launch import Launch
 from wheelmount.mount.point import PRIVATE
 from wheelmount.wheels import redirect
 
@@ -161,8 +162,24 @@ def parse_bind(text: str) -> tuple[str, str, bool]:
     return where, target or where, mode == "rw"
 
 
-def order(host: str, image: Image, shown: Shown | None, settings: Settings) -> Order:
-    """What to order from ``host``, which has a directory as ``shown``."""
+def order(
+    host: str,
+    image: Image,
+    shown: Shown | None,
+    launch: Launch,
+    settings: Settings,
+    usual: str | None = None,
+) -> Order:
+    """What to order from a host.
+
+    Args:
+        host: its name.
+        image: the container.
+        shown: a directory as it has it.
+        launch: how to run a command.
+        settings: in force.
+        usual: where commands start if nothing else is said; default the home directory.
+    """
     return Order(
         host=host,
         image=image.on(host, shown),
@@ -178,6 +195,8 @@ def order(host: str, image: Image, shown: Shown | None, settings: Settings) -> O
         files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
         nv=image.nv,
         privileged=image.privileged,
+        cwd=launch.within(usual),
+        timeout=launch.timeout,
     )
 
 

@@ -22,6 +22,7 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import cache, sites, targets
 from wheelmount.jobs.containers import execute
 from wheelmount.jobs.image import Image, packages_point
+from wheelmount.jobs.launch import Launch
 from wheelmount.jobs.sites import Site
 from wheelmount.mount.point import PRIVATE
 from wheelmount.progress import Progress
@@ -121,7 +122,7 @@ def install(
                 argv += [*pinned(tool), "-r", f"{PACKAGES}/{report.requests[0]}"]
             else:
                 argv += ["--", *named]
-            return execute(spec, into, argv, house.directory, settings, progress, output=output)
+            return execute(spec, into, argv, house.directory, Launch(output), settings, progress)
         venv = _venv(into, spec)
 
         def command(host: str, path: str) -> Command:
@@ -130,7 +131,7 @@ def install(
 
         packages = packages_point(spec, house.directory)
         with hosts() as site:
-            return site.run_on_mounts(house.directory, packages, command, "install", output)
+            return site.run_on_mounts(house.directory, packages, command, "install", Launch(output))
 
 
 @contextlib.contextmanager
@@ -182,7 +183,7 @@ def _place(
     tree = shipment.tree
     if isinstance(into, Image):
         argv = shipment.command("python3", PACKAGES, link_mode)
-        results = execute(spec, into, argv, tree, settings, progress, output=output)
+        results = execute(spec, into, argv, tree, Launch(output), settings, progress)
         if link_mode != "copy":
             progress.log(
                 f"packages in the overlay are links into {PACKAGES}: use it with --packages {tree}"
@@ -198,7 +199,7 @@ def _place(
     if link_mode == "copy" or spec.session is not None:  # whose mounts stay by themselves
         packages = packages_point(spec, tree)
         with hosts() as site:
-            return site.run_on_mounts(tree, packages, command, "install", output)
+            return site.run_on_mounts(tree, packages, command, "install", Launch(output))
     packages = f"{PRIVATE}/links-{tree.name}-{{host}}"
     results, points = _on_standing_mounts(hosts, shipment, packages, command, settings, output)
     if _linked(results):
@@ -250,9 +251,9 @@ def _on_standing_mounts(
         plans = {name: f"{point}/{shipment.plan}" for name, point in points.items()}
         probes = {name: Command(("test", "-e", plan)) for name, plan in plans.items()}
         if not worst(site.runners.run(probes)):
-            return site.run(commands, "install", output), list(points.values())
+            return site.run(commands, "install", Launch(output)), list(points.values())
         with site.mount(shipment.tree, mntpoint) as mount:
-            results = site.run(commands, "install", output)
+            results = site.run(commands, "install", Launch(output))
             if _linked(results):
                 mount.keep()
                 mount.release()

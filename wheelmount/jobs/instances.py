@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from io import RawIOBase
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.containers.instance import Instance
 from wheelmount.errors import ContainerError, MountError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Output, Result, Results
+from wheelmount.hosts.runners import Result, Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
 from wheelmount.jobs.image import Image, Shown, carry_out, mark_of, order, packages_point
+from wheelmount.jobs.launch import Launch
 from wheelmount.jobs.sites import Site
 from wheelmount.mount import serving
 from wheelmount.mount.point import PRIVATE
@@ -30,11 +30,9 @@ def on_standing(
     image: Image,
     packages: Path,
     command: Callable[[str, Shown], Command],
+    launch: Launch,
     settings: Settings,
     progress: Progress,
-    *,
-    output: Output | None = None,
-    stdin: RawIOBase | None = None,
 ) -> Results:
     """Run in instances, with a mount that stands as long as they do.
 
@@ -50,7 +48,7 @@ def on_standing(
 
     def running(site: Site, places: Mapping[str, Shown]) -> list[str]:
         asked = {
-            host: carry_out(order(host, image, shown, settings), ())
+            host: carry_out(order(host, image, shown, Launch(), settings), ())
             for host, shown in places.items()
         }
         answers = site.runners.run(asked)
@@ -62,7 +60,7 @@ def on_standing(
         commands = {host: command(host, shown) for host, shown in places.items()}
         found = running(site, places)
         if len(found) == len(commands):
-            return site.run(commands, "run", output, stdin)
+            return site.run(commands, "run", launch)
         if found:
             raise ContainerError(
                 f"instance {image.instance} runs on {', '.join(found)} only",
@@ -71,11 +69,11 @@ def on_standing(
         mounted = site.mount(packages, where)
         if not isinstance(mounted, RemoteMount):  # those of a session stay by themselves
             with mounted:
-                return site.run(commands, "run", output, stdin)
+                return site.run(commands, "run", launch)
         mounted.open()
         try:
             mounted.keep()
-            results = site.run(commands, "run", output, stdin)
+            results = site.run(commands, "run", launch)
         except BaseException:
             mounted.clear()
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from io import RawIOBase
 from pathlib import Path
 
 import watchfiles
@@ -15,9 +14,10 @@ from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Output, Results
+from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
+from wheelmount.jobs.launch import Launch
 from wheelmount.mount import access, serving
 from wheelmount.mount.remote import RemoteMount, remotemount
 from wheelmount.mount.task import Task
@@ -157,15 +157,13 @@ def on_mounts(
     settings: Settings,
     progress: Progress,
     step: str,
-    *,
-    output: Output | None = None,
-    stdin: RawIOBase | None = None,
+    launch: Launch,
 ) -> Results:
     """Mount a directory on all hosts; run a command on each, made of its name and mount point.
 
-    See ``Runners.run`` for ``output`` and ``stdin``. Without a mount point of its own the directory
+    Without a mount point of its own the directory
     is at its own path, which needs mount namespaces where hosts are on this machine.
     """
     namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
     with sites.at(spec, settings, progress, namespaces=namespaces) as site:
-        return site.run_on_mounts(source, mntpoint, command, step, output, stdin)
+        return site.run_on_mounts(source, mntpoint, command, step, launch)

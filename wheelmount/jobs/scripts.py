@@ -4,69 +4,107 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from io import RawIOBase
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, SourceError
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Output, Results
+from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.jobs.launch import Launch
 from wheelmount.jobs.mounts import on_mounts
 from wheelmount.progress import Progress
+from wheelmount.wheels import venv
 
 LARGEST = 8 << 20
 """Bytes of a script, which travels in one message."""
+
+PYTHON = ("python3",)
+"""What runs scripts of Python, of an environment or else the first on ``PATH``."""
 
 
 def run(
     spec: HostSpec,
     source: Path,
-    script: bytes,
-    arguments: Sequence[str],
+    words: Sequence[str],
+    text: bytes | None,
     mntpoint: str | None,
+    launch: Launch,
     settings: Settings,
     progress: Progress,
-    *,
-    output: Output | None = None,
-    stdin: RawIOBase | None = None,
-    variables: Mapping[str, str] | None = None,
 ) -> Results:
     """Mount a directory on all hosts and run a script on each, in the mounted directory.
 
     The script finds the mount point in ``WHEELMOUNT_MOUNT``, its host's name and place in
-    ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK``.
+    ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK``. If the directory is a virtual environment, its
+    programs come first.
 
     Args:
         spec: the hosts.
         source: the directory.
-        script: its text.
-        arguments: of the script.
+        words: what the script is called, or a command, and its arguments.
+        text: of the script; None for a command.
         mntpoint: see ``remotemount``.
+        launch: how to run it.
         settings: in force.
         progress: told about each step.
-        output: told of output as it comes.
-        stdin: what the script reads, if there is one host.
-        variables: to set for the script.
     """
 
+    inside = is_environment(source)
+
     def command(_host: str, path: str) -> Command:
-        environment = {**(variables or {}), "WHEELMOUNT_MOUNT": path}
+        environment = {**launch.variables, "WHEELMOUNT_MOUNT": path}
+        through = words if text is None else interpreter(text, words[0], environment=inside)
+        through = activated(source, path, through, launch.variables)
         return Command(
-            tuple(arguments), script, interpreter(script), environment=environment, cwd=path
+            through if text is None else tuple(words[1:]),
+            text,
+            through,
+            environment=environment,
+            cwd=launch.within(path),
+            timeout=launch.timeout,
         )
 
-    return on_mounts(
-        spec, source, mntpoint, command, settings, progress, "run", output=output, stdin=stdin
-    )
+    return on_mounts(spec, source, mntpoint, command, settings, progress, "run", launch)
 
 
-def interpreter(script: bytes) -> tuple[str, ...]:
-    """What runs a script: what its first line says after ``#!``, as execve(2) has it; else bash."""
+def interpreter(script: bytes, name: str = "", *, environment: bool = False) -> tuple[str, ...]:
+    """What runs a script: what its first line says after ``#!``, as execve(2) has it.
+
+    Without such a line that is Python where the script's name ends in ``.py``, else bash.
+
+    Args:
+        script: its text.
+        name: what it is called.
+        environment: whether it runs in an environment of Python, whose own Python then runs what
+            ends in ``.py``, whatever its first line.
+    """
     first = script.partition(b"\n")[0]
     words = os.fsdecode(first[2:]).strip().split(None, 1) if first.startswith(b"#!") else []
-    return tuple(words) or ("bash",)
+    python = name.endswith(".py")
+    if environment and python:
+        return PYTHON
+    return tuple(words) or (PYTHON if python else ("bash",))
+
+
+def activated(
+    source: Path, path: str, argv: Sequence[str], given: Collection[str] = ()
+) -> tuple[str, ...]:
+    """A command with the programs of a mounted directory first, if that is an environment.
+
+    Args:
+        source: the directory.
+        path: where it is mounted.
+        argv: the command.
+        given: see ``venv.activated``.
+    """
+    return venv.activated(path, argv, given) if is_environment(source) else tuple(argv)
+
+
+def is_environment(source: Path) -> bool:
+    """Whether a directory is a virtual environment."""
+    return (source / "pyvenv.cfg").is_file()
 
 
 def read(path: str) -> bytes:

@@ -6,48 +6,44 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
-from io import RawIOBase
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.containers.terminal import Size, Terminal
 from wheelmount.errors import InputError
 from wheelmount.hosts import engine
-from wheelmount.hosts.runners import Output, Results
+from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
 from wheelmount.jobs.containers import check, local_names
 from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
+from wheelmount.jobs.launch import Launch
 from wheelmount.mount.remote import remotemount
 from wheelmount.progress import Progress
 
 
 def pipe(
     spec: HostSpec,
-    host: str | None,
     image: Image,
     argv: Sequence[str],
     packages: Path | None,
+    launch: Launch,
     settings: Settings,
     progress: Progress,
     *,
-    stdin: RawIOBase | None,
-    output: Output,
     terminal: Size | None = None,
 ) -> Results:
     """Run a command in a container of one host, with input, its output passed on as it comes.
 
     Args:
         spec: the hosts.
-        host: which one; default the only one.
         image: the container.
         argv: the command.
         packages: see ``containers.execute``.
+        launch: how to run it.
         settings: in force.
         progress: told about each step.
-        stdin: what the command reads.
-        output: told of what it prints.
-        terminal: size of the terminal that it is to have, whose keys come by ``stdin``.
+        terminal: size of the terminal that it is to have, whose keys come by its input.
 
     Raises:
         InputError: which host is not clear.
@@ -55,28 +51,31 @@ def pipe(
     check(spec, image, argv)
     _refuse_new_instance(image, packages)
     if spec.kind == "local":
-        _choose(local_names(spec), host)
+        _choose(local_names(spec), spec.only)
     with sites.at(spec, settings, progress, namespaces=False) as site:
-        chosen = _choose([each.name for each in site.hosts], host)
+        names = [each.name for each in site.hosts]
+        chosen = _choose(names, spec.only)
         with contextlib.ExitStack() as stack:
             shown = None
             if packages is not None:
                 mount = stack.enter_context(site.mount(packages, packages_point(spec, packages)))
                 shown = Shown(packages, mount.mntpoints[chosen])
-            ordered = order(chosen, image, shown, settings)
+            ordered = order(chosen, image, shown, launch, settings)
             if terminal is not None:
                 ordered = dataclasses.replace(
                     ordered, terminal=terminal, environment={**ordered.environment, **_kind()}
                 )
-            return site.runners.run({chosen: carry_out(ordered, argv)}, output, stdin)
+            rank = {"WHEELMOUNT_RANK": str(names.index(chosen))}
+            command = dataclasses.replace(carry_out(ordered, argv), environment=rank)
+            return site.runners.run({chosen: command}, launch.output, launch.stdin)
 
 
 def attach(
     spec: HostSpec,
-    host: str | None,
     image: Image,
     argv: Sequence[str],
     packages: Path | None,
+    launch: Launch,
     settings: Settings,
     progress: Progress,
 ) -> int:
@@ -84,10 +83,10 @@ def attach(
 
     Args:
         spec: the hosts.
-        host: which one; default the only one.
         image: the container.
         argv: the command.
         packages: see ``containers.execute``.
+        launch: how to run it.
         settings: in force.
         progress: told about each step.
 
@@ -100,11 +99,11 @@ def attach(
     check(spec, image, argv)
     _refuse_new_instance(image, packages)
     names = local_names(spec)
-    chosen = _choose(names, host)
+    chosen = _choose(names, spec.only)
     only = dataclasses.replace(image, paths={"": image.own(chosen)} if image.paths else {})
 
     def run(shown: Shown | None) -> int:
-        ordered = order(chosen, only, shown, settings)
+        ordered = order(chosen, only, shown, launch, settings)
         who = {"WHEELMOUNT_HOST": chosen, "WHEELMOUNT_RANK": str(names.index(chosen))}
         ordered = dataclasses.replace(ordered, environment={**ordered.environment, **who})
         with Terminal() as terminal:
@@ -128,15 +127,14 @@ def _kind() -> dict[str, str]:
     return {"TERM": os.environ.get("TERM", "dumb")}
 
 
-def _choose(names: Sequence[str], host: str | None) -> str:
-    if host is None and len(names) == 1:
-        return names[0]
-    if host is None or host not in names:
+def _choose(names: Sequence[str], only: Sequence[str]) -> str:
+    sites.check(only, names)
+    chosen = only or names
+    if len(chosen) != 1:
         raise InputError(
-            f"there is no host {host}" if host else "input can go to one host only",
-            hint=f"say which: --on {' or --on '.join(names)}",
+            "input can go to one host only", hint=f"say which: --on {' or --on '.join(names)}"
         )
-    return host
+    return chosen[0]
 
 
 def _refuse_new_instance(image: Image, packages: Path | None) -> None:

@@ -7,22 +7,23 @@ import dataclasses
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from io import RawIOBase
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, MountError, WaitError, WheelmountError
+from wheelmount.errors import HostError, InputError, MountError, WaitError, WheelmountError
 from wheelmount.hosts import engine, handshake
-from wheelmount.hosts.host import Hosts
+from wheelmount.hosts.host import Host, Hosts
 from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Output, Results, Runners
+from wheelmount.hosts.runners import Results, Runners
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import records
+from wheelmount.jobs.launch import Launch
 from wheelmount.jobs.records import MOUNTS, MountNote, mounts_of
 from wheelmount.mount import point
 from wheelmount.mount.remote import RemoteMount, remotemount
@@ -46,12 +47,19 @@ class Site(ABC):
 
     Args:
         hosts: what they are.
+        only: names of those that are to run commands; empty for all.
         runners: run commands there.
         progress: told about each step.
+
+    Attributes:
+        chosen: the hosts that run commands.
     """
 
-    def __init__(self, hosts: Hosts, runners: Runners, progress: Progress) -> None:
+    def __init__(
+        self, hosts: Hosts, only: Sequence[str], runners: Runners, progress: Progress
+    ) -> None:
         self.hosts, self.runners = hosts, runners
+        self.chosen = _chosen(hosts, only)
         self._progress = progress
         self._mounts: list[RemoteMount] = []
 
@@ -59,19 +67,28 @@ class Site(ABC):
         self,
         commands: Mapping[str, Command],
         step: str,
-        output: Output | None = None,
-        stdin: RawIOBase | None = None,
+        launch: Launch | None = None,
     ) -> Results:
-        """Run a command on each host, by the host's name, and wait for all.
+        """Run a command on each chosen host, by the host's name, and wait for all.
+
+        Each finds its number among them in ``WHEELMOUNT_RANK``, and how many there are in
+        ``WHEELMOUNT_SIZE``.
 
         Args:
             commands: by host.
             step: what it is called where progress is shown.
-            output: see ``Runners.run``.
-            stdin: likewise.
+            launch: where its output goes to and its input comes from; default to the results, and
+                no input.
         """
+        launch = launch or Launch()
+        names = [host.name for host in self.chosen if host.name in commands]
+        numbered = {}
+        for rank, name in enumerate(names):
+            own = {"WHEELMOUNT_RANK": str(rank), "WHEELMOUNT_SIZE": str(len(names))}
+            own.update(commands[name].environment)
+            numbered[name] = replace(commands[name], environment=own)
         with self._progress.task(step, unit="hosts") as task:
-            results = self.runners.run(commands, output, stdin)
+            results = self.runners.run(numbered, launch.output, launch.stdin)
             task.advance(len(results))
         explain(self.hosts, results.values())
         failures = (mount.failure() for mount in self._mounts)
@@ -83,7 +100,7 @@ class Site(ABC):
         private = self.runners.private(settings.runtime_dir)
         return {
             host.name: point.within(mntpoint.replace("{host}", host.name), private[host.name])
-            for host in self.hosts
+            for host in self.chosen
         }
 
     def run_on_mounts(
@@ -92,8 +109,7 @@ class Site(ABC):
         mntpoint: str | None,
         command: Callable[[str, str], Command],
         step: str,
-        output: Output | None = None,
-        stdin: RawIOBase | None = None,
+        launch: Launch | None = None,
     ) -> Results:
         """Mount a directory; run a command on each host, made of its name and mount point.
 
@@ -104,7 +120,7 @@ class Site(ABC):
             if any(each.cwd is not None for each in commands.values()):
                 with contextlib.suppress(WheelmountError):  # who reads what never comes hears why
                     mount.wait(ARRIVAL, warn=False)
-            results = self.run(commands, step, output, stdin)
+            results = self.run(commands, step, launch)
         results.shortfall = results.shortfall or mount.shortfall()  # all of a session's arrive
         return results
 
@@ -119,6 +135,28 @@ class Site(ABC):
             mntpoint: where hosts mount it.
             fixed: whether it never changes, and need not be looked through where it is mounted.
         """
+
+
+def check(only: Sequence[str], names: Sequence[str]) -> None:
+    """See that hosts of some names are among those that there are.
+
+    Args:
+        only: the names.
+        names: of all hosts; empty where they are not known yet.
+
+    Raises:
+        InputError: one is not.
+    """
+    unknown = [name for name in only if names and name not in names]
+    if unknown:
+        raise InputError(
+            f"there is no host {', '.join(unknown)}", hint=f"hosts are {', '.join(names)}"
+        )
+
+
+def _chosen(hosts: Hosts, only: Sequence[str]) -> list[Host]:
+    check(only, hosts.names)
+    return [host for host in hosts if not only or host.name in only]
 
 
 def explain(hosts: Hosts, errors: Iterable[object]) -> None:
@@ -145,16 +183,18 @@ def at(
             have them.
     """
     if spec.session is not None:
-        with join(Session(spec.session, settings), progress) as standing:
+        with join(Session(spec.session, settings), progress, spec.only) as standing:
             yield standing
         return
+    made = spec.make(settings, namespaces=namespaces, progress=progress)
+    check(spec.only, made.names)
     try:
         with (
-            spec.make(settings, namespaces=namespaces, progress=progress) as hosts,
-            Runners(list(hosts), settings.start_timeout) as runners,
+            made as hosts,
+            Runners(_chosen(hosts, spec.only), settings.start_timeout) as runners,
         ):
             try:
-                yield _Passing(hosts, runners, settings, progress)
+                yield _Passing(hosts, spec.only, runners, settings, progress)
             except HostError as error:
                 explain(hosts, [error])
                 raise
@@ -164,9 +204,14 @@ def at(
 
 class _Passing(Site):
     def __init__(
-        self, hosts: Hosts, runners: Runners, settings: Settings, progress: Progress
+        self,
+        hosts: Hosts,
+        only: Sequence[str],
+        runners: Runners,
+        settings: Settings,
+        progress: Progress,
     ) -> None:
-        super().__init__(hosts, runners, progress)
+        super().__init__(hosts, only, runners, progress)
         self._settings = settings
 
     def mount(
@@ -177,16 +222,22 @@ class _Passing(Site):
         fixed: bool = False,  # noqa: ARG002 - it is not mounted yet
     ) -> RemoteMount:
         settings, progress = self._settings, self._progress
-        made = remotemount(self.hosts, source, mntpoint, settings=settings, progress=progress)
+        made = remotemount(self.chosen, source, mntpoint, settings=settings, progress=progress)
         self._mounts.append(made)
         return made
 
 
 @contextlib.contextmanager
-def join(session: Session, progress: Progress) -> Iterator[Standing]:
+def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iterator[Standing]:
     """Work on the hosts of a session.
 
+    Args:
+        session: which.
+        progress: told about each step.
+        only: names of those that are to run commands; empty for all.
+
     Raises:
+        InputError: there is no host of a name.
         HostError: there is none, or a host does not answer.
     """
     record = session.read()
@@ -195,6 +246,7 @@ def join(session: Session, progress: Progress) -> Iterator[Standing]:
             f"session {session.name} has {difference}",
             hint=f"`wheelmount down {session.name}`, then `wheelmount up`, makes it anew",
         )
+    check(only, record.names)
     hosts = records.hosts_of(session, record)
     try:
         with engine.to_stay():
@@ -203,7 +255,7 @@ def join(session: Session, progress: Progress) -> Iterator[Standing]:
             actors = session.handles()[RUNNERS]
             try:
                 with Runners(list(hosts), session.settings.start_timeout, actors) as runners:
-                    yield Standing(session, hosts, runners, progress)
+                    yield Standing(session, hosts, runners, progress, only)
             finally:
                 hosts.settle()
     except HostError as error:
@@ -221,15 +273,21 @@ class Standing(Site):
         hosts: its hosts.
         runners: that wait there.
         progress: told about each step.
+        only: names of those that are to run commands; empty for all.
 
     Attributes:
         refreshed: how many mounts were found changed.
     """
 
     def __init__(
-        self, session: Session, hosts: Hosts, runners: Runners, progress: Progress
+        self,
+        session: Session,
+        hosts: Hosts,
+        runners: Runners,
+        progress: Progress,
+        only: Sequence[str] = (),
     ) -> None:
-        super().__init__(hosts, runners, progress)
+        super().__init__(hosts, only, runners, progress)
         self.refreshed = 0
         self._session = session
 

@@ -1,0 +1,118 @@
+"""``run``: on which hosts, where, for how long, and what runs a script."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Cli
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+
+@pytest.fixture
+def session(cli: Cli) -> Iterator[None]:
+    """Three hosts that stay."""
+    assert cli("up", "--hosts", "local:3").returncode == 0
+    yield
+    assert cli("down").returncode == 0
+
+
+def _left(mark: str) -> list[str]:
+    lines = (" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if mark in line and "pytest" not in line]
+
+
+@pytest.mark.usefixtures("session")
+def test_on_some_hosts(cli: Cli, source: Path) -> None:
+    script = 'echo "$WHEELMOUNT_HOST $WHEELMOUNT_RANK of $WHEELMOUNT_SIZE"'
+    done = cli("run", "-q", "--on", "host2,host1", source, "-", input=script, stdin=None)
+    expected = "== host1 ==\nhost1 0 of 2\n== host2 ==\nhost2 1 of 2\n"
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    done = cli("run", "-q", source, "-", input=script, stdin=None)
+    assert done.stdout.count(" of 3\n") == 3, "the mount is on all hosts"
+    done = cli("run", "--on", "host0,host7", source, "-", input=script, stdin=None)
+    assert done.returncode == 64
+    assert "there is no host host7" in done.stderr
+    assert "hint: hosts are host0, host1, host2" in done.stderr
+    # In the mount, and elsewhere on the host.
+    one = ["run", "-q", "--on", "host1"]
+    done = cli(*one, "--cwd", "package/sub", source, "-", input="pwd; ls", stdin=None)
+    assert done.stdout == f"{source}/package/sub\nmodule.py\n", done.stderr
+    assert cli(*one, "--cwd", "/", source, "-", input="pwd", stdin=None).stdout == "/\n"
+    done = cli(*one, "--cwd", "nowhere", source, "-", input="pwd", stdin=None)
+    assert done.returncode == 68
+    assert f"cannot run in {source}/nowhere: No such file" in done.stderr
+
+
+def test_hosts_that_are_not_there_are_said_before_any_starts(cli: Cli, source: Path) -> None:
+    done = cli("run", "--hosts", "local:2", "--on", "host2", source, "-", input="", stdin=None)
+    assert done.returncode == 64
+    assert "there is no host host2\nhint: hosts are host0, host1" in done.stderr
+    done = cli("run", "--hosts", "local:2", "--on", "host1", source, "-", input="id", stdin=None)
+    assert "send: " in done.stderr
+    assert " to 1 host" in done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_what_takes_too_long_is_ended_with_all_that_it_started(cli: Cli, source: Path) -> None:
+    mark = "27182.8182"
+    deaf = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({mark})"
+    script = f"""
+        [ $WHEELMOUNT_RANK = 0 ] && exit 3
+        setsid {sys.executable} -c '{deaf}' &
+        (setsid sh -c 'setsid sleep {mark} & sleep {mark} & wait' &)
+        sleep {mark}
+    """
+    given = ["run", "--hosts", "local:2", "--timeout", "2", "--json", source, "-"]
+    done = cli(*given, input=script, stdin=None)
+    first, second = json.loads(done.stdout)
+    assert (first["code"], first["stderr"]) == (3, ""), done.stderr
+    said = "error: the command was ended: it took longer than 2 s\n"
+    assert second["code"] == 124
+    assert second["stderr"].endswith(said)  # bash may tell of its own processes before
+    assert done.returncode == 124
+    assert _left(mark) == []
+
+
+def test_a_module(cli: Cli, source: Path) -> None:
+    (source / "greet.py").write_text("import sys; print(sys.argv[1:], __name__)")
+    done = cli("run", "-q", source, "-m", "greet", "--json", "-q")
+    assert done.stdout == "['--json', '-q'] __main__\n", done.stderr
+    done = cli("run", "-m", "greet")
+    assert done.returncode == 64
+    assert "hint: wheelmount run . -m greet" in done.stderr
+
+
+def test_python_of_an_environment_that_is_mounted(cli: Cli, workplace: Path) -> None:
+    venv = workplace / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (place,) = venv.glob("lib/python*/site-packages")
+    (place / "inside.py").write_text("import sys; print(sys.prefix == sys.argv[1], sys.argv[2:])")
+    script = workplace / "work" / "s.py"
+    run = ["run", "-q", venv]
+    for text in ("import inside", "#!/usr/bin/python3\nimport inside"):
+        script.write_text(text)
+        done = cli(*run, script, venv, "-x")
+        assert done.stdout == "True ['-x']\n", done.stderr
+    done = cli(*run, "-m", "inside", venv)
+    assert done.stdout == "True []\n", done.stderr
+    done = cli(*run, "-", input=f"python -m inside {venv}", stdin=None)
+    assert done.stdout == "True []\n", done.stderr
+
+
+def test_a_python_file_needs_no_first_line(cli: Cli, source: Path, workplace: Path) -> None:
+    script = workplace / "work" / "s.py"
+    script.write_text("import os; print(os.getcwd())")
+    done = cli("run", "-q", source, script)
+    assert done.stdout == f"{source}\n", done.stderr
+    script = workplace / "work" / "s.awk"
+    script.write_text('#!/usr/bin/awk -f\nBEGIN { printf "%s", ARGV[1]; exit 5 }\n')
+    done = cli("run", source, script, "word")
+    assert (done.returncode, done.stdout) == (5, "word"), done.stderr

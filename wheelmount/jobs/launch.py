@@ -1,0 +1,49 @@
+"""How commands are started on hosts, and where their input comes from and their output goes."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import RawIOBase
+
+from wheelmount.errors import InputError
+from wheelmount.hosts.runners import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The same for all hosts of a command.
+
+    Attributes:
+        output: told of output as it comes; None where the results are to hold it.
+        stdin: what the command reads, if there is one.
+        variables: to set for it; those of a container are with its image.
+        cwd: directory that it starts in, on the host or in the container; None for its usual one,
+            to which a relative one is.
+        timeout: seconds after which it is ended with all that it started; None for no bound.
+    """
+
+    output: Output | None = None
+    stdin: RawIOBase | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    timeout: float | None = None
+
+    def within(self, usual: str | None) -> str | None:
+        """Where the command starts.
+
+        Args:
+            usual: where it would without ``cwd``; None for a directory of the host's choice.
+
+        Raises:
+            InputError: ``cwd`` is relative to such a directory.
+        """
+        if self.cwd is None:
+            return usual
+        if usual is None and not self.cwd.startswith("/"):
+            raise InputError(
+                f"--cwd {self.cwd} is relative to a directory that is not known",
+                hint="give an absolute path",
+            )
+        return posixpath.join(usual or "/", self.cwd)
