@@ -9,6 +9,7 @@ unless the user trusts it: see ``trust``. Flags are applied by the command line 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -24,7 +25,7 @@ import platformdirs
 
 from wheelmount import logind
 from wheelmount.errors import ConfigError, SourceError
-from wheelmount.trust import Found, Trusted, is_private, places, read
+from wheelmount.trust import Found, Trusted, is_private, places, private, read
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -177,18 +178,21 @@ def private_directory(path: Path) -> Path:
     Raises:
         ConfigError: another user owns it, it is a symlink, or others may enter it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        if not is_private(path):
-            ours = path.lstat().st_uid == os.getuid()
-            raise ConfigError(
-                f"{path} is not a private directory of yours",
-                hint=f"run: chmod 700 {path}; or remove it"
-                if ours
-                else "set WHEELMOUNT_RUNTIME_DIR and WHEELMOUNT_STORE elsewhere",
-            ) from None
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            found = path.lstat()
+            break
+    if not private(found):
+        ours = found.st_uid == os.getuid()
+        raise ConfigError(
+            f"{path} is not a private directory of yours",
+            hint=f"run: chmod 700 {path}; or remove it"
+            if ours
+            else "set WHEELMOUNT_RUNTIME_DIR and WHEELMOUNT_STORE elsewhere",
+        )
     return path
 
 

@@ -121,9 +121,13 @@ def _private_group(path: Path, gid: int) -> bool:
 def is_private(path: Path) -> bool:
     """Whether a directory is this user's own and for nobody else to enter."""
     try:
-        state = path.lstat()
+        return private(path.lstat())
     except OSError:
         return False
+
+
+def private(state: os.stat_result) -> bool:
+    """``is_private`` of what ``lstat`` gave."""
     return (
         stat.S_ISDIR(state.st_mode)
         and state.st_uid == os.getuid()

@@ -47,7 +47,9 @@ def test_image_and_wheels_come_over_the_network(sif: Path, wheels: Path, shared:
         kinds = lab.run("host0", [*wheelmount, "overlay", "ls"]).stdout
         assert "test  host0  image" in kinds
         asked = [*wheelmount, "overlay", "ls", "--insecure", "--hosts", workers_spec(lab)]
-        lines = lab.run(LOGIN, asked).stdout.splitlines()
+        done = lab.run(LOGIN, asked)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
         assert [line for line in lines if "==" in line] == ["== host0 ==", "== host1 =="]
         assert sum("test  host" in line for line in lines) == 2
         shell = shlex.join([*wheelmount, "shell", "--on", "host1", *run[len(wheelmount) + 1 :]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,20 +10,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.mount.test_server import Served
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
-from wheelmount.mount import kernel, point, serving
-from wheelmount.mount.generations import AGAIN
+from wheelmount.mount import kernel, point, serving, views
+from wheelmount.mount.attach import attach
+from wheelmount.mount.generations import AGAIN, Generations
+from wheelmount.mount.layout import Layout
 from wheelmount.mount.ring import Ring
 from wheelmount.mount.scan import scan
+from wheelmount.mount.server import Server
 from wheelmount.mount.source import Source
+from wheelmount.mount.store import Store
 from wheelmount.mount.succession import Succession
+from wheelmount.mount.task import Task
 
 pytestmark = pytest.mark.fuse
 
@@ -313,3 +321,99 @@ def test_containers_follow(
     assert "Read-only" in _ask(inside, "touch /packages/x")
     inside.communicate()
     until(lambda: served.generations == 1)
+
+
+@pytest.fixture
+def standing(tree: Path, workplace: Path, settings: Settings) -> Iterator[tuple[Path, Task]]:
+    """The directory and the task of a mount of ``tree`` through FUSE, which this process holds."""
+    if not kernel.may_mount():
+        pytest.skip("needs root")
+    directory, place = serving.directory(settings) / "test-host0", workplace / "shown"
+    directory.mkdir()
+    place.mkdir()
+    layout = Layout(scan(os.fsencode(tree)), settings.block_size)
+    store = settings.private_store(mounted=False) / directory.name
+    made = Store.create(store, layout.encode(), mounted=False, dress=True)
+    with contextlib.closing(
+        Ring(Source(os.fsencode(tree), layout), slots=layout.blocks, lease=5)
+    ) as ring:
+        for block in made.missing():
+            staged = ring.stage(block)
+            made.write(block, ring.slots[staged.slot][: staged.length])
+    made.finish()
+    task = Task("host0", str(tree), str(place), str(store), "bind", 10.0, made=False)
+    task.write(directory)
+    server = attach(task.mntpoint)
+    found = point.find(task.mntpoint)
+    assert found is not None
+    point.remember(directory, (found.id, found.device, found.root))
+    yield directory, task
+    os.close(server)
+    point.unmount(task.mntpoint, force=True)
+    serving.discard(directory, store, None)
+
+
+def test_a_mount_that_takes_over_leaves_others_alone_that_begin_meanwhile(
+    standing: tuple[Path, Task], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel gives a new mount the number of the device of one that has just gone."""
+    exchange, others = views.exchange, [workplace / str(number) for number in range(4)]
+    servers: list[int] = []
+
+    def exchange_beside_others(*arguments: Any) -> bool:
+        done = exchange(*arguments)
+        if not servers:
+            for other in others:
+                other.mkdir()
+                servers.append(attach(str(other)))
+        return done
+
+    monkeypatch.setattr(views, "exchange", exchange_beside_others)
+    directory, task = standing
+    try:
+        trio.run(Generations(directory, task).show, 1)
+        assert (Path(task.mntpoint) / "a").read_text() == "1"
+        assert [point.mounted(str(other)) for other in others] == [point.FILE_SYSTEM] * len(others)
+    finally:
+        for server, other in zip(servers, others, strict=True):
+            os.close(server)
+            kernel.unmount(other, detach=True)
+
+
+def test_a_mount_that_goes_leaves_others_alone_that_begin_meanwhile(
+    standing: tuple[Path, Task],
+    workplace: Path,
+    started: Callable[..., subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One at the same path in another namespace, as hosts of one machine have it."""
+    directory, task = standing
+    program = (
+        "import sys\n"
+        "from wheelmount.mount import point\n"
+        "from wheelmount.mount.attach import attach\n"
+        "point.unmount(sys.argv[1], force=True); print(flush=True); input()\n"
+        "server = attach(sys.argv[1]); print(flush=True)\n"
+        "while input(): print(point.mounted(sys.argv[1]), flush=True)\n"
+    )
+    other = started("unshare", "--mount", sys.executable, "-c", program, task.mntpoint)
+    assert other.stdin is not None
+    assert other.stdout is not None
+    other.stdout.readline()
+
+    def answer() -> str:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        print("go on", file=other.stdin, flush=True)
+        return other.stdout.readline().strip()
+
+    take_down = point.take_down
+
+    def take_down_beside_another(mount: point.Mounted, *, force: bool) -> None:
+        take_down(mount, force=force)
+        answer()
+
+    monkeypatch.setattr(point, "take_down", take_down_beside_another)
+    trio.run(partial(Server(directory, task)._take_down, force=True))
+    assert point.mounted(task.mntpoint) is None
+    assert answer() == point.FILE_SYSTEM

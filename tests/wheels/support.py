@@ -64,7 +64,7 @@ def make_wheel(
     wheel = directory / f"{name}-{version}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for path, data in contents.items():
-            archive.writestr(path, data)
+            archive.writestr(zipfile.ZipInfo(path), data)  # the same bytes at any time
     return wheel
 
 

@@ -166,17 +166,22 @@ class Generations:
         served = mount.kind == point.FILE_SYSTEM
         if served and users.inhabited(mount):
             return False
+        with views.held(mount):
+            return self._take_place(mount, store, served=served)
+
+    def _take_place(self, mount: point.Mounted, store: Store, *, served: bool) -> bool:
         root = Root.of(store.root)
         made = 0
 
         def note(number: int) -> None:
             nonlocal made
             made = number
-            point.remember(self._directory, (mount.id, mount.device), (number, root.device))
+            standing = mount.id, mount.device, mount.root
+            point.remember(self._directory, standing, (number, root.device, root.path))
 
         if not views.exchange(Space(0, 0), mount, store.root, note):
             raise OSError(errno.EBUSY, "another mount is above it")
-        point.remember(self._directory, (made, root.device))
+        point.remember(self._directory, (made, root.device, root.path))
         former = {Root.of(each.root): each for each in self._kept if each is not store}
         if served:
             former[Root(mount.device, "/")] = self.vfs.store

@@ -265,12 +265,13 @@ def same(path: str) -> str:
         return path
 
 
-def remember(directory: Path, *mounts: tuple[int, str]) -> None:
+def remember(directory: Path, *mounts: tuple[int, str, str]) -> None:
     """Write down which mount is that of a serving process.
 
     Args:
         directory: of the mount.
-        mounts: id and device of the mount, and of the one that is about to take its place.
+        mounts: id, device and root of the mount, and of the one that is about to take its place.
+            The kernel gives the id of a mount that is gone to another one.
     """
     note = directory / MOUNTS
     note.with_suffix(".new").write_text(json.dumps(mounts))
@@ -288,7 +289,11 @@ def standing(directory: Path) -> Mounted | None:
     before = None
     while (note := _note(directory)) != before:  # else another mount took its place meanwhile
         known = json.loads(note)
-        found = [each for each in table() if [each.id, each.device] in known]
+        found = [
+            each
+            for each in table()
+            if [each.id, each.device, each.root.removesuffix("//deleted")] in known  # proc(5)
+        ]
         if found:
             return found[-1]
         before = note

@@ -333,9 +333,7 @@ class Server:
         if not force and not (bound and bound.owned):
             await self._await_viewers(mount)
         # On a thread: the kernel may ask us something while it unmounts.
-        await trio.to_thread.run_sync(lambda: point.take_down(mount, force=force))
-        if mount.kind == point.FILE_SYSTEM:
-            await trio.to_thread.run_sync(views.withdraw, mount)
+        await trio.to_thread.run_sync(lambda: _take_down(mount, force=force))
 
     async def _unmount(self, *, force: bool) -> None:
         bound, mntpoint = self.generations.bound, self.task.mntpoint
@@ -353,6 +351,19 @@ class Server:
         if force and self.generations.served:
             await trio.sleep(GRACE)
             self.generations.end()
+
+
+def _take_down(mount: point.Mounted, *, force: bool) -> None:
+    """Take a mount down, and its copies in other namespaces."""
+    with contextlib.ExitStack() as holding:
+        copied = False
+        if mount.kind == point.FILE_SYSTEM:
+            with contextlib.suppress(OSError):
+                holding.enter_context(views.held(mount))
+                copied = True
+        point.take_down(mount, force=force)
+        if copied:
+            views.withdraw(mount)
 
 
 def _memory() -> int:
@@ -446,7 +457,7 @@ def _owner() -> tuple[int, int]:
 def _remember(directory: Path, task: Task) -> None:
     mount = point.find(task.mntpoint)
     if mount is not None:
-        point.remember(directory, (mount.id, mount.device))
+        point.remember(directory, (mount.id, mount.device, mount.root))
 
 
 def _by_pyfuse3(directory: Path, task: Task, ready: int) -> bool:

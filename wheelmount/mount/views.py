@@ -207,10 +207,31 @@ def _is_top(mount: Mounted) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def held(mount: Mounted) -> Iterator[None]:
+    """Keep the file system of a mount until this is left, also where the mount is taken down.
+
+    The kernel gives the device number of a file system that is gone to the next one that is
+    mounted, by any process: what is compared with that number must not be compared with it after
+    the file system has gone. A mount that is held is not busy by that.
+
+    Raises:
+        OSError: the mount is gone or another is above it; or this process may not copy mounts, and
+            so may not change those of other namespaces either.
+    """
+    with kernel.clone(mount.path, flags=0):
+        if not _is_top(mount):
+            raise FileNotFoundError(errno.ENOENT, "another mount is there", mount.path)
+        yield
+
+
 def withdraw(mount: Mounted) -> None:
     """Take down the copies of a mount that other namespaces were made with, where that is allowed.
 
     Views that were made on purpose, at other places, stay.
+
+    Args:
+        mount: stands, or is ``held``.
     """
 
     def drop() -> bool:
