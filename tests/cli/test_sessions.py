@@ -18,6 +18,11 @@ import pytest
 
 from tests.conftest import Cli, mounts_shown
 from tests.mount.conformance import assert_same, await_last
+from wheelmount.config import Settings
+from wheelmount.errors import HostError
+from wheelmount.hosts.session import Session
+from wheelmount.jobs.records import MOUNTS
+from wheelmount.jobs.sites import RUNNERS
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -169,6 +174,31 @@ def test_it_ends_while_a_command_uses_it(cli: Cli, source: Path, workplace: Path
     assert "error: " in said
     assert "Traceback" not in said
     assert _sessions(cli) == []
+
+
+def test_a_command_ends_with_its_session_whatever_its_hosts_do(
+    cli: Cli, source: Path, workplace: Path, settings: Settings
+) -> None:
+    cli("up", "--hosts", "local:1")
+    script = workplace / "script"
+    script.write_text(f"touch {workplace}/work/runs; exec sleep 300")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
+    session = Session("default", settings)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as client:
+        while not (workplace / "work" / "runs").exists():
+            assert client.poll() is None
+            time.sleep(0.05)
+        with session.lock():
+            record, handles = session.read(), session.handles()
+            session.forget()
+        _, said = client.communicate(timeout=60)
+    assert client.returncode == HostError.exit_code, said
+    assert "error: there is no session default" in said
+    del record.notes[MOUNTS]  # which the client has taken down
+    with session.lock():
+        session.write(record)
+        session.keep({RUNNERS: handles[RUNNERS]})
+    assert cli("down").returncode == 0
 
 
 def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(

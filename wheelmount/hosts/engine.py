@@ -13,7 +13,7 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,6 +56,9 @@ MESH_TIMEOUT = 5.0
 STOP_TIMEOUT = 3.0
 """Seconds that Monarch has to end in this process."""
 
+GLANCE = 1.0
+"""Seconds between looks at whether the hosts are still there that a call is made to."""
+
 QUIT_DELAY = 0.2
 """Seconds in which an answer leaves a process that ends."""
 
@@ -71,6 +74,7 @@ _started = False
 _address: Address | None = None
 _authority: Authority | None = None
 _identity: dict[str, str] = {}
+_checks: list[Callable[[], None]] = []
 _own = False
 _hook_before: Callable[[Any], object] | None = None
 
@@ -317,9 +321,36 @@ async def answer(future: Any, timeout: float | None) -> Any:
         WheelmountError: what it ended with.
     """
     try:
-        return await asyncio.wait_for(future.as_asyncio(), timeout)
+        return await asyncio.wait_for(_watched(future.as_asyncio()), timeout)
     except Exception as error:
         raise translate(error, timeout) from None
+
+
+async def _watched(call: Awaitable[Any]) -> Any:
+    waiting = asyncio.ensure_future(call)
+    try:
+        while not (await asyncio.wait({waiting}, timeout=GLANCE))[0]:
+            for check in _checks:
+                check()
+        return waiting.result()
+    finally:
+        waiting.cancel()
+
+
+@contextlib.contextmanager
+def watching(check: Callable[[], None]) -> Iterator[None]:
+    """Have all calls that this process waits for end with an error once their hosts are gone.
+
+    Monarch does not end calls to actors that were ended in order meanwhile by another client.
+
+    Args:
+        check: raises the error; called every ``GLANCE`` seconds in which a call is waited for.
+    """
+    _checks.append(check)
+    try:
+        yield
+    finally:
+        _checks.remove(check)
 
 
 def complete(work: Coroutine[Any, Any, None]) -> None:

@@ -113,6 +113,20 @@ class Session:
         """Change what is known; whoever does holds ``lock``."""
         _replace(self.directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
 
+    def check(self, record: Record) -> None:
+        """See that it is still the session that was read.
+
+        Raises:
+            HostError: it was ended, or ended and made anew.
+        """
+        with contextlib.suppress(HostError):
+            if self.read().created == record.created:
+                return
+        raise HostError(
+            f"session {self.name} was ended by another command",
+            hint=f"run `wheelmount up --name {self.name}`",
+        )
+
     def handles(self) -> dict[str, Any]:
         """What was given to ``keep``."""
         try:

@@ -249,7 +249,7 @@ def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iter
     check(only, record.names)
     hosts = records.hosts_of(session, record)
     try:
-        with engine.to_stay():
+        with engine.to_stay(), engine.watching(lambda: session.check(record)):
             hosts.attach()
             progress.log(f"connected to session {session.name}: {len(record.names)} hosts")
             actors = session.handles()[RUNNERS]
@@ -317,13 +317,13 @@ class Standing(Site):
                 self.refreshed += made.refresh(warn=False)
             yield made
             made.keep()
+            with session.lock():
+                self._note(key, made)
         except BaseException:
             made.clear()
-            with session.lock():
+            with contextlib.suppress(HostError), session.lock():  # the session has ended
                 self._drop(key, made.identity)
             raise
-        with session.lock():
-            self._note(key, made)
 
     @contextlib.contextmanager
     def _settled(self, key: str) -> Iterator[None]:
