@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -172,12 +174,35 @@ def test_a_log_of_a_build_stays_small(
     assert (tmp_path / "x.sif.log").stat().st_size < 100_000
 
 
-# spython then drops its pipe unclosed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_output_that_is_no_text(definition: Path, tmp_path: Path, fake_apptainer: Path) -> None:
-    fake_apptainer.write_text("#!/bin/sh\nprintf '\\377\\n'; sleep 60\n")
-    with pytest.raises(ContainerError, match="not text"):
+    fake_apptainer.write_text("#!/bin/sh\nprintf '\\377 broken\\n'; exit 1\n")
+    with pytest.raises(ContainerError, match="\ufffd broken"):
         image.build(definition, tmp_path / "x.sif")
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from wheelmount.containers import image
+from wheelmount.errors import ContainerError
+try:
+    image.build(Path(sys.argv[1]), Path(sys.argv[2]))
+except ContainerError as error:
+    assert len(str(error)) < 2000, len(str(error))
+lines = Path("/proc/self/status").read_text().splitlines()
+(peak,) = [line.split()[1] for line in lines if "VmHWM" in line]
+print(int(peak) >> 10)
+"""
+
+
+def test_a_line_without_end_takes_no_memory(
+    definition: Path, tmp_path: Path, fake_apptainer: Path
+) -> None:
+    endless = "head -c 300000000 /dev/zero | tr '\\0' x"
+    fake_apptainer.write_text(f"#!/bin/sh\n{endless}; exit 1\n")
+    client = [sys.executable, "-c", PEAK, str(definition), str(tmp_path / "x.sif")]
+    done = subprocess.run(client, stdout=subprocess.PIPE, check=True, timeout=300)
+    assert int(done.stdout) < 200, "MiB"
 
 
 def test_interrupted_build_is_stopped(definition: Path, tmp_path: Path) -> None:
@@ -257,9 +282,18 @@ def test_real_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     definition = tmp_path / "broken.def"
-    definition.write_text("Bootstrap: scratch\n%post\n    true\n")
+    setup = f"env >{tmp_path}/told"  # on this machine, and not in the image
+    definition.write_text(f"Bootstrap: scratch\n%setup\n    {setup}\n%post\n    true\n")
+    for name in ("WHEELMOUNT_CREDENTIALS", "HYPERACTOR_TLS_KEY", "MY_TOKEN", "APPTAINERENV_X"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "of the registry")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     with pytest.raises(ContainerError, match=r"broken\.def did not build"):
         image.build(definition, tmp_path / "out" / "broken.sif")
     left = {f.name for f in (tmp_path / "out").iterdir()}
     assert left == {"broken.sif.log", ".broken.sif.lock"}
+    told = (tmp_path / "told").read_text()
+    assert "APPTAINER_DOCKER_PASSWORD=of the registry" in told
+    assert "https_proxy=http://127.0.0.1:1" in told
+    assert "secret" not in told
     assert not list(scratch.iterdir())

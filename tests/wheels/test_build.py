@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
+import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -323,6 +325,62 @@ def test_what_does_not_build(project: Path, house: Wheelhouse) -> None:
     error = refused(house, str(project))
     assert type(error) is SourceError
     assert "is not a project" in error.message
+
+
+ENDLESS = """
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    import json, os
+    with open("told", "w") as file:
+        json.dump(dict(os.environ), file)
+    for _ in range(300):
+        os.write(1, b"x" * 1_000_000)
+    raise SystemExit(1)
+"""
+
+CLIENT = """
+import sys
+from pathlib import Path
+from wheelmount.cli.main import main
+sys.argv[1:] = ["download", sys.argv[1], "-d", sys.argv[2]]
+try:
+    sys.exit(main())
+finally:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (peak,) = [line.split()[1] for line in lines if "VmHWM" in line]
+    print(int(peak) >> 10)
+"""
+
+
+def test_a_build_that_prints_without_end_takes_no_memory(
+    project: Path, uv_index: Index, tmp_path: Path
+) -> None:
+    make_wheel(uv_index.directory, "backend", module=ENDLESS.encode())
+    client = [sys.executable, "-c", CLIENT, str(project), str(tmp_path / "house")]
+    environment = {**os.environ, "WHEELMOUNT_CREDENTIALS": "secret"}
+    done = subprocess.run(client, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == ResolveError.exit_code, done.stderr
+    assert "does not build" in done.stderr
+    assert "WHEELMOUNT_CREDENTIALS" not in json.loads((project / "told").read_text())
+    assert len(done.stderr) < 200_000
+    assert int(done.stdout) < 200, "MiB"
+
+
+def test_git_is_not_told_what_is_monarchs(
+    repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = tmp_path / "template"
+    hook = template / "hooks" / "post-checkout"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(f"#!/bin/sh\nenv >>{tmp_path}/told\n")
+    hook.chmod(0o755)
+    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(template))
+    monkeypatch.setenv("WHEELMOUNT_CREDENTIALS", "secret")
+    monkeypatch.setenv("HYPERACTOR_TLS_KEY", "secret")
+    url = f"own_name @ git+{repository.as_uri()}@v1#subdirectory=sub"
+    house.add(Wanted.of([url]), targets=[HERE])
+    told = (tmp_path / "told").read_text()
+    assert "GIT_TEMPLATE_DIR" in told
+    assert "secret" not in told
 
 
 def test_another_name_than_asked_for(repository: Path, house: Wheelhouse) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import NoReturn
 
 import pytest
 import uv
 
+from wheelmount import child
 from wheelmount.errors import InputError, UnavailableError, WaitError
 from wheelmount.wheels import compiler
 from wheelmount.wheels.compiler import Kind, compile_requirements, explain
@@ -160,11 +160,11 @@ def test_no_uv(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_never_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 
-    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        seen.extend([command, options["input"], options.get("shell", False)])
-        return subprocess.CompletedProcess(command, 0, "", "")
+    def run(command: list[str], **options: object) -> child.Done:
+        seen.extend([command, options["given"], options.get("shell", False)])
+        return child.Done(0, "", "", whole=True)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(child, "run", run)
     compile_requirements(Wanted.of(["a==1; os_name == '$(x)'"]), TARGET, [])
     command, given, shell = seen
     assert isinstance(command, list)

@@ -165,14 +165,16 @@ def test_it_holds_no_mounts_of_others(tmp_path: Path) -> None:
         path.mkdir()
     for path in (place / "below", view):
         subprocess.run(["mount", "--bind", tmp_path, path], check=True)
+    files = "/proc/self/mountinfo", "/proc/self/oom_score_adj"
     try:
-        command = sandbox.command(["cat", "/proc/self/mountinfo"], place, [sys.prefix])
+        command = sandbox.command(["cat", *files], place, [sys.prefix])
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     finally:
         for path in (place / "below", view):
             subprocess.run(["umount", path], check=True)
     assert f"{place}/below" in done.stdout
     assert "view" not in done.stdout
+    assert done.stdout.endswith("\n1000\n"), "it ends first where memory runs out"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")

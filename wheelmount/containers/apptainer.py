@@ -1,10 +1,10 @@
 """apptainer on this machine: where it is, what it must be told here, how it is stopped.
 
-The one module that calls spython. Of spython it uses the two functions that run a command line,
-``run_command`` and ``stream_command``; its ``Client`` knows the program by the name
-``singularity`` only, prints, ends the caller's process, and answers a failure with None.
-Containers are not run through it at all: they need their own standard streams, their exit code and
-their process group.
+The one module that calls spython. Of spython it uses the function that runs a command line,
+``run_command``; its ``Client`` knows the program by the name ``singularity`` only, prints, ends the
+caller's process, and answers a failure with None. Containers are not run through it at all: they
+need their own standard streams, their exit code and their process group. Nor is what prints what
+strangers wrote, builds and what images say of themselves: spython keeps all of it in memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
-from spython.utils import run_command, stream_command
+from spython.utils import run_command
 
-from wheelmount import logs
+from wheelmount import child, logs
 from wheelmount.errors import ContainerError, UnavailableError
 
 CAP_SYS_RESOURCE = 24
@@ -37,6 +37,27 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _KEPT = ("HOME", "LANG", "LOGNAME", "PATH", "TERM", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
 _KEPT_OWN = ("CACHEDIR", "CONFIGDIR", "TMPDIR")
+
+_OWN = ("APPTAINER_", "SINGULARITY_")
+_PROXIES = ("all_proxy", "ftp_proxy", "http_proxy", "https_proxy", "no_proxy")
+_KEPT_FOR_BUILDS = (
+    *("DOCKER_HOST", "DOCKER_PASSWORD", "DOCKER_USERNAME", "LC_ALL", "LC_CTYPE"),
+    *("SOURCE_DATE_EPOCH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TZ"),
+    *_PROXIES,
+    *(name.upper() for name in _PROXIES),
+)
+
+LINE = 64 << 10
+"""Bytes of a line that are taken at once: a build may print one without end."""
+
+REASON = 1000
+"""Characters of a line that tells what went wrong."""
+
+DESCRIPTION = 16 << 20
+"""Bytes that an image may say of itself."""
+
+DESCRIPTION_TIMEOUT = 120.0
+"""Seconds in which it says that."""
 
 
 def find() -> Path:
@@ -61,7 +82,7 @@ def version() -> str:
         UnavailableError: it is not there, or does not start.
     """
     program = find()
-    answer = run_command([str(program), "--version"], quiet=True)
+    answer = run_command([str(program), "--version"], quiet=True, environ=environment())
     text = "".join(answer["message"]).strip()
     if answer["return_code"]:
         raise UnavailableError(f"{program} does not start: {text}", hint="install it again")
@@ -76,6 +97,16 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
     kept = [*_KEPT, *(f"{p}_{name}" for p in ("APPTAINER", "SINGULARITY") for name in _KEPT_OWN)]
     return {name: environ[name] for name in kept if name in environ}
+
+
+def build_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The part of ``environ`` that a build is given, which runs code of images that it starts from.
+
+    What leads to registries, and all settings of apptainer's own.
+    """
+    own = {name: value for name, value in environ.items() if name.startswith(_OWN)}
+    kept = {name: environ[name] for name in _KEPT_FOR_BUILDS if name in environ}
+    return {**environment(environ), **kept, **own}
 
 
 def exec_privileges() -> list[str]:
@@ -141,41 +172,34 @@ def build(
         UnavailableError: apptainer is missing.
     """
     command = [str(find()), "build", *build_privileges(), *options, str(image), str(definition)]
-    # stream_command starts the program in this process's group, in this directory, and keeps its
-    # id to itself; a first line of output tells it, so that a build can be stopped as a whole.
-    lines = stream_command(
-        [
-            *("sh", "-c", 'echo $$; exec setsid env "$@"', "build"),
-            *(f"--chdir={definition.parent}", f"APPTAINER_TMPDIR={scratch}", *command),
-        ],
-        output_type="both",
-    )
-    session = int(next(lines))
-    try:
-        log.unlink(missing_ok=True)
-        with log.open("a", encoding="utf-8", buffering=1) as file:
-            for line in lines:
-                file.write(plain(line))
+    log.unlink(missing_ok=True)
+    with (
+        log.open("a", encoding="utf-8", buffering=1) as file,
+        subprocess.Popen(
+            command,
+            cwd=definition.parent,
+            env={**build_environment(), "APPTAINER_TMPDIR": str(scratch)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that it can be stopped as a whole
+        ) as process,
+    ):
+        try:
+            while line := cast(IO[bytes], process.stdout).readline(LINE):
+                file.write(plain(line.decode(errors="replace")))
                 logs.cut(file.fileno())
                 on_line()
-    except subprocess.CalledProcessError as error:
-        reason, advice = _explain(log.read_text(encoding="utf-8"))
+            process.wait()
+        except BaseException:
+            stop(process.pid)
+            raise
+    if process.returncode:
+        reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
         raise ContainerError(
-            f"{definition.name} did not build: {reason or f'exit code {error.returncode}'}",
+            f"{definition.name} did not build: {reason or f'exit code {process.returncode}'}",
             hint=f"{advice}; the full log is {log}" if advice else f"the full log is {log}",
-        ) from None
-    except UnicodeDecodeError:
-        stop(session)
-        raise ContainerError(
-            f"{definition.name} printed something that is not text, and was stopped",
-            hint="send the output of that command to /dev/null",
-        ) from None
-    except BaseException:
-        stop(session)
-        # To its end, where spython waits for the program and closes the pipe.
-        with contextlib.suppress(subprocess.CalledProcessError):
-            list(lines)
-        raise
+        )
 
 
 def make_overlay(path: Path, size: int) -> None:
@@ -194,6 +218,7 @@ def make_overlay(path: Path, size: int) -> None:
     answer = run_command(
         [str(find()), "overlay", "create", *private, "--sparse", "--size", str(size), str(path)],
         quiet=True,
+        environ=environment(),
     )
     if answer["return_code"]:
         reason, advice = _explain(plain("".join(answer["message"])))
@@ -210,16 +235,25 @@ def inspect(image: Path) -> dict[str, Any]:
         ContainerError: it is no image.
         UnavailableError: apptainer is missing.
     """
-    answer = run_command(
-        [str(find()), "--silent", "inspect", "--json", "--labels", "--deffile", str(image)],
-        quiet=True,
-    )
-    text = "".join(answer["message"])
-    if answer["return_code"]:
-        raise ContainerError(
-            f"{image} cannot be read as an image: {_reason(text)}", hint="build it again"
+    wrong = "build it again"
+    try:
+        done = child.run(
+            [str(find()), "--silent", "inspect", "--json", "--labels", "--deffile", str(image)],
+            timeout=DESCRIPTION_TIMEOUT,
+            environ=environment(),
+            most=DESCRIPTION,
         )
-    attributes: dict[str, Any] = json.loads(text)["data"]["attributes"]
+    except subprocess.TimeoutExpired:
+        raise ContainerError(
+            f"{image} does not say what it is within {DESCRIPTION_TIMEOUT:.0f} s", hint=wrong
+        ) from None
+    if done.code:
+        said = _reason(done.stderr + done.stdout)
+        raise ContainerError(f"{image} cannot be read as an image: {said}", hint=wrong)
+    try:
+        attributes: dict[str, Any] = json.loads(done.stdout)["data"]["attributes"]
+    except (ValueError, TypeError, KeyError):
+        raise ContainerError(f"{image} says nonsense of itself", hint=wrong) from None
     return attributes
 
 
@@ -247,7 +281,7 @@ def _reason(output: str) -> str:
         if not line.startswith(("INFO:", "+ ")) and not re.search(r"exit status \d+$", line)
     ]
     last = (telling or lines or [""])[-1]
-    return re.sub(r"^(FATAL|ERROR)\s*:\s*", "", last)
+    return re.sub(r"^(FATAL|ERROR)\s*:\s*", "", last[:REASON])
 
 
 _KNOWN = {

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wheelmount import config
+from wheelmount import config, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import engine, worker
@@ -214,4 +214,6 @@ def namespaces_allowed() -> bool:
     """Whether this user may make mount namespaces here."""
     if shutil.which("unshare") is None:
         return False
-    return subprocess.run([*unshare(), "true"], capture_output=True, check=False).returncode == 0
+    environ = variables.for_programs()
+    done = subprocess.run([*unshare(), "true"], env=environ, capture_output=True, check=False)
+    return done.returncode == 0

@@ -263,8 +263,13 @@ def _last_words(process: subprocess.Popen[bytes]) -> str:
         process.wait(5)
     if process.poll() is None:
         return "it says too much, and not where it listens"
-    said = cast(IO[bytes], process.stderr).read().decode(errors="replace").strip().splitlines()
-    return said[-1] if said else f"ssh ended with code {process.returncode}"
+    # What the pipe holds, and no more: others may have it too, as ssh's own master process.
+    stderr, said = cast(IO[bytes], process.stderr).fileno(), b""
+    os.set_blocking(stderr, False)
+    with contextlib.suppress(BlockingIOError):
+        said = os.read(stderr, MOST_HEARD)
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"ssh ended with code {process.returncode}"
 
 
 def _hint(process: subprocess.Popen[bytes]) -> str:

@@ -28,6 +28,7 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
+from wheelmount import child
 from wheelmount.errors import ResolveError, SourceError, UnavailableError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
@@ -317,14 +318,10 @@ def _apart(url: str) -> tuple[str, dict[str, str]]:
 
 def _git(environment: Mapping[str, str], *arguments: str) -> str:
     try:
-        done = subprocess.run(
+        done = child.run(
             ["git", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
             timeout=CLONE_TIMEOUT,
-            env={**os.environ, **environment},
-            check=False,
+            environ={**os.environ, **environment},
         )
     except FileNotFoundError:
         raise UnavailableError("git is not installed", hint="install it: apt install git") from None
@@ -332,7 +329,7 @@ def _git(environment: Mapping[str, str], *arguments: str) -> str:
         raise SourceError(
             f"git did not end within {CLONE_TIMEOUT:.0f} s", hint="check that the server answers"
         ) from None
-    if done.returncode:
+    if done.code:
         said = " ".join(done.stderr.split()) or "git gave no reason"
         raise SourceError(f"no repository to build from: {said}", hint="check URL and revision")
     return done.stdout

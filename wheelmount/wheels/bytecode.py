@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
+from wheelmount import child, variables
 from wheelmount.errors import UnavailableError
 from wheelmount.progress import Task
 from wheelmount.wheels.target import Target
@@ -98,6 +99,7 @@ class Compiler:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env=variables.for_programs(),
             start_new_session=True,  # a group, to be ended with all its workers
         )
         timer = threading.Timer(TIMEOUT, _end_group, (process.pid,))
@@ -127,13 +129,7 @@ def _end_group(group: int) -> None:
 
 def _says(python: str) -> str:
     try:
-        done = subprocess.run(
-            [python, "-I", "-c", _QUESTION],
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER,
-            check=False,
-        )
+        done = child.run([python, "-I", "-c", _QUESTION], timeout=_ANSWER)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return done.stdout.strip() if done.code == 0 else ""

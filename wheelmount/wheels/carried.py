@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import uv
 
+from wheelmount import variables
 from wheelmount.errors import InputError, UnavailableError
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.linktree import link
@@ -118,5 +118,5 @@ def _run(command: list[str]) -> str:
         text=True,
         timeout=TIMEOUT,
         check=True,
-        env={**os.environ, "NO_COLOR": "1"},
+        env={**variables.for_programs(), "NO_COLOR": "1"},
     ).stdout

@@ -16,6 +16,7 @@ from pathlib import Path
 import uv
 from packaging.requirements import Requirement
 
+from wheelmount import child
 from wheelmount.errors import UnavailableError, WaitError
 from wheelmount.wheels.standin import interpreter
 from wheelmount.wheels.target import Target
@@ -23,6 +24,10 @@ from wheelmount.wheels.wanted import Wanted
 
 TIMEOUT = 600.0
 """Seconds one resolution may take; a hard one takes tens, a slow index minutes."""
+
+
+MOST = 64 << 20
+"""Bytes that uv may print; a lock has some hundred for each file of a package."""
 
 
 class Kind(enum.Enum):
@@ -210,15 +215,12 @@ def _run(
     prefix: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> str | Failure:
     try:
-        done = subprocess.run(
-            [*prefix([_uv(), *arguments])],
-            input=given,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
+        done = child.run(
+            prefix([_uv(), *arguments]),
             timeout=TIMEOUT,
-            check=False,
-            env={**environ, "NO_COLOR": "1"},
+            environ={**environ, "NO_COLOR": "1"},
+            given=given,
+            most=MOST,
             umask=0o077,
         )
     except subprocess.TimeoutExpired:
@@ -228,7 +230,13 @@ def _run(
         ) from None
     for warning in re.findall(r"^warning: (.+)$", done.stderr, re.M) if warn else ():
         warn(warning)  # type: ignore[misc]
-    return done.stdout if done.returncode == 0 else explain(done.stderr)
+    if done.code:
+        return explain(done.stderr)
+    if not done.whole:
+        raise UnavailableError(
+            f"uv printed more than {MOST >> 20} MB, which cannot be read", hint="ask for less"
+        )
+    return done.stdout
 
 
 def explain(stderr: str) -> Failure:

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from wheelmount import child
 from wheelmount.errors import ConfigError
 from wheelmount.urls import without_credentials
 from wheelmount.wheels import uvsettings
@@ -161,18 +162,11 @@ def _keyring(place: str, user: str) -> tuple[str, str] | None:
     if not user:
         command = ["keyring", "--mode", "creds", "get", place]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=KEYRING_TIMEOUT,
-            check=False,
-        )
+        done = child.run(command, timeout=KEYRING_TIMEOUT)
     except (OSError, subprocess.SubprocessError):
         return None
     said = done.stdout.splitlines()
-    if done.returncode or len(said) < (1 if user else 2):
+    if done.code or len(said) < (1 if user else 2):
         return None
     return (user, said[0]) if user else (said[0], said[1])
 

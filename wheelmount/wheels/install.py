@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from wheelmount import variables
 from wheelmount.errors import InputError
 from wheelmount.wheels.redirect import PACKAGES, checked_path
 from wheelmount.wheels.requirements import parse_requirements
@@ -79,5 +80,9 @@ def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]
     Args:
         environ: what to start from; not changed.
     """
-    kept = {name: value for name, value in environ.items() if not name.startswith(("PIP_", "UV_"))}
+    kept = {
+        name: value
+        for name, value in variables.for_programs(environ).items()
+        if not name.startswith(("PIP_", "UV_"))
+    }
     return {**kept, "PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"}

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from wheelmount import child
 from wheelmount.errors import InputError, UnavailableError, WaitError
 from wheelmount.wheels.findings import Gap
 from wheelmount.wheels.install import clean_environment, pinned
@@ -51,20 +52,12 @@ def prove_with_pip(question: Question, directory: Path) -> Gap | None:
         for one in wanted.plain_files:
             command += [] if one in wanted.constraints else ["-r", str(one)]
         try:
-            done = subprocess.run(
-                command,
-                env=clean_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-                check=False,
-            )
+            done = child.run(command, timeout=TIMEOUT, environ=clean_environment())
         except subprocess.TimeoutExpired:
             raise WaitError(
                 f"pip did not end within {TIMEOUT:.0f} s", hint="ask for less at a time"
             ) from None
-    if not done.returncode:
+    if not done.code:
         return None
     if "No module named pip" in done.stderr:
         raise UnavailableError("pip is not installed here", hint="python -m ensurepip")

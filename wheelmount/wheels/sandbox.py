@@ -7,6 +7,7 @@ of their own, without any capability.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -45,7 +46,8 @@ def _try(unshare: tuple[str, ...]) -> bool:
     )
     command = [*unshare, sys.executable, "-I", __file__, plan]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=20, check=False)
+        environ = environment(Path("/"))
+        done = subprocess.run(command, env=environ, capture_output=True, timeout=20, check=False)
     except (OSError, subprocess.SubprocessError):
         return False
     return done.returncode == 0
@@ -87,6 +89,12 @@ def _unshare() -> list[str]:
 def main(text: str) -> None:
     """Make the place around this process, and become the command."""
     plan = json.loads(text)
+    # uv keeps what a build prints: where memory runs out, this ends, and not the user's processes.
+    with (
+        contextlib.suppress(OSError),  # a container may not let it be written
+        open("/proc/self/oom_score_adj", "w", encoding="ascii") as score,
+    ):
+        score.write("1000")
     os.umask(0o022)  # others have to come through directories that are made
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     if plan["hide"]:

@@ -1,0 +1,145 @@
+"""Programs that are run to their end, and whose output is read: bounded in time and in memory."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from wheelmount import variables
+
+WORDS = 128 << 10
+"""Bytes that are kept of what a program says to people: half from the start, half from the end."""
+
+_PIECE = 64 << 10
+_WRITTEN = 512
+"""Bytes for which a pipe that can be written to has room: select(2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of a program.
+
+    Attributes:
+        code: its exit code; the negative number of the signal that ended it.
+        stdout: what it printed, as far as that was kept.
+        stderr: what it said, likewise.
+        whole: whether all of ``stdout`` was kept.
+    """
+
+    code: int
+    stdout: str
+    stderr: str
+    whole: bool
+
+
+def run(
+    command: Sequence[str],
+    *,
+    timeout: float,
+    environ: Mapping[str, str] | None = None,
+    given: str = "",
+    most: int = WORDS,
+    umask: int = -1,
+) -> Done:
+    """Run a program, and keep the first and the last of what it prints; it may print without end.
+
+    Args:
+        command: program and arguments.
+        timeout: seconds until it must have ended, with all that has its output.
+        environ: its whole environment; default that of this process. What is for Monarch's
+            processes alone is left out.
+        given: its input.
+        most: bytes that are kept of its standard output.
+        umask: what it starts with; default that of this process.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it did not end; it was killed.
+    """
+    deadline = time.monotonic() + timeout
+    kept = [_Kept(most), _Kept(WORDS)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE if given else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=variables.for_programs(os.environ if environ is None else environ),
+        umask=umask,
+    ) as process:
+        try:
+            _attend(process, given.encode(), kept, deadline)
+            code = process.wait(max(0, deadline - time.monotonic()))
+        except TimeoutError:
+            process.kill()
+            raise subprocess.TimeoutExpired(command, timeout) from None
+        except BaseException:
+            process.kill()
+            raise
+    return Done(code, kept[0].text(), kept[1].text(), kept[0].left_out == 0)
+
+
+def _attend(
+    process: subprocess.Popen[bytes], given: bytes, kept: Sequence[_Kept], deadline: float
+) -> None:
+    """Give a program its input and take its output, until the end of both of its streams.
+
+    Raises:
+        TimeoutError: that does not come.
+    """
+    rest = memoryview(given)
+    with selectors.DefaultSelector() as selector:
+        for stream, store in zip((process.stdout, process.stderr), kept, strict=True):
+            if stream is not None:
+                selector.register(stream, selectors.EVENT_READ, store)
+        if process.stdin is not None:
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
+            ready = selector.select(max(0, deadline - time.monotonic()))
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            for key, _ in ready:
+                if key.fileobj is not process.stdin:
+                    piece = os.read(key.fd, _PIECE)
+                    key.data.add(piece)
+                    if not piece:
+                        selector.unregister(key.fileobj)
+                    continue
+                try:
+                    rest = rest[os.write(key.fd, rest[:_WRITTEN]) :]
+                except BrokenPipeError:  # it wants no more
+                    rest = rest[:0]
+                if not rest:
+                    selector.unregister(key.fileobj)
+                    with suppress(BrokenPipeError):
+                        process.stdin.close()
+
+
+class _Kept:
+    """The first and the last bytes of a stream."""
+
+    def __init__(self, most: int) -> None:
+        self._half = most // 2
+        self._first, self._last = bytearray(), bytearray()
+        self.left_out = 0
+
+    def add(self, piece: bytes) -> None:
+        room = self._half - len(self._first)
+        self._first += piece[:room]
+        self._last += piece[room:]
+        if len(self._last) > self._half + _PIECE:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        more = max(0, len(self._last) - self._half)
+        self.left_out += more
+        del self._last[:more]
+
+    def text(self) -> str:
+        self._shorten()
+        gap = f"\n({self.left_out} bytes are left out)\n".encode() if self.left_out else b""
+        return (self._first + gap + self._last).decode(errors="replace")
