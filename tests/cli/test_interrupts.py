@@ -24,16 +24,26 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+OF_COMMANDS = "click", "rich.console", "wheelmount.errors", "wheelmount.cli.settings"
+
+OF_HOSTS = "wheelmount.mount.remote", "monarch.actor", "monarch._src.actor.actor_mesh"
+
+MARKS = pytest.mark.hosts, pytest.mark.fuse
+
+
 @pytest.mark.parametrize(
     "module",
-    ["click", "rich.console", "wheelmount.errors", "wheelmount.cli.settings", "platformdirs.unix"],
+    [*OF_COMMANDS, "platformdirs.unix", *(pytest.param(each, marks=MARKS) for each in OF_HOSTS)],
 )
-def test_while_modules_are_imported(workplace: Path, module: str) -> None:
+def test_while_modules_are_imported(source: Path, workplace: Path, module: str) -> None:
+    mount = ["run", "--hosts", "local:1", "--mntpoint", f"{workplace}/mnt", str(source), "-"]
+    words = mount if module in OF_HOSTS else ["config"]
     place = workplace / "site"
     place.mkdir()
     (place / "sitecustomize.py").write_text(AT_IMPORT)
     done = subprocess.run(
-        [sys.executable, "-m", "wheelmount.cli.main", "config"],
+        [sys.executable, "-m", "wheelmount.cli.main", *words],
+        input="pwd",
         env={**os.environ, "PYTHONPATH": str(place), "AT": module},
         capture_output=True,
         text=True,

@@ -131,6 +131,32 @@ def test_what_cannot_be_closed_is_said(
     assert "other users of this machine can connect" in caplog.text
 
 
+GIVEN_BACK = """
+import atexit, ctypes, importlib, sys
+from pathlib import Path
+import wheelmount
+assert "wheelmount.hosts.gate" not in sys.modules
+from wheelmount.hosts import gate
+gate.load()  # as a program that uses Monarch by itself would
+slots = gate._slots(Path(importlib.import_module(gate.LIBRARY).__file__))
+own = [slot for name in ("accept4", "connect") for slot in slots[name]]
+def called():
+    return [ctypes.c_void_p.from_address(slot).value for slot in own]
+before = called()
+assert before and gate.close()
+assert not set(called()) & set(before)
+atexit._run_exitfuncs()
+assert called() == before
+"""
+
+
+def test_what_monarch_calls_is_given_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GIVEN_BACK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_socket_of_a_network_is_left_to_certificates() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

@@ -290,6 +290,30 @@ def test_a_host_without_a_worker_is_named(lab: Lab, source: Path) -> None:
     _assert_clean(lab)
 
 
+NONSENSE = """
+import os, socket
+server = socket.create_server(("", 26603))
+while True:
+    caller, _ = server.accept()
+    with caller:
+        caller.sendall(b"HTTP/1.1 400 Bad Request" + os.urandom(5000))
+"""
+
+
+def test_what_is_no_worker_is_an_error(lab: Lab, source: Path) -> None:
+    server = Service(lab, "host0", [sys.executable, "-c", NONSENSE], 26603)
+    server.await_port()
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--quiet"]
+    impatient = {**os.environ, "WHEELMOUNT_START_TIMEOUT": "3"}
+    where = ["--hosts", f"tls://{lab.address('host0')}:26603", "-"]
+    done = lab.run(LOGIN, [*command, *where], env=impatient)
+    lab.run("host0", ["pkill", "-KILL", "-f", "26603"], check=True)
+    server.process.wait(10)
+    assert done.returncode in (HostError.exit_code, WaitError.exit_code), done.stderr
+    assert done.stderr.startswith(f"error: {lab.address('host0')}: ")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "host0"])  # noqa: S104 - refused
 def test_a_worker_that_others_could_not_reach_is_refused(lab: Lab, host: str) -> None:
     worker = [sys.executable, "-m", "wheelmount.hosts.worker", f"tls://{host}:1234"]

@@ -354,6 +354,7 @@ def test_a_host_without_room_says_so(source: Path, workplace: Path, settings: Se
             remotemount(hosts, source, str(workplace / "w"), settings=settings).open()
         assert "WHEELMOUNT_STORE" in str(error.value.hint)
         assert list((small / f"wheelmount-{os.getuid()}").iterdir()) == []
+        assert not (workplace / "w").exists(), "the mount point goes with it"
     finally:
         subprocess.run(["umount", small], check=True)
 
