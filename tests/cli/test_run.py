@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,3 +117,72 @@ def test_a_python_file_needs_no_first_line(cli: Cli, source: Path, workplace: Pa
     script.write_text('#!/usr/bin/awk -f\nBEGIN { printf "%s", ARGV[1]; exit 5 }\n')
     done = cli("run", source, script, "word")
     assert (done.returncode, done.stdout) == (5, "word"), done.stderr
+
+
+def test_what_commands_leave_comes_back(cli: Cli, source: Path, workplace: Path) -> None:
+    work = workplace / "work"
+    script = """
+        mkdir "$WHEELMOUNT_OUTPUT/sub"
+        stat -c '%a %n' "$WHEELMOUNT_OUTPUT"
+        echo "$WHEELMOUNT_HOST" >"$WHEELMOUNT_OUTPUT/sub/name"
+        ln -s /etc "$WHEELMOUNT_OUTPUT/sub/link$WHEELMOUNT_RANK"
+        [ $WHEELMOUNT_RANK = 0 ] && rm "$WHEELMOUNT_OUTPUT/sub/link0" && exit 3
+        sleep 1000
+    """
+    run = ["run", "-q", "--hosts", "local:2"]
+    given = [*run, "--collect", "$WHEELMOUNT_OUTPUT", "out", "--timeout", "4"]
+    done = cli(*given, "--json", source, "-", input=script, stdin=None)
+    first, second = json.loads(done.stdout)
+    assert (first["code"], second["code"], done.returncode) == (3, 124, 124), done.stderr
+    assert "error" not in first
+    refused = "not all that was sent is taken: 'sub/link1' (it leads out)"
+    assert second["error"] == refused
+    assert f"error: host1: {refused}" in done.stderr
+    for host in ("host0", "host1"):
+        assert [path.name for path in work.glob(f"out/{host}/sub/*")] == ["name"]
+        assert (work / "out" / host / "sub" / "name").read_text() == f"{host}\n"
+    mode, place = first["stdout"].split()
+    assert mode == "700"
+    assert not Path(place).exists()
+    # There is something now.
+    done = cli(*given, source, "-", input="touch ran", stdin=None)
+    assert done.returncode == 64
+    assert "error: out/host0 has something in it already\nhint: " in done.stderr
+    # A path of the host, relative to where the command starts; over what is there.
+    run = ["run", "-q", "--cwd", str(work), "--overwrite"]
+    done = cli(*run, "--collect", "made", "out", source, "-", input="echo two >made", stdin=None)
+    assert done.returncode == 0, done.stderr
+    assert (work / "out" / "host0" / "made").read_text() == "two\n"
+    assert (work / "out" / "host0" / "sub" / "name").exists()
+    done = cli(*run, "--collect", "nothing", "out", source, "-", input="true", stdin=None)
+    assert done.returncode == 66
+    assert "error: host0: there is nothing at nothing" in done.stderr
+
+
+def test_a_host_that_is_lost_while_it_sends_is_said(
+    cli: Cli, source: Path, workplace: Path
+) -> None:
+    script = """
+        echo here >"$WHEELMOUNT_OUTPUT/first"
+        [ $WHEELMOUNT_RANK = 0 ] && exit
+        truncate -s 1G "$WHEELMOUNT_OUTPUT/large"
+        (until ps -o args= --ppid $PPID | grep -q hosts.collection; do kill -0 $PPID || exit; done
+         kill -9 $PPID) >/dev/null 2>&1 &
+    """
+    collect = ["--collect", "$WHEELMOUNT_OUTPUT", "out"]
+    done = cli("run", "-q", "--hosts", "local:2", *collect, source, "-", input=script, stdin=None)
+    assert done.returncode == 68
+    assert "error: host1: " in done.stderr
+    assert (workplace / "work" / "out" / "host0" / "first").read_text() == "here\n"
+
+
+def test_much_of_it_takes_no_memory_of_the_client(source: Path, workplace: Path) -> None:
+    (source / "s.sh").write_text("truncate -s 400M $WHEELMOUNT_OUTPUT/large")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", "-q", "--hosts", "local:1"]
+    command += ["--collect", "$WHEELMOUNT_OUTPUT", "out", str(source), str(source / "s.sh")]
+    with subprocess.Popen(command, cwd=workplace / "work") as client:
+        _, status, usage = os.wait4(client.pid, 0)
+        client.returncode = os.waitstatus_to_exitcode(status)
+    assert client.returncode == 0
+    assert (workplace / "work" / "out" / "host0" / "large").stat().st_size == 400 << 20
+    assert usage.ru_maxrss < 250 << 10

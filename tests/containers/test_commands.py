@@ -92,6 +92,40 @@ def test_where_and_for_how_long_a_container_runs(cli: Cli, sif: Path) -> None:
 
 
 @pytest.mark.fuse
+def test_what_containers_leave_comes_back(cli: Cli, sif: Path, workplace: Path) -> None:
+    out = workplace / "work" / "out"
+
+    def leave(path: str, script: str, *given: str) -> subprocess.CompletedProcess[str]:
+        collect = ["--collect", path, "out", "--overwrite", "--image", sif, *given]
+        return cli("exec", "-q", *collect, "--", "sh", "-c", script)
+
+    done = leave("results", "mkdir results; echo one >results/one; exit 3", "--hosts", "local:2")
+    assert done.returncode == 3, done.stderr
+    assert [(out / host / "one").read_text() for host in ("host0", "host1")] == ["one\n"] * 2
+    assert leave("/tmp/two", "echo two >/tmp/two; sleep 1000", "--timeout", "4").returncode == 124
+    assert (out / "host0" / "two").read_text() == "two\n"
+    script = 'cd "$WHEELMOUNT_OUTPUT"; echo three >three; ln -s /etc etc; pwd'
+    done = leave("$WHEELMOUNT_OUTPUT", script)
+    assert done.returncode == 74
+    assert "'etc' (it leads out)" in done.stderr
+    assert (out / "host0" / "three").read_text() == "three\n"
+    done = leave("$WHEELMOUNT_OUTPUT/etc/passwd", script)
+    assert done.returncode == 66
+    assert "there is nothing at $WHEELMOUNT_OUTPUT/etc/passwd" in done.stderr
+    # What is there on the host only is not in the container.
+    done = leave(str(workplace), "true")
+    assert done.returncode == 66
+    assert f"there is nothing at {workplace} in the container" in done.stderr
+    assert sorted(path.name for path in (out / "host0").iterdir()) == ["one", "three", "two"]
+    try:
+        done = leave("/tmp/four", "echo four >/tmp/four", "--instance", "one")
+        assert done.returncode == 0, done.stderr
+        assert (out / "host0" / "four").read_text() == "four\n"
+    finally:
+        cli("instance", "stop", "one")
+
+
+@pytest.mark.fuse
 def test_a_script_runs_in_a_container_that_shows_the_directory(
     cli: Cli, job: Path, workplace: Path
 ) -> None:
@@ -222,6 +256,11 @@ def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
         (["shell"], "no image"),
         (["run", ".", "--image", "x.sif", "--instance", "one", "-"], "to an instance"),
         (["exec", "-i", "--json", "--image", "x.sif", "--", "true"], "as it is"),
+        (
+            ["exec", "--instance", "one", "--collect", "", "out", "--", "true"],
+            "sees no directory for output",
+        ),
+        (["exec", "-i", "--image", "x.sif", "--collect", "x", "y", "true"], "collects nothing"),
         (["overlay", "rm", "none"], "there is no overlay none"),
         (["instance", "stop"], "nothing to stop"),
     ],

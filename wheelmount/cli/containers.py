@@ -45,6 +45,7 @@ packages_option = click.option(
     "-i", "--interactive", is_flag=True, help="Pass output on as it is; one host only (--on)."
 )
 @options.launch
+@options.collected
 @output.options
 @options.quiet
 def execute(
@@ -71,6 +72,8 @@ def execute(
     if interactive:
         if found is not None:
             raise InputError("--interactive knows no environments", hint="leave it or --with out")
+        if launch.collect is not None:
+            raise InputError("--interactive collects nothing", hint="leave it or --collect out")
         given = click.get_current_context().params
         if given["as_json"] or given["output_dir"]:
             raise InputError(

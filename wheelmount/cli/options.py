@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +24,9 @@ from wheelmount.wheels import uvsettings
 from wheelmount.wheels.given import file_of
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import NO_DEPS, PRE, Wanted
+
+if TYPE_CHECKING:
+    from wheelmount.jobs.launch import Launch  # with Monarch
 
 
 class _Hosts(click.ParamType[HostSpec]):
@@ -185,6 +189,38 @@ def launch(command: Callable[..., Any]) -> Callable[..., Any]:
 
         values["launch"] = Launch(variables=variables, cwd=cwd, timeout=timeout)
         return command(*arguments, spec=replace(spec, only=only), **values)
+
+    return wrapped
+
+
+def collected(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for what commands leave, given on in ``launch``."""
+
+    @click.option(
+        "--collect",
+        nargs=2,
+        metavar="PATH DIRECTORY",
+        help="When it has ended, however it did, bring what is at PATH on each host, or in each "
+        "container, to DIRECTORY/HOST. '$WHEELMOUNT_OUTPUT' is a directory made for that.",
+    )
+    @click.option(
+        "--overwrite", is_flag=True, help="Collect into directories that have something in them."
+    )
+    @wraps(command)
+    def wrapped(
+        *arguments: Any,
+        launch: Launch,
+        collect: tuple[str, str] | None,
+        overwrite: bool,
+        **values: Any,
+    ) -> Any:
+        from wheelmount.hosts.collection import OUTPUT, Collection
+
+        if collect is not None:
+            # The shell here knows no such variable, and makes nothing of it without quotes.
+            path, directory = collect[0] or OUTPUT, Path(collect[1])
+            launch = replace(launch, collect=Collection(path, directory, overwrite))
+        return command(*arguments, launch=launch, **values)
 
     return wrapped
 

@@ -115,6 +115,9 @@ class Show:
             if isinstance(result, WheelmountError):
                 result.message = f"{name}: {result.message}"
                 progress.error(result)
+            elif result.lacking is not None:
+                result.lacking.message = f"{name}: {result.lacking.message}"
+                progress.error(result.lacking)
         if results.shortfall is not None:
             progress.error(results.shortfall)
         return worst(results)
@@ -299,6 +302,8 @@ def _record(rank: int, name: str, result: Result | WheelmountError) -> dict[str,
     record: dict[str, Any] = {"host": name, "rank": rank}
     if isinstance(result, WheelmountError):
         return record | {"code": result.exit_code, "error": result.message, "hint": result.hint}
+    if result.lacking is not None:
+        record |= {"error": result.lacking.message, "hint": result.lacking.hint}
     return record | {
         "code": result.code,
         "seconds": round(result.seconds, 3),

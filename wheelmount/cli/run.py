@@ -41,6 +41,7 @@ from wheelmount.wheels.inline import Inline
 @environment
 @container
 @options.launch
+@options.collected
 @options.adapter
 @output.options
 @options.quiet

@@ -157,6 +157,7 @@ class Instance:
         argv: Sequence[str],
         *,
         stdin: Stream = subprocess.DEVNULL,
+        stdout: Stream = None,
         timeout: float | None = None,
         terminal: Terminal | None = None,
     ) -> int:
@@ -169,6 +170,7 @@ class Instance:
         code = attend(
             container.join_command(_NAME, argv),
             stdin=stdin,
+            stdout=stdout,
             timeout=timeout,
             terminal=terminal,
             environment=self._environment,

@@ -7,8 +7,10 @@ import json
 import os
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from wheelmount.config import Settings
 from wheelmount.containers.container import Bind, Container
@@ -17,9 +19,21 @@ from wheelmount.containers.leftovers import PREFIX, claimed
 from wheelmount.containers.overlay import Kind, Overlay, name_for
 from wheelmount.containers.process import Stream
 from wheelmount.containers.terminal import Size, Terminal
+from wheelmount.errors import OvertimeError
 
 PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK", "WHEELMOUNT_SIZE")
 """Variables of the host that a command in a container finds too: which of all commands it is."""
+
+OUTPUT = "/run/wheelmount/output"
+"""Where a container sees the directory for what is to be brought back."""
+
+_OUTPUT = "WHEELMOUNT_OUTPUT"
+
+_ARCHIVE = """
+if [ -d "$1" ]; then cd -- "$1" && exec tar -cf - .
+elif [ -e "$1" ]; then cd -- "$(dirname -- "$1")" && exec tar -cf - -- "$(basename -- "$1")"
+else echo "there is nothing at $1 in the container" >&2; exit 1; fi
+"""
 
 PROGRAM = "python", "-m", "wheelmount.containers"
 """Carries an order out, whose file is its argument; ``python`` is to be the host's own."""
@@ -49,6 +63,9 @@ class Order:
         privileged: see `Container`.
         timeout: seconds after which the command is ended with all that it started; None for no
             bound.
+        collect: path in the container of what is to be archived when the command has ended, in a
+            file that is called as its directory for output, with ``.tar``; None for nothing.
+        output: whether it sees the directory of the host that ``WHEELMOUNT_OUTPUT`` names.
         terminal: size of the terminal elsewhere that the command is to have; None for none.
         identity: tells containers of one host apart.
     """
@@ -69,6 +86,8 @@ class Order:
     nv: bool = False
     privileged: bool = False
     timeout: float | None = None
+    collect: str | None = None
+    output: bool = False
     terminal: Size | None = None
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
@@ -114,12 +133,29 @@ class Order:
             instance = Instance(runtime, self.instance, self.host)
             container = self._container(instance.workdir)
             instance.ensure(container if self.image else None)
-            return instance.run(
-                container, argv, stdin=stdin, timeout=self.timeout, terminal=terminal
-            )
+            return self._run(argv, partial(instance.run, container), stdin=stdin, terminal=terminal)
         workdir = runtime / f"{PREFIX}{self.identity}"
         with self._container(workdir) as container, claimed(workdir):
-            return container.run(argv, stdin=stdin, timeout=self.timeout, terminal=terminal)
+            return self._run(argv, container.run, stdin=stdin, terminal=terminal)
+
+    def _run(self, argv: Sequence[str], run: Callable[..., int], **streams: Any) -> int:
+        """Run the command; when it has ended, or its time ran out, archive what it left."""
+        try:
+            code = run(argv, timeout=self.timeout, **streams)
+        except OvertimeError:
+            self._archive(run)
+            raise
+        self._archive(run)
+        return code
+
+    def _archive(self, run: Callable[..., int]) -> None:
+        if self.collect is None:
+            return
+        path = Path(f"{os.environ[_OUTPUT]}.tar")
+        with path.open("wb") as file:
+            code = run(["/bin/sh", "-c", _ARCHIVE, "sh", self.collect], stdout=file)
+        if code:  # and it has said why
+            path.unlink()
 
     @property
     def _runtime(self) -> Path:
@@ -128,6 +164,10 @@ class Order:
     def _container(self, workdir: Path) -> Container:
         passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         image = Path(self.image)
+        binds = [Bind(Path(source), target, rw) for source, target, rw in self.binds]
+        if self.output:
+            binds.append(Bind(Path(os.environ[_OUTPUT]), OUTPUT, writable=True))
+            passed_on[_OUTPUT] = OUTPUT
         return Container(
             image=image,
             workdir=workdir,
@@ -140,7 +180,7 @@ class Order:
                 image if self.image else None,
             ),
             packages=Path(self.packages) if self.packages else None,
-            binds=[Bind(Path(source), target, rw) for source, target, rw in self.binds],
+            binds=binds,
             env={**passed_on, **self.environment},
             files=self.files,
             cwd=self.cwd,

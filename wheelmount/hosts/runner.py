@@ -25,7 +25,7 @@ import psutil
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, OvertimeError
-from wheelmount.hosts import conduit, engine, process, sockets, worker
+from wheelmount.hosts import collection, conduit, engine, process, sockets, worker
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.hosts.sockets import Entrance, Ticket
 
@@ -73,6 +73,8 @@ class Command:
         timeout: seconds after which it is ended with all that it started; None for no bound. Its
             exit code is that of ``OvertimeError`` then, and the reason the last line of its
             standard error.
+        collect: what it leaves that is to be brought back when it has ended: a path, see
+            ``collection``; None for nothing.
     """
 
     argv: tuple[str, ...] = ()
@@ -82,6 +84,7 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     timeout: float | None = None
+    collect: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,10 @@ class _Run:
         elif argv[0] == "python":
             argv[0] = sys.executable
             cwd = cwd or "/"  # Python imports what lies in the working directory
+        self.place = cwd or tempfile.gettempdir(), str(directory / "output")
+        if command.collect is not None:
+            (directory / "output").mkdir(mode=0o700)
+            environment = {**environment, collection.VARIABLE: self.place[1]}
         if command.note is not None:
             note = directory / "note"
             note.write_bytes(command.note)
@@ -148,7 +155,7 @@ class _Run:
                 stdin=theirs.get("stdin", subprocess.DEVNULL),
                 stdout=theirs["stdout"],
                 stderr=theirs["stderr"],
-                cwd=cwd or tempfile.gettempdir(),
+                cwd=self.place[0],
                 env={**environment, **command.environment, MARK: self._mark},
                 start_new_session=True,
             )
@@ -410,19 +417,23 @@ class Runner(Actor):  # type: ignore[misc]
         return str(Settings(runtime_dir=runtime_dir).private_runtime())
 
     @concurrent_endpoint
-    async def start(self, key: str, command: Command, fed: bool) -> None:
+    async def start(self, key: str, command: Command, fed: bool) -> tuple[str, str]:
         """Start a command, to be known by ``key``. It ends when nobody asks for its output.
 
         Args:
             key: chosen by the client.
             command: what to do.
             fed: whether ``feed`` is to follow; else it gets no input.
+
+        Returns:
+            Where it starts, and its directory for what is to be brought back.
         """
-        self._runs[key] = await asyncio.to_thread(
+        self._runs[key] = run = await asyncio.to_thread(
             _Run, command, self._directory / key, self._environment, fed
         )
         if self._watch is None:
             self._watch = asyncio.create_task(self._end_abandoned())
+        return run.place
 
     @concurrent_endpoint
     async def report(self, key: str, limit: int) -> Report:

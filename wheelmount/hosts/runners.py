@@ -16,8 +16,9 @@ from io import RawIOBase
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
-from wheelmount.errors import HostError, WheelmountError
+from wheelmount.errors import HostError, TransferError, WheelmountError
 from wheelmount.hosts import conduit, engine, handshake, sockets
+from wheelmount.hosts.collection import Collection
 from wheelmount.hosts.host import Host
 from wheelmount.hosts.runner import CHUNK, LEASE, PATIENCE, PIPE, Command, Report, Runner
 
@@ -64,12 +65,14 @@ class Result:
         stdout: what it wrote there; the end of it where output was passed on as it came.
         stderr: likewise.
         seconds: how long it took.
+        lacking: why not all that it left was brought back; None if it was, or nothing was to be.
     """
 
     code: int
     stdout: bytes
     stderr: bytes
     seconds: float
+    lacking: WheelmountError | None = None
 
 
 class Results(dict[str, Result | WheelmountError]):
@@ -152,6 +155,7 @@ class Runners:
         commands: Mapping[str, Command],
         output: Output | None = None,
         stdin: RawIOBase | None = None,
+        collect: Collection | None = None,
     ) -> Results:
         """Run a command on each host, all at once, and wait for them.
 
@@ -160,6 +164,7 @@ class Runners:
             output: told of output as it comes, from one thread; else the results hold all of it.
             stdin: passed on if there is one command; several get no input. Not buffered, as
                 Python cannot end while a thread waits in a buffer.
+            collect: where what they leave comes to, of those that say what that is.
         """
         fed = stdin if len(commands) == 1 else None
         results = Results()
@@ -169,7 +174,7 @@ class Runners:
 
         async def one(name: str, command: Command, tell: _Teller | None, limit: int) -> None:
             try:
-                results[name] = await self._run(name, command, output, tell, fed, limit)
+                results[name] = await self._run(name, command, output, tell, fed, limit, collect)
             except WheelmountError as error:
                 results[name] = error
             if tell is not None and listener is not None:
@@ -196,13 +201,14 @@ class Runners:
         tell: _Teller | None,
         stdin: RawIOBase | None,
         limit: int,
+        collect: Collection | None = None,
     ) -> Result:
         if (greeting := self._greetings.pop(name, None)) is not None:
             handshake.compare(name, await engine.answer(greeting, self._timeout))
         actor, key = self.actors[name], secrets.token_hex(8)
         self._running.add((name, key))
         start = actor.start.call_one(key, command, stdin is not None)
-        await engine.answer(start, self._timeout)
+        place = await engine.answer(start, self._timeout)
         trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(self._renew(actor, key, trouble))]
         if stdin is not None:
@@ -211,6 +217,7 @@ class Runners:
         streams = {"stdout": bytearray(), "stderr": bytearray()}
         bound = self._timeout + PATIENCE
         reached = False
+        lacking = None
 
         async def pass_on(stream: str, piece: bytes) -> None:
             streams[stream] += piece
@@ -234,6 +241,8 @@ class Runners:
                     connection = await self._call(actor, key, conduit.TAKE, frame)
                     if connection is not None:
                         await self._take(actor, key, connection, frame, pass_on, trouble)
+            if collect is not None and command.collect is not None:
+                lacking = await self._collect(name, (command.collect, *place), collect, limit)
         finally:
             for task in tasks:
                 task.cancel()
@@ -242,8 +251,26 @@ class Runners:
         await engine.answer(actor.end.call_one(key), self._timeout)
         self._running.discard((name, key))
         return Result(
-            report.code, bytes(streams["stdout"]), bytes(streams["stderr"]), report.seconds
+            report.code,
+            bytes(streams["stdout"]),
+            bytes(streams["stderr"]),
+            report.seconds,
+            lacking,
         )
+
+    async def _collect(
+        self, name: str, what: tuple[str, str, str], collect: Collection, limit: int
+    ) -> WheelmountError | None:
+        """Bring back what a command has left; gives why that is not all."""
+        sender = Command(("python", "-m", "wheelmount.hosts.collection", *what))
+        inbox, tell, code = collect.open(name), _Teller(), None
+        try:
+            with contextlib.suppress(TransferError):  # the inbox knows why
+                code = (await self._run(name, sender, inbox, tell, None, limit)).code
+        finally:
+            tell.close()
+            lacking = await asyncio.to_thread(inbox.close, code)
+        return lacking
 
     async def _call(self, actor: Any, key: str, way: int, limit: int) -> socket.socket | None:
         """A connection for a stream of a command; None where messages are the only way."""
@@ -437,8 +464,10 @@ class _Reader:
 def worst(results: Results) -> int:
     """The exit code for all hosts together: 0 if all had 0, else the highest.
 
-    Where all had 0, that of the shortfall.
+    Where all had 0, that of what was not brought back, or of the shortfall.
     """
     ends = results.values()
     code = max(r.exit_code if isinstance(r, WheelmountError) else r.code for r in ends)
+    lacking = [r.lacking for r in ends if isinstance(r, Result) and r.lacking is not None]
+    code = code or max((each.exit_code for each in lacking), default=0)
     return code or (0 if results.shortfall is None else results.shortfall.exit_code)

@@ -48,6 +48,11 @@ def execute(
         progress: told about each step.
     """
     check(spec, image, argv)
+    if launch.collect is not None and launch.collect.output and image.instance is not None:
+        raise InputError(
+            "an instance that may run already sees no directory for output",
+            hint="leave --instance out, or give a path in it: --collect PATH DIRECTORY",
+        )
 
     def ordered(host: str, shown: Shown | None) -> Command:
         return carry_out(order(host, image, shown, launch, settings), argv)

@@ -15,6 +15,7 @@ from wheelmount.config import Settings
 from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Kind
 from wheelmount.errors import InputError
+from wheelmount.hosts import collection
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs.launch import Launch
@@ -197,12 +198,15 @@ def order(
         privileged=image.privileged,
         cwd=launch.within(usual),
         timeout=launch.timeout,
+        collect=None if launch.collect is None or launch.collect.output else launch.collect.path,
+        output=launch.collect is not None and launch.collect.output,
     )
 
 
 def carry_out(ordered: Order, argv: Sequence[str]) -> Command:
     """The command of a host that carries out an order."""
-    return Command(PROGRAM, note=ordered.encode(argv))
+    left = None if ordered.collect is None else collection.ARCHIVE
+    return Command(PROGRAM, note=ordered.encode(argv), collect=left)
 
 
 def _inside(path: Path, folder: Path) -> str | None:

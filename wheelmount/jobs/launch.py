@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from io import RawIOBase
 
 from wheelmount.errors import InputError
+from wheelmount.hosts.collection import Collection
 from wheelmount.hosts.runners import Output
 
 
@@ -22,6 +23,7 @@ class Launch:
         cwd: directory that it starts in, on the host or in the container; None for its usual one,
             to which a relative one is.
         timeout: seconds after which it is ended with all that it started; None for no bound.
+        collect: what it leaves that is to be brought back; None for nothing.
     """
 
     output: Output | None = None
@@ -29,6 +31,7 @@ class Launch:
     variables: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     timeout: float | None = None
+    collect: Collection | None = None
 
     def within(self, usual: str | None) -> str | None:
         """Where the command starts.

@@ -86,9 +86,14 @@ class Site(ABC):
         for rank, name in enumerate(names):
             own = {"WHEELMOUNT_RANK": str(rank), "WHEELMOUNT_SIZE": str(len(names))}
             own.update(commands[name].environment)
-            numbered[name] = replace(commands[name], environment=own)
+            left = commands[name].collect  # of a container
+            if left is None and launch.collect is not None:
+                left = launch.collect.path
+            numbered[name] = replace(commands[name], environment=own, collect=left)
+        if launch.collect is not None:
+            launch.collect.prepare(names)
         with self._progress.task(step, unit="hosts") as task:
-            results = self.runners.run(numbered, launch.output, launch.stdin)
+            results = self.runners.run(numbered, launch.output, launch.stdin, launch.collect)
             task.advance(len(results))
         explain(self.hosts, results.values())
         failures = (mount.failure() for mount in self._mounts)

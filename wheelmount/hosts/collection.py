@@ -1,0 +1,340 @@
+"""What commands leave on hosts, brought back: ``python -m wheelmount.hosts.collection`` sends it.
+
+It comes as an archive (tar) by a command's standard output. A host's answer is data: nothing of it
+may come to lie outside the directory that is for this host, nor lead there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from wheelmount.errors import (
+    InputError,
+    SourceError,
+    TransferError,
+    UnavailableError,
+    WheelmountError,
+)
+
+VARIABLE = "WHEELMOUNT_OUTPUT"
+"""Names the directory of its own that a command has for what is to be brought back."""
+
+OUTPUT = f"${VARIABLE}"
+"""That directory, as a path begins that is in it. One without it stands for the host's root, or
+for where the command starts."""
+
+ARCHIVE = ""
+"""In place of a path: the archive beside that directory, which the command itself has made."""
+
+HEADER = 1 << 20
+"""Bytes of a name or of other headers that a member may have."""
+
+LINKS = 100_000
+"""Symbolic links of a host, which are kept in memory until the end."""
+
+KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE)
+"""What is sent."""
+
+NAMED = 3
+"""Of what was refused or left out, how many are named."""
+
+SAID = 16 << 10
+"""Bytes that are kept of what a host says about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What is to be brought back from all hosts of a command, and where to.
+
+    Attributes:
+        path: of a host or of its container; relative to where the command starts; it may begin
+            with ``OUTPUT``.
+        directory: in which each host has one of its own, by its name.
+        overwrite: whether those may have something in them.
+    """
+
+    path: str
+    directory: Path
+    overwrite: bool = False
+
+    @property
+    def output(self) -> bool:
+        """Whether the path is in a command's own directory for what is to be brought back."""
+        return is_output(self.path)
+
+    def prepare(self, hosts: Sequence[str]) -> None:
+        """Make the directories.
+
+        Raises:
+            InputError: one has something in it.
+            SourceError: one cannot be made.
+            UnavailableError: this Python cannot unpack what others have sent.
+        """
+        if not hasattr(tarfile, "data_filter"):
+            raise UnavailableError(
+                "this Python cannot tell what may be unpacked", hint="take a newer one of its minor"
+            )
+        for host in hosts:
+            place = self.directory / host
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+                occupied = any(place.iterdir())
+            except OSError as error:
+                raise SourceError(
+                    f"nothing can be collected in {place}: {error.strerror}",
+                    hint="give another directory",
+                ) from None
+            if occupied and not self.overwrite:
+                raise InputError(
+                    f"{place} has something in it already",
+                    hint="give another directory, or --overwrite",
+                )
+
+    def open(self, host: str) -> Inbox:
+        """What takes what a host sends."""
+        return Inbox(self.directory / host)
+
+
+class Inbox:
+    """Unpacks what a host sends, as it comes; an ``Output``.
+
+    Args:
+        directory: where to; it is there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._said = b""
+        self._refused: list[str] = []
+        self._refusals = 0
+        self._failure: WheelmountError | None = None
+        reading, self._writing = os.pipe()
+        # A daemon: a disk may make it wait for ever.
+        self._thread = threading.Thread(target=self._work, args=(reading,), daemon=True)
+        self._thread.start()
+
+    def __call__(self, _host: str, stream: str, data: bytes) -> None:
+        """Take more of it.
+
+        Raises:
+            TransferError: it cannot be unpacked, and the rest need not come.
+        """
+        if stream == "stderr":
+            self._said = (self._said + data)[-SAID:]
+            return
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._writing, rest) :]
+        except BrokenPipeError:
+            raise TransferError("the rest is not wanted") from None
+
+    def close(self, code: int | None) -> WheelmountError | None:
+        """Wait until all is unpacked.
+
+        Args:
+            code: that the sender ended with: not 0 where it could not send all; None where the
+                rest was not wanted.
+
+        Returns:
+            Why not all that there was is in the directory; None if it is.
+        """
+        os.close(self._writing)
+        self._thread.join()
+        if code:
+            lines = self._said.decode(errors="replace").strip().splitlines()
+            return SourceError(lines[-1] if lines else f"it was not sent: exit code {code}")
+        if self._failure is None and self._refused:
+            some = _some(self._refused, self._refusals)
+            return TransferError(f"not all that was sent is taken: {some}")
+        return self._failure
+
+    def _work(self, reading: int) -> None:
+        try:
+            with open(reading, "rb", buffering=0) as file:
+                self._unpack(file)
+                while file.read(1 << 20):  # what fills the last block up
+                    pass
+        except OSError as error:
+            self._failure = SourceError(
+                f"{self._directory} cannot be written: {error.strerror or error}",
+                hint="is there space left?",
+            )
+        except Exception as error:  # whatever a host sends that tarfile does not expect
+            self._failure = TransferError(f"what was sent is no archive: {error!r}")
+
+    def _unpack(self, file: IO[bytes]) -> None:
+        links: list[tarfile.TarInfo] = []
+        with tarfile.open(
+            fileobj=file, mode="r|", tarinfo=_Member, encoding="utf-8", errors="surrogateescape"
+        ) as archive:
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # it would hold all of them
+                if not member.issym():
+                    self._place(archive, member)
+                elif len(links) < LINKS:
+                    links.append(member)
+                else:
+                    raise tarfile.ReadError(f"it has more than {LINKS} symbolic links")
+            for member in links:  # behind all else: nothing is written by way of one
+                self._place(archive, member)
+        for member in links:
+            self._check(self._directory / member.name)
+
+    def _place(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        path = PurePosixPath(member.name)
+        try:
+            if path.is_absolute() or ".." in path.parts:
+                raise tarfile.OutsideDestinationError(member, member.name)
+            checked = tarfile.data_filter(member, str(self._directory))
+            place = self._directory / path
+            if not member.isdir() and (place.is_symlink() or place.is_file()):
+                place.unlink()  # which another name may share
+            if not member.issym() and not member.islnk():
+                archive.extract(member, self._directory, filter="data")
+                return
+            # Not by tarfile, which would look for what a link names in all that follows.
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if member.issym():
+                place.symlink_to(checked.linkname)
+            else:
+                place.hardlink_to(self._directory / checked.linkname)
+        except tarfile.SpecialFileError:
+            self._refuse(member.name, "a device or a pipe")
+        except tarfile.FilterError:
+            self._refuse(member.name, "it leads out")
+        except (FileExistsError, IsADirectoryError, NotADirectoryError):
+            self._refuse(member.name, "something else is in its place")
+        except FileNotFoundError:
+            self._refuse(member.name, "a link to what has not come")
+
+    def _check(self, path: Path) -> None:
+        """Take a link away that leads out by way of others."""
+        own = os.path.realpath(self._directory)
+        try:
+            real = os.path.realpath(path, strict=True)
+        except FileNotFoundError:
+            real = os.path.realpath(path)
+        except OSError:
+            real = "/"
+        if path.is_symlink() and os.path.commonpath([own, real]) != own:
+            path.unlink()
+            self._refuse(path.name, "it leads out")
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self._refusals += 1
+        if self._refusals <= NAMED:
+            shown = name.encode(errors="backslashreplace").decode()
+            self._refused.append(f"{shown!r} ({reason})")
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose headers take a bounded part of memory."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type == tarfile.GNUTYPE_SPARSE or (not self.isreg() and self.size > HEADER):
+            raise tarfile.ReadError("a header in it is too large")
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
+
+    def _proc_gnusparse_10(self, *_given: object) -> None:
+        raise tarfile.ReadError("a header in it is too large")
+
+
+def is_output(path: str) -> bool:
+    """Whether a path is ``OUTPUT``, or in that."""
+    return path == OUTPUT or path.startswith(f"{OUTPUT}/")
+
+
+def _some(texts: Sequence[str], count: int) -> str:
+    more = count - NAMED
+    return "; ".join(texts[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+# --- on the host ----------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Send what is at a path; ends with 1 where that is not all, and says why."""
+    path, start, output = sys.argv[1:]
+    try:
+        if path == ARCHIVE:
+            archive = Path(f"{output}.tar")
+            if not archive.exists():
+                print(
+                    "nothing came of its container, whose standard error says why", file=sys.stderr
+                )
+                return 1
+            with archive.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
+            return 0
+        found = _find(path, start, output)
+        left_out = [] if found is None else _send(found)
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        print(f"{path} cannot be sent: {error.strerror or error}", file=sys.stderr)
+        return 1
+    if found is None:
+        print(f"there is nothing at {path}", file=sys.stderr)
+    elif left_out:
+        print(f"left out: {_some(left_out, len(left_out))}", file=sys.stderr)
+    return int(found is None or bool(left_out))
+
+
+def _find(path: str, start: str, output: str) -> str | None:
+    if not is_output(path):
+        found = os.path.realpath(Path(start, path))
+    else:
+        found, own = os.path.realpath(output + path[len(OUTPUT) :]), os.path.realpath(output)
+        if os.path.commonpath([own, found]) != own:  # by a link that may be a container's
+            return None
+    return found if os.path.lexists(found) else None
+
+
+def _send(top: str) -> list[str]:
+    """Send a file, or what is in a directory; gives what of it cannot be sent."""
+    left_out = []
+
+    def walk() -> Iterator[str]:
+        if not Path(top).is_dir():
+            yield top
+            return
+        for folder, directories, files in os.walk(top, onerror=unreadable):
+            for name in [*directories, *files]:
+                yield f"{folder}/{name}"
+
+    def unreadable(error: OSError) -> None:
+        left_out.append(f"{os.path.relpath(error.filename, top)} ({error.strerror})")
+
+    with tarfile.open(
+        fileobj=sys.stdout.buffer, mode="w|", encoding="utf-8", errors="surrogateescape"
+    ) as archive:
+        for path in walk():
+            name = os.path.relpath(path, top) if path != top else Path(top).name
+            archive.members = []  # type: ignore[attr-defined]  # it would hold all of them
+            with contextlib.ExitStack() as stack:
+                try:
+                    member = archive.gettarinfo(path, name)
+                    plain = member is not None and member.isreg()
+                    file = stack.enter_context(Path(path).open("rb")) if plain else None
+                except OSError as error:
+                    left_out.append(f"{name} ({error.strerror})")
+                    continue
+                if member is None or member.type not in KINDS:
+                    left_out.append(f"{name} (a device, a pipe or a socket)")
+                else:
+                    archive.addfile(member, file)
+    return left_out
+
+
+if __name__ == "__main__":
+    sys.exit(main())
