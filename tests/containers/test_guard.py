@@ -17,6 +17,7 @@ from wheelmount.config import Settings
 from wheelmount.containers import guard, leftovers
 from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Overlay
+from wheelmount.errors import ContainerError
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
@@ -85,10 +86,17 @@ def test_one_that_is_killed_while_it_starts_leaves_nothing(
             owner.kill()
         wait_until(lambda: not running(mark))
         wait_until(lambda: not [p for p in runtime.glob(f"{leftovers.PREFIX}*") if _used(p)])
-        with Overlay(Path(settings.state_dir), "mine", "n1").lock("it is free"):
-            pass
+        wait_until(lambda: _free(Overlay(Path(settings.state_dir), "mine", "n1")))
         for left in leftovers.find(runtime):  # it had no guard yet
             leftovers.remove(left)
+
+
+def _free(overlay: Overlay) -> bool:
+    try:
+        with overlay.lock("it is free"):
+            return True
+    except ContainerError:  # of a guard that has not begun
+        return False
 
 
 def _used(workdir: Path) -> bool:

@@ -62,6 +62,8 @@ def main(
     os.set_inheritable(owner, False)
     if directory:  # it is in use, whatever becomes of the owner
         fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_SH)
+    if select.select([owner], [], [], 0)[0]:  # it has ended before the command began
+        return _leave(owner, directory)
     child = _start(command, terminal, confined)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # who reads there waits for the command alone
@@ -70,18 +72,26 @@ def main(
     while code is None:
         ready, _, _ = select.select([owner, woken], [], [])
         if owner in ready:
-            gone = not os.read(owner, 1)
             _end(child)
             _reap(child)
-            if gone and directory:
-                where = [sys.executable, "-m", "wheelmount.containers.leftovers", directory]
-                os.execv(where[0], where)  # noqa: S606
-            return 128 + signal.SIGKILL
+            return _leave(owner, directory)
         os.read(woken, 4096)
         code = _reap(child)
     if not (stays and code == 0):
         _end(child)
     return code
+
+
+def _leave(owner: int, directory: str) -> int:
+    """Delete what is left of a command that its owner has ended, if the owner is gone.
+
+    Returns:
+        The exit code.
+    """
+    if not os.read(owner, 1) and directory:
+        where = [sys.executable, "-m", "wheelmount.containers.leftovers", directory]
+        os.execv(where[0], where)  # noqa: S606
+    return 128 + signal.SIGKILL
 
 
 def _start(command: list[str], terminal: bool, confined: bool) -> int:
