@@ -1,7 +1,8 @@
 """Every exception of wheelmount, in one tree, each with the exit code the command line ends with.
 
 The codes 64-78 are those of ``sysexits.h``; they stay clear of the small codes that a user's own
-script returns through ``wheelmount run`` and of 126 and above, which shells use.
+script returns through ``wheelmount run`` and of 126 and above, which shells use. Only a
+command that took too long ends with another, that of timeout(1).
 """
 
 from __future__ import annotations

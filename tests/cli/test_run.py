@@ -52,6 +52,27 @@ def test_on_some_hosts(cli: Cli, source: Path) -> None:
     assert f"cannot run in {source}/nowhere: No such file" in done.stderr
 
 
+def test_several_on_each_host(cli: Cli, source: Path, workplace: Path) -> None:
+    script = """
+        echo "$WHEELMOUNT_HOST $WHEELMOUNT_LOCAL_RANK, $WHEELMOUNT_RANK of $WHEELMOUNT_SIZE"
+        [ $WHEELMOUNT_RANK != 3 ] || exit 5
+        echo $WHEELMOUNT_RANK >$WHEELMOUNT_OUTPUT/rank
+    """
+    given = ["--hosts", "local:2", "--per-host", "2", "--collect", "", "out"]
+    done = cli("run", "-q", *given, source, "-", input=script, stdin=None)
+    places = [(host, copy) for host in (0, 1) for copy in (0, 1)]
+    assert done.stdout == "".join(
+        f"== host{host}:{copy} ==\nhost{host} {copy}, {rank} of 4\n"
+        for rank, (host, copy) in enumerate(places)
+    )
+    assert done.returncode == 5, done.stderr
+    left = {path.parent.name: path.read_text() for path in workplace.glob("work/out/*/rank")}
+    assert left == {"host0:0": "0\n", "host0:1": "1\n", "host1:0": "2\n"}
+    done = cli("run", "--image", "x.sif", "--per-host", "2", source, "-", input="", stdin=None)
+    assert done.returncode == 64
+    assert "to one overlay together" in done.stderr
+
+
 def test_hosts_that_are_not_there_are_said_before_any_starts(cli: Cli, source: Path) -> None:
     done = cli("run", "--hosts", "local:2", "--on", "host2", source, "-", input="", stdin=None)
     assert done.returncode == 64

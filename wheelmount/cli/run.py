@@ -36,6 +36,14 @@ from wheelmount.wheels.inline import Inline
     metavar="MODULE",
     help="Run this module of Python in place of a script; all that follows is its own.",
 )
+@click.option(
+    "--per-host",
+    "copies",
+    type=click.IntRange(1, 1024),
+    default=1,
+    metavar="N",
+    help="Run so many of it on each host at a time; not in containers.",
+)
 @click.option("--mntpoint", help="Where to mount on the hosts; default the path of SOURCE.")
 @options.hosts
 @environment
@@ -50,6 +58,7 @@ def run(
     script: str | None,
     arguments: tuple[str, ...],
     module: str | None,
+    copies: int,
     mntpoint: str | None,
     spec: HostSpec,
     needed: Callable[[Inline | None], Needed | None],
@@ -75,7 +84,13 @@ def run(
     With --image it runs in an offline container of each host, which sees SOURCE where the host
     has it.
     """
+    launch = replace(launch, copies=copies)
     if image is not None:
+        if copies > 1:
+            raise InputError(
+                "containers of one host cannot write to one overlay together",
+                hint="leave --per-host or --image out",
+            )
         image = replace(image, variables=launch.variables)
     words = (source, *((script,) if script is not None else ()), *arguments)
     folder = Path(source) if Path(source).is_dir() else None

@@ -21,7 +21,7 @@ from wheelmount.containers.process import Stream
 from wheelmount.containers.terminal import Size, Terminal
 from wheelmount.errors import OvertimeError
 
-PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK", "WHEELMOUNT_SIZE")
+PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK", "WHEELMOUNT_SIZE", "WHEELMOUNT_LOCAL_RANK")
 """Variables of the host that a command in a container finds too: which of all commands it is."""
 
 OUTPUT = "/run/wheelmount/output"

@@ -156,25 +156,32 @@ class Runners:
         output: Output | None = None,
         stdin: RawIOBase | None = None,
         collect: Collection | None = None,
+        hosts: Mapping[str, str] | None = None,
     ) -> Results:
-        """Run a command on each host, all at once, and wait for them.
+        """Run commands on hosts, all at once, and wait for them.
 
         Args:
-            commands: by host.
+            commands: by host, or by names of their own.
             output: told of output as it comes, from one thread; else the results hold all of it.
             stdin: passed on if there is one command; several get no input. Not buffered, as
                 Python cannot end while a thread waits in a buffer.
             collect: where what they leave comes to, of those that say what that is.
+            hosts: of commands that have names of their own.
         """
         fed = stdin if len(commands) == 1 else None
+        hosts = hosts or {name: name for name in commands}
         results = Results()
+        greetings: dict[str, asyncio.Task[None]] = {}
         listener = output if isinstance(output, Listener) else None
         if listener is not None:
             listener.begin(list(commands))
 
         async def one(name: str, command: Command, tell: _Teller | None, limit: int) -> None:
             try:
-                results[name] = await self._run(name, command, output, tell, fed, limit, collect)
+                await greetings[hosts[name]]
+                results[name] = await self._run(
+                    name, hosts[name], command, output, tell, fed, limit, collect
+                )
             except WheelmountError as error:
                 results[name] = error
             if tell is not None and listener is not None:
@@ -184,6 +191,8 @@ class Runners:
         async def everything() -> None:
             tell = None if output is None else _Teller()
             limit = max(TAIL, min(CHUNK, FLIGHT // max(len(commands), 1)))
+            for host in {hosts[name] for name in commands}:
+                greetings[host] = asyncio.create_task(self._greet(host))
             try:
                 await asyncio.gather(*(one(*item, tell, limit) for item in commands.items()))
             finally:
@@ -193,9 +202,15 @@ class Runners:
         engine.complete(everything())
         return Results({name: results[name] for name in commands})
 
+    async def _greet(self, host: str) -> None:
+        """See that a host is of this version, before its first command."""
+        if (greeting := self._greetings.pop(host, None)) is not None:
+            handshake.compare(host, await engine.answer(greeting, self._timeout))
+
     async def _run(
         self,
         name: str,
+        host: str,
         command: Command,
         output: Output | None,
         tell: _Teller | None,
@@ -203,10 +218,8 @@ class Runners:
         limit: int,
         collect: Collection | None = None,
     ) -> Result:
-        if (greeting := self._greetings.pop(name, None)) is not None:
-            handshake.compare(name, await engine.answer(greeting, self._timeout))
-        actor, key = self.actors[name], secrets.token_hex(8)
-        self._running.add((name, key))
+        actor, key = self.actors[host], secrets.token_hex(8)
+        self._running.add((host, key))
         start = actor.start.call_one(key, command, stdin is not None)
         place = await engine.answer(start, self._timeout)
         trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -242,14 +255,15 @@ class Runners:
                     if connection is not None:
                         await self._take(actor, key, connection, frame, pass_on, trouble)
             if collect is not None and command.collect is not None:
-                lacking = await self._collect(name, (command.collect, *place), collect, limit)
+                what = command.collect, *place
+                lacking = await self._collect(name, host, what, collect, limit)
         finally:
             for task in tasks:
                 task.cancel()
             if not trouble.cancel():
                 trouble.exception()  # said, or the command has ended in spite of it
         await engine.answer(actor.end.call_one(key), self._timeout)
-        self._running.discard((name, key))
+        self._running.discard((host, key))
         return Result(
             report.code,
             bytes(streams["stdout"]),
@@ -259,14 +273,14 @@ class Runners:
         )
 
     async def _collect(
-        self, name: str, what: tuple[str, str, str], collect: Collection, limit: int
+        self, name: str, host: str, what: tuple[str, str, str], collect: Collection, limit: int
     ) -> WheelmountError | None:
         """Bring back what a command has left; gives why that is not all."""
         sender = Command(("python", "-m", "wheelmount.hosts.collection", *what))
         inbox, tell, code = collect.open(name), _Teller(), None
         try:
             with contextlib.suppress(TransferError):  # the inbox knows why
-                code = (await self._run(name, sender, inbox, tell, None, limit)).code
+                code = (await self._run(name, host, sender, inbox, tell, None, limit)).code
         finally:
             tell.close()
             lacking = await asyncio.to_thread(inbox.close, code)

@@ -23,6 +23,7 @@ class Launch:
         cwd: directory that it starts in, on the host or in the container; None for its usual one,
             to which a relative one is.
         timeout: seconds after which it is ended with all that it started; None for no bound.
+        copies: how many of it run on each host.
         collect: what it leaves that is to be brought back; None for nothing.
     """
 
@@ -31,6 +32,7 @@ class Launch:
     variables: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     timeout: float | None = None
+    copies: int = 1
     collect: Collection | None = None
 
     def within(self, usual: str | None) -> str | None:

@@ -69,10 +69,11 @@ class Site(ABC):
         step: str,
         launch: Launch | None = None,
     ) -> Results:
-        """Run a command on each chosen host, by the host's name, and wait for all.
+        """Run a command on each chosen host, or several copies of it, and wait for all.
 
-        Each finds its number among them in ``WHEELMOUNT_RANK``, and how many there are in
-        ``WHEELMOUNT_SIZE``.
+        Each finds its number among all in ``WHEELMOUNT_RANK``, how many there are in
+        ``WHEELMOUNT_SIZE``, and its number on its host in ``WHEELMOUNT_LOCAL_RANK``. It is named
+        by its host, and of several copies by that and its number there (``host0:1``).
 
         Args:
             commands: by host.
@@ -82,19 +83,27 @@ class Site(ABC):
         """
         launch = launch or Launch()
         names = [host.name for host in self.chosen if host.name in commands]
-        numbered = {}
-        for rank, name in enumerate(names):
-            own = {"WHEELMOUNT_RANK": str(rank), "WHEELMOUNT_SIZE": str(len(names))}
-            own.update(commands[name].environment)
-            left = commands[name].collect  # of a container
+        places = [(name, copy) for name in names for copy in range(launch.copies)]
+        numbered, hosts = {}, {}
+        for rank, (host, copy) in enumerate(places):
+            command = commands[host]
+            own = {
+                "WHEELMOUNT_RANK": str(rank),
+                "WHEELMOUNT_SIZE": str(len(places)),
+                "WHEELMOUNT_LOCAL_RANK": str(copy),
+                **command.environment,
+            }
+            left = command.collect  # of a container
             if left is None and launch.collect is not None:
                 left = launch.collect.path
-            numbered[name] = replace(commands[name], environment=own, collect=left)
+            name = host if launch.copies == 1 else f"{host}:{copy}"
+            numbered[name] = replace(command, environment=own, collect=left)
+            hosts[name] = host
         if launch.collect is not None:
-            launch.collect.prepare(names)
+            launch.collect.prepare(list(numbered))
         with self._progress.task(step, unit="hosts") as task:
-            results = self.runners.run(numbered, launch.output, launch.stdin, launch.collect)
-            task.advance(len(results))
+            results = self.runners.run(numbered, launch.output, launch.stdin, launch.collect, hosts)
+            task.advance(len(names))
         explain(self.hosts, results.values())
         failures = (mount.failure() for mount in self._mounts)
         results.shortfall = next(filter(None, failures), None)
