@@ -248,6 +248,12 @@ def test_in_a_session_whose_hosts_have_namespaces(ids: bool, public: Path) -> No
             install = ["sh", "-c", "pip install -q greeting; id -u"]
             assert call("exec", *image, *packages, *install) == "0\n"
             assert call("exec", *image, "python", "-c", "import greeting") == ""
+            left = ["--collect", "$WHEELMOUNT_OUTPUT", place / "left", *image, "sh", "-c"]
+            call("exec", *left, "id -u >$WHEELMOUNT_OUTPUT/id")
+            assert (place / "left" / "host0" / "id").read_text() == "0\n"
+            left = ["--collect", "/tmp/one", place / "one", *image, "sh", "-c"]
+            call("exec", *left, "echo one >/tmp/one")
+            assert (place / "one" / "host0" / "one").read_text() == "one\n"
         finally:
             call("down")
 
