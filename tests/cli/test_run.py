@@ -206,4 +206,4 @@ def test_much_of_it_takes_no_memory_of_the_client(source: Path, workplace: Path)
         client.returncode = os.waitstatus_to_exitcode(status)
     assert client.returncode == 0
     assert (workplace / "work" / "out" / "host0" / "large").stat().st_size == 400 << 20
-    assert usage.ru_maxrss < 250 << 10
+    assert usage.ru_maxrss < 350 << 10  # KiB; some 200 MiB whatever comes

@@ -7,6 +7,7 @@ may come to lie outside the directory that is for this host, nor lead there.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import sys
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from wheelmount.errors import (
     InputError,
@@ -34,6 +35,12 @@ for where the command starts."""
 
 ARCHIVE = ""
 """In place of a path: the archive beside that directory, which the command itself has made."""
+
+PIECE = 1 << 20
+"""Bytes that are read or written at a time."""
+
+_TAR: Any = {"copybufsize": PIECE, "encoding": "utf-8", "errors": "surrogateescape"}
+"""Of both ends of an archive."""
 
 HEADER = 1 << 20
 """Bytes of a name or of other headers that a member may have."""
@@ -118,6 +125,8 @@ class Inbox:
         self._refusals = 0
         self._failure: WheelmountError | None = None
         reading, self._writing = os.pipe()
+        with contextlib.suppress(OSError):  # more than this user may have in all pipes
+            fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIECE)
         # A daemon: a disk may make it wait for ever.
         self._thread = threading.Thread(target=self._work, args=(reading,), daemon=True)
         self._thread.start()
@@ -162,7 +171,7 @@ class Inbox:
         try:
             with open(reading, "rb", buffering=0) as file:
                 self._unpack(file)
-                while file.read(1 << 20):  # what fills the last block up
+                while file.read(PIECE):  # what fills the last block up
                     pass
         except OSError as error:
             self._failure = SourceError(
@@ -175,7 +184,7 @@ class Inbox:
     def _unpack(self, file: IO[bytes]) -> None:
         links: list[tarfile.TarInfo] = []
         with tarfile.open(
-            fileobj=file, mode="r|", tarinfo=_Member, encoding="utf-8", errors="surrogateescape"
+            fileobj=file, mode="r|", bufsize=PIECE, tarinfo=_Member, **_TAR
         ) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # it would hold all of them
@@ -274,7 +283,7 @@ def main() -> int:
                 )
                 return 1
             with archive.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
+                shutil.copyfileobj(file, sys.stdout.buffer, PIECE)
             return 0
         found = _find(path, start, output)
         left_out = [] if found is None else _send(found)
@@ -315,9 +324,7 @@ def _send(top: str) -> list[str]:
     def unreadable(error: OSError) -> None:
         left_out.append(f"{os.path.relpath(error.filename, top)} ({error.strerror})")
 
-    with tarfile.open(
-        fileobj=sys.stdout.buffer, mode="w|", encoding="utf-8", errors="surrogateescape"
-    ) as archive:
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", bufsize=PIECE, **_TAR) as archive:
         for path in walk():
             name = os.path.relpath(path, top) if path != top else Path(top).name
             archive.members = []  # type: ignore[attr-defined]  # it would hold all of them
