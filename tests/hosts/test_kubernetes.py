@@ -18,6 +18,8 @@ from tests.testbed.kubernetes import MISSING, SLOW, Cluster
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, UnavailableError
 from wheelmount.hosts.credentials import Authority
+from wheelmount.hosts.outpost import GUARDED
+from wheelmount.hosts.pods import Order
 from wheelmount.hosts.spec import parse
 
 pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
@@ -118,6 +120,20 @@ def test_pods_that_cannot_run_are_deleted(cli: Cli, cluster: Cluster, source: Pa
     assert f"does not run: ImagePullBackOff: no {MISSING}" in done.stderr
     assert "hint: give image=IMAGE" in done.stderr
     assert "left" not in done.stderr
+    assert cluster.objects == {}
+
+
+def test_the_process_that_deletes_pods_ends_well_before_its_client(
+    cluster: Cluster, workplace: Path
+) -> None:
+    order = Order("name", "default", str(workplace / "kubeconfig"), 1, MISSING, timeout=20)
+    command = [sys.executable, "-m", "wheelmount.hosts.pods", GUARDED]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        process.stdin.write(order.encode())
+        process.stdin.flush()
+        assert process.wait(60) == 0
     assert cluster.objects == {}
 
 

@@ -128,7 +128,8 @@ def _say(**what: Any) -> None:
 
 
 def _await_end_of_input(gone: threading.Event) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not by sys.stdin: Python ends by an abort while a thread reads there
+        pass
     gone.set()
 
 
