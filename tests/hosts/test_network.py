@@ -304,13 +304,14 @@ def test_what_is_no_worker_is_an_error(lab: Lab, source: Path) -> None:
     server = Service(lab, "host0", [sys.executable, "-c", NONSENSE], 26603)
     server.await_port()
     command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--quiet"]
-    impatient = {**os.environ, "WHEELMOUNT_START_TIMEOUT": "3"}
+    impatient = {**os.environ, "WHEELMOUNT_START_TIMEOUT": "5"}
     where = ["--hosts", f"tls://{lab.address('host0')}:26603", "-"]
     done = lab.run(LOGIN, [*command, *where], env=impatient)
     lab.run("host0", ["pkill", "-KILL", "-f", "26603"], check=True)
     server.process.wait(10)
     assert done.returncode in (HostError.exit_code, WaitError.exit_code), done.stderr
-    assert done.stderr.startswith(f"error: {lab.address('host0')}: ")
+    assert done.stderr.startswith("error: ")
+    assert lab.address("host0") in done.stderr
     assert "Traceback" not in done.stderr
 
 
