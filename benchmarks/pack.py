@@ -22,11 +22,11 @@ from benchmarks import system
 from benchmarks.delivery import make
 from benchmarks.trees import MIB
 from wheelmount.config import Settings
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.ring import Ring
-from wheelmount.mount.scan import scan
-from wheelmount.mount.source import Source
-from wheelmount.mount.topology import block_size
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.transfer.ring import Ring
+from wheelmount.mount.transfer.topology import block_size
 
 CAT = 'find "$0" -type f -exec cat {} + >/dev/null'
 SQUASHFS = ["-noI", "-noD", "-noF", "-noX", "-noappend", "-no-progress", "-quiet"]

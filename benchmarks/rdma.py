@@ -6,7 +6,7 @@ Three by ``RDMABuffer``, and one without:
 ``contiguous``  pieces lie in one buffer that was registered once, and are read as one; the time to
                 copy them there is counted
 ``scattered``   each is registered once, and one ``RDMAAction`` reads them all
-``stream``      read from a socket, some at a time (``wheelmount.mount.stream``)
+``stream``      read from a socket, some at a time (``wheelmount.mount.transfer.stream``)
 
 From one process to another of this machine, again and again, as a mount does it block after block.
 Pieces are as small files (many, of 9 KiB) and as blocks (few, of 4 MiB).
@@ -31,9 +31,8 @@ from wheelmount import config
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.sockets import Ticket
-from wheelmount.mount.inlet import Inlet
-from wheelmount.mount.outlet import Outlet
-from wheelmount.mount.ring import Staged
+from wheelmount.mount.transfer.ring import Staged
+from wheelmount.mount.transfer.stream import Inlet, Outlet
 
 KINDS = {"small files": (256, 9 << 10), "blocks": (16, 4 << 20)}
 """Number of pieces, and bytes of each."""

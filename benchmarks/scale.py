@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.delivery import make, once
 from benchmarks.trees import MIB
-from wheelmount.mount.topology import FANOUT, Topology, block_size
+from wheelmount.mount.transfer.topology import FANOUT, Topology, block_size
 
 GIGABIT = 1e9 / 8
 """Bytes a second."""

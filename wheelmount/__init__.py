@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wheelmount.mount.remote import RemoteMount, remotemount
+    from wheelmount.mount.client.remote import RemoteMount, remotemount
 
 __version__ = "0.1.0"
 __all__ = ["RemoteMount", "__version__", "remotemount"]
@@ -14,7 +14,7 @@ __all__ = ["RemoteMount", "__version__", "remotemount"]
 def __getattr__(name: str) -> Any:
     # Only when asked for: a serving process does without, and is up twice as fast.
     if name in ("RemoteMount", "remotemount"):
-        from wheelmount.mount import remote
+        from wheelmount.mount.client import remote
 
         return getattr(remote, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,10 +22,12 @@ from wheelmount.errors import UnavailableError, WheelmountError
 from wheelmount.hosts import gate, rdma
 from wheelmount.hosts.local import namespaces_allowed
 from wheelmount.hosts.worker import host_of
-from wheelmount.mount import adapter, capacity, kernel, point, serving
-from wheelmount.mount import store as stores
-from wheelmount.mount.scan import scan
-from wheelmount.mount.task import TASK
+from wheelmount.mount.kernel import points, syscalls
+from wheelmount.mount.serve import adapters, processes
+from wheelmount.mount.serve.control import TASK
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.store import capacity
+from wheelmount.mount.store import store as stores
 
 GOOD, POOR, BAD = "good", "poor", "bad"
 """All is well; something works less well than it could; something does not work."""
@@ -93,7 +95,7 @@ def _versions() -> str:
 
 def _fuse() -> Finding:
     try:
-        point.available()
+        points.available()
     except UnavailableError as error:
         return Finding("fuse", BAD, error.message, error.hint or "")
     return Finding("fuse", GOOD, "/dev/fuse can be used")
@@ -108,7 +110,7 @@ def _fusermount() -> Finding:
 
 
 def _adapter() -> Finding:
-    lacks = adapter.lacking_for_bind()
+    lacks = adapters.lacking_for_bind()
     if lacks:
         return Finding(
             "adapter",
@@ -135,7 +137,7 @@ def room(settings: Settings) -> tuple[int, str]:
     Raises:
         WheelmountError, OSError: there is no place for them.
     """
-    if settings.store == MEMORY and kernel.may_mount():
+    if settings.store == MEMORY and syscalls.may_mount():
         return capacity.available(), "in memory, with huge pages"
     place = settings.private_store(mounted=False)
     return shutil.disk_usage(place).free, f"in {place}"
@@ -275,9 +277,9 @@ def _leftovers(settings: Settings) -> Iterator[Leftover]:
         for directory in sorted(settings.private_runtime().glob("hosts-*"))
         if directory.stat().st_mtime < young
     ]
-    mounts = [each for each in sorted(serving.directory(settings).iterdir()) if each.is_dir()]
+    mounts = [each for each in sorted(processes.directory(settings).iterdir()) if each.is_dir()]
     for directory in mounts:
-        if directory.stat().st_mtime < young and serving.dead(directory):
+        if directory.stat().st_mtime < young and processes.dead(directory):
             yield Leftover(directory, "a mount whose serving process is gone")
     known = {directory.name for directory in mounts}
     for store in found:
@@ -299,7 +301,7 @@ def clear(leftover: Leftover) -> None:
         MountError: it is a mount that is in use.
     """
     if (leftover.path / TASK).exists():
-        serving.stop(leftover.path, force=True)
+        processes.stop(leftover.path, force=True)
     if leftover.text == CONTAINER:
         containers.remove(leftover.path)
         return

@@ -16,7 +16,8 @@ from tests.conftest import Cli, mounts_shown
 from wheelmount import doctor
 from wheelmount.config import MEMORY, Settings
 from wheelmount.jobs import survey
-from wheelmount.mount import point, serving
+from wheelmount.mount.kernel import points
+from wheelmount.mount.serve import processes
 
 pytestmark = pytest.mark.fuse
 
@@ -71,8 +72,8 @@ def test_what_dead_mounts_left_is_found_and_cleared(
     assert "doctor --fix" in done.stdout
     assert cli("doctor", "--fix").stdout.count("cleared: ") == 3
     assert "left: " not in cli("doctor").stdout
-    assert point.mounted(str(workplace / "bound")) is None
-    assert point.mounted(str(workplace / "served")) is None
+    assert points.mounted(str(workplace / "bound")) is None
+    assert points.mounted(str(workplace / "served")) is None
     assert (workplace / "alive" / "page").read_bytes() == b"p" * 4096
     assert cli("umount", "--all").returncode == 0
 
@@ -86,8 +87,8 @@ def _kill_serving(*records: dict[str, Any]) -> None:
 
 def test_what_is_in_the_making_is_not_left(settings: Settings, workplace: Path) -> None:
     place = settings.private_store(mounted=False)
-    directory = serving.directory(settings) / "mount-host0"
-    with serving.making(directory):
+    directory = processes.directory(settings) / "mount-host0"
+    with processes.making(directory):
         (place / directory.name).mkdir()
         for path in (directory, place / directory.name):
             os.utime(path, (1, 1))
@@ -124,7 +125,7 @@ def test_a_mount_takes_the_place_of_a_dead_one(
 
 
 def test_without_fuse_it_says_so_and_ends_with_69(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wheelmount.mount.point.os.access", lambda *_: False)
+    monkeypatch.setattr("wheelmount.mount.kernel.points.os.access", lambda *_: False)
     finding = doctor._fuse()
     assert finding.state == doctor.BAD
     assert finding.hint

@@ -26,7 +26,7 @@ sys.meta_path.insert(0, Finder())
 
 OF_COMMANDS = "click", "rich.console", "wheelmount.errors", "wheelmount.cli.settings"
 
-OF_HOSTS = "wheelmount.mount.remote", "monarch.actor", "monarch._src.actor.actor_mesh"
+OF_HOSTS = "wheelmount.mount.client.remote", "monarch.actor", "monarch._src.actor.actor_mesh"
 
 MARKS = pytest.mark.hosts, pytest.mark.fuse
 

@@ -18,7 +18,7 @@ from tests.conftest import Cli, mounts_shown
 from tests.mount.conformance import assert_same
 from wheelmount import doctor
 from wheelmount.config import Settings
-from wheelmount.mount import point
+from wheelmount.mount.kernel import points
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -33,7 +33,7 @@ def test_mount_stays_until_umount(cli: Cli, source: Path, workplace: Path) -> No
     assert all(r["held"] == r["size"] and r["visible"] for r in records)
     assert "complete" in cli("status").stdout
     assert cli("umount", workplace / "w-host0").returncode == 0
-    assert point.mounted(f"{workplace}/w-host0") is None
+    assert points.mounted(f"{workplace}/w-host0") is None
     assert cli("umount", source).returncode == 0
     assert cli("status").stdout == "nothing is mounted\n"
 
@@ -50,7 +50,7 @@ def test_without_host_in_the_path_each_host_has_a_namespace(
 ) -> None:
     done = cli("mount", source, "--hosts", "local:2")
     assert done.stdout == f"host0 {source}\nhost1 {source}\n"
-    assert point.mounted(str(source)) is None
+    assert points.mounted(str(source)) is None
     records = mounts_shown(cli)
     assert not any(r["visible"] for r in records)
     assert "in a namespace of its own" in cli("status").stdout
@@ -130,7 +130,7 @@ def test_what_a_killed_server_left_is_shown_and_cleared(
     cli("mount", source, workplace / "w")
     (record,) = mounts_shown(cli)
     os.kill(record["pid"], signal.SIGKILL)
-    while point.mounted(str(workplace / "w")) and "dead" not in cli("status").stdout:
+    while points.mounted(str(workplace / "w")) and "dead" not in cli("status").stdout:
         time.sleep(0.1)
     assert cli("umount", workplace / "w").returncode == 0
     assert cli("status").stdout == "nothing is mounted\n"
@@ -191,14 +191,14 @@ def test_a_killed_mount_leaves_nothing_mounted(
     places = [str(workplace / f"w-host{number}") for number in range(4)]
     command = [sys.executable, "-m", "wheelmount.cli.main", "mount", "--hosts", "local:4"]
     with subprocess.Popen([*command, str(source), f"{workplace}/w-{{host}}"]) as client:
-        while client.poll() is None and sum(map(bool, map(point.mounted, places))) < standing:
+        while client.poll() is None and sum(map(bool, map(points.mounted, places))) < standing:
             time.sleep(0.01)
         client.kill()
     assert client.returncode == -signal.SIGKILL, "it must be on the way"
     deadline = time.monotonic() + 60
-    while any(map(point.mounted, places)) and time.monotonic() < deadline:
+    while any(map(points.mounted, places)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(point.mounted, places))
+    assert not any(map(points.mounted, places))
     time.sleep(doctor.MOMENT)
     for left in doctor.leftovers(settings):  # stores that were being made
         doctor.clear(left)

@@ -124,7 +124,7 @@ def test_a_loss_of_wheelmount_s_own_does_not_end_the_program(source: Path, workp
         mount.wait(60)
         theirs = this_host().spawn_procs({"procs": 1}).spawn("theirs", Theirs)
         for process in psutil.Process(hosts.pids[0]).children():
-            if "wheelmount.mount.server" not in process.cmdline():
+            if "wheelmount.mount.serve.server" not in process.cmdline():
                 process.kill()
         results = runners.run({host.name: Command(("sleep", "0.1")) for host in hosts})
         assert isinstance(results["host0"], HostError), results

@@ -21,7 +21,7 @@ from wheelmount.hosts import gate
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Result, Runners
-from wheelmount.mount.remote import remotemount
+from wheelmount.mount.client.remote import remotemount
 
 pytestmark = [pytest.mark.hosts, pytest.mark.fuse]
 

@@ -33,7 +33,7 @@ def environments(lab: Lab, host: str) -> list[tuple[str, dict[str, str]]]:
 
 def assert_only_monarch_is_told(processes: list[tuple[str, dict[str, str]]]) -> None:
     """No process but Monarch's has a key, or what Monarch tells processes; a mount is served."""
-    assert [words for words, _ in processes if "wheelmount.mount.server" in words]
+    assert [words for words, _ in processes if "wheelmount.mount.serve.server" in words]
     secrets = {CREDENTIALS, *TLS, "HYPERACTOR_MESH_BOOTSTRAP_MODE"}
     told = {words for words, variables in processes if secrets.intersection(variables)}
     assert told

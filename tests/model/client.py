@@ -15,9 +15,9 @@ from wheelmount import config, remotemount
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount import serving
-from wheelmount.mount.remote import RemoteMount
-from wheelmount.mount.task import Task
+from wheelmount.mount.client.remote import RemoteMount
+from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.control import Task
 from wheelmount.progress import SILENT
 
 
@@ -48,16 +48,16 @@ class Client:
     def adopt(self, source: str, where: str, adapter: str) -> dict[str, str]:
         """Take charge of the mount of a directory."""
         settings = replace(self._settings, adapter=adapter)
-        directories = serving.find(settings, source)
+        directories = processes.find(settings, source)
         tasks = [Task.read(directory) for directory in directories]
         within = {
-            task.host: serving.status(directory)["pid"]
+            task.host: processes.status(directory)["pid"]
             for task, directory in zip(tasks, directories, strict=True)
         }
         hosts = LocalHosts(len(within), settings, within=within)
         self._started.enter_context(hosts)
         self._pids = dict(zip((host.name for host in hosts), hosts.pids, strict=True))
-        identity = serving.identity(directories[0])
+        identity = processes.identity(directories[0])
         made = RemoteMount(hosts, source, where, settings, SILENT, identity=identity)
         made.adopt()
         self._mount = made

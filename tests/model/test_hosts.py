@@ -44,8 +44,8 @@ from tests.model.worlds import KILLS, Read
 from tests.mount.conformance import Directory
 from wheelmount.config import Settings
 from wheelmount.errors import MountError
-from wheelmount.mount import serving
-from wheelmount.mount.task import Task
+from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.control import Task
 
 BOUND = 150
 """Seconds within which a client must answer, whatever happened."""
@@ -278,7 +278,7 @@ class HostsModel(RuleBasedStateMachine):
         name = sorted(self._points)[which % len(self._points)]
         host = psutil.Process(self.client.ask("pids")[name])
         family = [host, *host.children(recursive=True)]
-        family = [each for each in family if "wheelmount.mount.server" not in each.cmdline()]
+        family = [each for each in family if "wheelmount.mount.serve.server" not in each.cmdline()]
         for process in family:
             process.kill()
         psutil.wait_procs(family, 30)
@@ -340,8 +340,8 @@ class HostsModel(RuleBasedStateMachine):
         self._held.clear()
         for path in list(self._views):
             self._take_away(path)
-        for directory in serving.find(_settings(self._place), str(self._source.path)):
-            serving.stop(directory, force=True)
+        for directory in processes.find(_settings(self._place), str(self._source.path)):
+            processes.stop(directory, force=True)
         self._kills = 0
         self._begin(len(self._points), [])
 
@@ -364,14 +364,14 @@ class HostsModel(RuleBasedStateMachine):
     @rule(which=pick)
     def kill_a_server(self, which: int) -> None:
         self._kills += 1
-        directories = sorted(serving.find(_settings(self._place), str(self._source.path)))
+        directories = sorted(processes.find(_settings(self._place), str(self._source.path)))
         directory = directories[which % len(directories)]
-        before = serving.status(directory)["server"]
+        before = processes.status(directory)["server"]
         os.kill(before, signal.SIGKILL)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with contextlib.suppress(MountError):
-                if serving.status(directory)["server"] != before:
+                if processes.status(directory)["server"] != before:
                     return
             time.sleep(0.01)
         raise AssertionError(f"no server took over from that of {Task.read(directory).host}")
@@ -446,8 +446,8 @@ class HostsModel(RuleBasedStateMachine):
                 if client is not None:
                     client.kill()
             with contextlib.suppress(MountError):
-                for directory in serving.find(_settings(self._place), str(self._source.path)):
-                    serving.stop(directory, force=True)
+                for directory in processes.find(_settings(self._place), str(self._source.path)):
+                    processes.stop(directory, force=True)
         deadline = time.monotonic() + 30
         left: set[str] = set()
         while time.monotonic() < deadline:

@@ -16,15 +16,15 @@ from tests.mount.test_server import Served
 from tests.mount.test_store import arrive
 from wheelmount.config import Settings
 from wheelmount.errors import MountError
-from wheelmount.mount import serving
-from wheelmount.mount import store as stores
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.scan import scan
-from wheelmount.mount.source import file_digest
-from wheelmount.mount.store import Store
-from wheelmount.mount.succession import Succession
-from wheelmount.mount.tree import ROOT
-from wheelmount.mount.vfs import Vfs
+from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.vfs import Vfs
+from wheelmount.mount.snapshot.diff import Succession
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.source import file_digest
+from wheelmount.mount.snapshot.tree import ROOT
+from wheelmount.mount.store import store as stores
+from wheelmount.mount.store.store import Store
 
 BLOCK = 64 << 10
 
@@ -218,7 +218,7 @@ class Mount(World):
             self._show(self.store)
 
     def _show(self, store: Store) -> None:
-        serving.show(self._served.directory, store.generation)
+        processes.show(self._served.directory, store.generation)
 
     def shown(self) -> Shown:
         return Directory(self._served.mount)
@@ -248,12 +248,12 @@ class Mount(World):
         if self.adapter == "pyfuse3" or self._kills == KILLS:
             return  # nothing starts it again
         self._kills += 1
-        before = serving.status(self._served.directory)["server"]
+        before = processes.status(self._served.directory)["server"]
         os.kill(before, signal.SIGKILL)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             with contextlib.suppress(MountError):
-                if serving.status(self._served.directory)["server"] != before:
+                if processes.status(self._served.directory)["server"] != before:
                     return
             time.sleep(0.01)
         raise AssertionError("no server took over")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from wheelmount.mount.generations import AGAIN
-from wheelmount.mount.tree import ROOT
-from wheelmount.mount.vfs import Vfs
+from wheelmount.mount.serve.generations import AGAIN
+from wheelmount.mount.serve.vfs import Vfs
+from wheelmount.mount.snapshot.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from wheelmount.hosts.runner import Command
 from wheelmount.hosts.runners import Result, Runners
 from wheelmount.hosts.spec import parse
 from wheelmount.jobs.image import packages_point
-from wheelmount.mount import access
-from wheelmount.mount.adapter import NAMES
-from wheelmount.mount.remote import RemoteMount, remotemount
+from wheelmount.mount.client.remote import RemoteMount, remotemount
+from wheelmount.mount.serve.adapters import NAMES
+from wheelmount.mount.snapshot import access
 
 pytestmark = [
     pytest.mark.fuse,

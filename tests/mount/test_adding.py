@@ -19,8 +19,8 @@ from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError
 from wheelmount.hosts.host import Host
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount.delivery import Delivery
-from wheelmount.mount.remote import RemoteMount
+from wheelmount.mount.client.delivery import Delivery
+from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.progress import SILENT
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
@@ -185,7 +185,7 @@ with local(2) as hosts, local(1) as more:
     mount.keep()
     pid = hosts.pids[1]
     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    family = [each for each in family if "wheelmount.mount.server" not in each.cmdline()]
+    family = [each for each in family if "wheelmount.mount.serve.server" not in each.cmdline()]
     for process in family:
         process.kill()
     mount.add([replace(host, name="host1") for host in more])
@@ -212,7 +212,7 @@ fetch = Delivery.fetch
 def kill(number):
     host = psutil.Process(hosts.pids[number])
     family = [host, *host.children(recursive=True)]
-    family = [each for each in family if "wheelmount.mount.server" not in each.cmdline()]
+    family = [each for each in family if "wheelmount.mount.serve.server" not in each.cmdline()]
     for process in family:
         process.kill()
     psutil.wait_procs(family, 30)

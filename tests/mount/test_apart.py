@@ -16,8 +16,8 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount.agents import Agents
-from wheelmount.mount.remote import RemoteMount, remotemount
+from wheelmount.mount.client.agents import Agents
+from wheelmount.mount.client.remote import RemoteMount, remotemount
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from wheelmount.mount import capacity, cgroup, point
-from wheelmount.mount.point import Mounted
+from wheelmount.mount.kernel import points
+from wheelmount.mount.kernel.points import Mounted
+from wheelmount.mount.store import capacity
 
 MIB = 1 << 20
 
@@ -40,16 +41,16 @@ def test_the_least_that_a_group_or_one_above_it_leaves_counts(tmp_path: Path) ->
     mounts = [_mounted(tmp_path, "cgroup2"), _mounted(tmp_path, "tmpfs")]
     task = "0::/slurm/job_7/step_0\n"
     (tmp_path / "slurm" / "job_7" / "step_0").mkdir(parents=True)
-    assert cgroup.left(task, mounts) is None
+    assert capacity.cgroup_left(task, mounts) is None
     _two(tmp_path / "slurm" / "job_7" / "step_0", "max", 90 * MIB, 0)
-    assert cgroup.left(task, mounts) is None
+    assert capacity.cgroup_left(task, mounts) is None
     _two(tmp_path / "slurm" / "job_7", str(100 * MIB), 90 * MIB, 30 * MIB)
-    assert cgroup.left(task, mounts) == 40 * MIB
+    assert capacity.cgroup_left(task, mounts) == 40 * MIB
     _two(tmp_path / "slurm", str(200 * MIB), 190 * MIB, 0, high=str(195 * MIB))
-    assert cgroup.left(task, mounts) == 5 * MIB
+    assert capacity.cgroup_left(task, mounts) == 5 * MIB
     _two(tmp_path / "slurm", str(100 * MIB), 190 * MIB, 0)
-    assert cgroup.left(task, mounts) == 0
-    assert cgroup.left("0::/\n", mounts) is None
+    assert capacity.cgroup_left(task, mounts) == 0
+    assert capacity.cgroup_left("0::/\n", mounts) is None
 
 
 def test_groups_of_the_first_version_count_too(tmp_path: Path) -> None:
@@ -58,19 +59,19 @@ def test_groups_of_the_first_version_count_too(tmp_path: Path) -> None:
     _one(tmp_path / "memory", (1 << 63) - 4096, 5, 5)
     _one(tmp_path / "memory" / "a", 100 * MIB, 60 * MIB, 0)
     _one(tmp_path / "memory" / "a" / "b", 100 * MIB, 20 * MIB, 0)
-    assert cgroup.left(listed, mounts) == 40 * MIB
+    assert capacity.cgroup_left(listed, mounts) == 40 * MIB
     # As in a container whose own group is shown as the topmost.
     shown = [_mounted(tmp_path / "memory" / "a" / "b", "cgroup", "/a/b")]
-    assert cgroup.left(listed, shown) == 80 * MIB
+    assert capacity.cgroup_left(listed, shown) == 80 * MIB
     elsewhere = [_mounted(tmp_path / "memory" / "a", "cgroup", "/docker")]
-    assert cgroup.left(listed, elsewhere) == 40 * MIB
+    assert capacity.cgroup_left(listed, elsewhere) == 40 * MIB
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A group of this machine below that of the tests, with a limit of 64 MiB."""
     listed = Path("/proc/self/cgroup").read_text()
-    for top in cgroup._groups(listed, point.table()):
+    for top in capacity._groups(listed, points.table()):
         for name in ("memory.limit_in_bytes", "memory.max"):
             made = top / f"wm-{secrets.token_hex(4)}"
             try:

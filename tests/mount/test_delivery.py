@@ -18,13 +18,13 @@ from wheelmount.config import Settings
 from wheelmount.errors import TransferError
 from wheelmount.hosts import engine
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount import delivery
-from wheelmount.mount.delivery import Delivery
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.outlet import Lender, Outlet
-from wheelmount.mount.receiver import AGAIN
-from wheelmount.mount.remote import RemoteMount
-from wheelmount.mount.source import Source
+from wheelmount.mount.client import delivery
+from wheelmount.mount.client.delivery import Delivery
+from wheelmount.mount.client.remote import RemoteMount
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.transfer.receiver import AGAIN
+from wheelmount.mount.transfer.stream import Lender, Outlet
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -281,7 +281,7 @@ with LocalHosts(4, settings, namespaces=False) as hosts:
     mount.open()
     pid = hosts.pids[victim]
     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    family = [each for each in family if "wheelmount.mount.server" not in each.cmdline()]
+    family = [each for each in family if "wheelmount.mount.serve.server" not in each.cmdline()]
     for process in family:
         process.send_signal(getattr(signal, how))
     started = time.monotonic()

@@ -24,12 +24,12 @@ import trio
 
 from tests.conftest import CHECKOUT
 from wheelmount.errors import UnavailableError
-from wheelmount.mount import point
-from wheelmount.mount.attach import attach, set_read_ahead
-from wheelmount.mount.devfuse import DirectFuse
-from wheelmount.mount.fuseabi import IN_HEADER, Op
-from wheelmount.mount.tree import ROOT, Inode
-from wheelmount.mount.vfs import Change, Usage
+from wheelmount.mount.kernel import points
+from wheelmount.mount.serve.fuse.abi import IN_HEADER, Op
+from wheelmount.mount.serve.fuse.attach import attach, set_read_ahead
+from wheelmount.mount.serve.fuse.devfuse import DirectFuse
+from wheelmount.mount.serve.vfs import Change, Usage
+from wheelmount.mount.snapshot.tree import ROOT, Inode
 
 pytestmark = pytest.mark.fuse
 
@@ -229,7 +229,7 @@ class Mounted:
 
     def end(self) -> None:
         os.close(self.fd)
-        point.unmount(str(self.mount), force=True)
+        points.unmount(str(self.mount), force=True)
         try:
             assert self.process.wait(10) == 0
         finally:
@@ -331,7 +331,7 @@ def test_names_and_attributes(mounted: Callable[..., Mounted]) -> None:
     usage = os.statvfs(mount)
     assert usage.f_blocks * usage.f_frsize >= memory.usage().bytes > 0
     assert (usage.f_bfree, usage.f_files) == (0, len(memory.inodes))
-    assert point.mounted(str(mount)) == "fuse.wheelmount"
+    assert points.mounted(str(mount)) == "fuse.wheelmount"
     with pytest.raises(OSError) as error:
         (mount / "new").touch()
     assert error.value.errno == errno.EROFS
@@ -802,7 +802,7 @@ def test_as_an_ordinary_user(workplace: Path) -> None:
     process, control = spawn(str(mount), [], NOBODY)
     control.send((example(), {}))
     try:
-        until(lambda: point.mounted(str(mount)) == "fuse.wheelmount")
+        until(lambda: points.mounted(str(mount)) == "fuse.wheelmount")
         read = [*NOBODY, "cat", str(mount / "package/module.py")]
         done = subprocess.run(read, capture_output=True, check=False, timeout=10)
         assert (done.stdout, done.stderr) == (b"print('module')\n", b"")
@@ -811,7 +811,7 @@ def test_as_an_ordinary_user(workplace: Path) -> None:
         subprocess.run([*NOBODY, "fusermount3", "-u", mount], check=True, timeout=10)
         assert process.wait(10) == 0
     finally:
-        point.unmount(str(mount), force=True)
+        points.unmount(str(mount), force=True)
         process.kill()
         process.wait()
         control.close()
@@ -853,7 +853,7 @@ def test_a_forced_unmount_does_not_end_what_waits(mounted: Callable[..., Mounted
     served = mounted(memory)
     reader = python("import sys; print(len(open(sys.argv[1], 'rb').read()))", served.mount / "page")
     until(lambda: served("waiting"))
-    point.unmount(str(served.mount), force=True)
+    points.unmount(str(served.mount), force=True)
     assert reader.poll() is None
     served("arrive", memory.number("page"))
     assert reader.communicate(timeout=5)[0] == "4096\n"

@@ -15,11 +15,11 @@ from tests.mount.test_store import arrive
 from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount.elsewhere import Elsewhere
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.remote import RemoteMount
-from wheelmount.mount.scan import scan
-from wheelmount.mount.store import Store
+from wheelmount.mount.client.remote import RemoteMount
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.store.store import Store
+from wheelmount.mount.transfer.dedup import Elsewhere
 
 BLOCK = 64 << 10
 WHEEL = 1 << 20

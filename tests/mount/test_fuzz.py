@@ -25,17 +25,16 @@ from tests.mount.test_server import Served
 from tests.mount.test_stream import _opened
 from wheelmount.config import Settings
 from wheelmount.errors import StoreError, TransferError
-from wheelmount.mount import control, serving
-from wheelmount.mount import fuseabi as abi
-from wheelmount.mount.devfuse import DirectFuse
-from wheelmount.mount.fuseabi import Op
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.outlet import Outlet
-from wheelmount.mount.scan import scan
-from wheelmount.mount.store import Store
-from wheelmount.mount.stream import REPLY, REQUEST
-from wheelmount.mount.tree import Stamp
-from wheelmount.mount.vfs import Vfs
+from wheelmount.mount.serve import control, processes
+from wheelmount.mount.serve.fuse import abi
+from wheelmount.mount.serve.fuse.abi import Op
+from wheelmount.mount.serve.fuse.devfuse import DirectFuse
+from wheelmount.mount.serve.vfs import Vfs
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.tree import Stamp
+from wheelmount.mount.store.store import Store
+from wheelmount.mount.transfer.stream import REPLY, REQUEST, Outlet
 
 # ---- descriptions
 
@@ -232,8 +231,8 @@ def test_the_control_socket(served: Served, request: bytes, then: list[Any]) -> 
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 16):
                 pass
-    assert serving.status(served.directory)["generation"] == 1
-    assert not serving.status(served.directory)["fed"] or not then
+    assert processes.status(served.directory)["generation"] == 1
+    assert not processes.status(served.directory)["fed"] or not then
     assert (served.mount / "file").read_bytes() == b"bytes"
 
 

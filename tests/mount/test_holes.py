@@ -16,10 +16,11 @@ from tests.mount.test_server import Served, _arrive_all, _bind
 from tests.mount.test_store import arrive
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import StoreError
-from wheelmount.mount import capacity, serving
-from wheelmount.mount.scan import scan
-from wheelmount.mount.store import Store
-from wheelmount.mount.succession import Succession
+from wheelmount.mount.serve import processes
+from wheelmount.mount.snapshot.diff import Succession
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.store import capacity
+from wheelmount.mount.store.store import Store
 
 pytestmark = pytest.mark.fuse
 
@@ -58,7 +59,7 @@ def _refresh(served: Served, source: Path, store: Store) -> Store:
     layout = succession.settle(succession.doubts, served.layout.block_size)
     made = store.next(layout.encode(served.layout), dress=True)
     arrive(made, source, layout)
-    serving.show(served.directory, made.generation)
+    processes.show(served.directory, made.generation)
     served.layout = layout
     return made
 
@@ -94,7 +95,7 @@ def test_are_read_through_maps_beside_a_refresh_and_after_it(sparse: Served, sou
     with (sparse.mount / "big").open("rb") as before:
         second = _refresh(sparse, source, sparse.store)
         assert set(_touch(Path(f"/proc/{os.getpid()}/fd/{before.fileno()}"))) == {str(total)}
-    assert serving.status(sparse.directory)["adapter"] == "bind"
+    assert processes.status(sparse.directory)["adapter"] == "bind"
     for name in ("big", "another"):
         assert set(_touch(sparse.mount / name)) == {str(total)}
     assert (sparse.mount / "more").read_bytes() == (source / "more").read_bytes()
@@ -126,8 +127,8 @@ def test_that_could_fill_memory_are_not_shown_by_the_kernel_alone(
         served.feed(keep=True)
         _arrive_all(served)
         served.store.finish()
-        serving.show(served.directory, 1)
-        assert serving.status(served.directory)["adapter"] == "devfuse"
+        processes.show(served.directory, 1)
+        assert processes.status(served.directory)["adapter"] == "devfuse"
         used = served.store._used()
         assert set(_touch(served.mount / "huge")) == {str(total)}
         assert served.store._used() == used
@@ -157,8 +158,8 @@ def test_a_store_in_the_memory_of_others_is_not_shown_by_the_kernel_alone(
             served.feed(keep=True)
             _arrive_all(served)
             served.store.finish()
-            serving.show(served.directory, 1)
-            assert serving.status(served.directory)["adapter"] == "devfuse"
+            processes.show(served.directory, 1)
+            assert processes.status(served.directory)["adapter"] == "devfuse"
         finally:
             served.end()
     finally:

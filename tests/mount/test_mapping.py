@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from tests.mount.test_server import Served, _arrive_all
 from wheelmount.config import MEMORY, Settings
-from wheelmount.mount import serving
+from wheelmount.mount.serve import processes
 
 pytestmark = pytest.mark.fuse
 
@@ -54,7 +54,7 @@ def models(
     _arrive_all(served)
     if request.param == "bind":
         served.store.finish()
-        serving.show(served.directory, 1)
+        processes.show(served.directory, 1)
     yield served.mount
     served.end()
 

@@ -17,7 +17,8 @@ from tests.mount.conformance import assert_read_only, assert_same
 from tests.mount.test_server import Served
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, UnavailableError
-from wheelmount.mount import adapter, point, server, serving
+from wheelmount.mount.kernel import points
+from wheelmount.mount.serve import adapters, processes, server
 
 pytestmark = pytest.mark.fuse
 
@@ -67,9 +68,9 @@ def _start_by_fork(directory: Path, _timeout: float) -> None:
 
 @pytest.fixture(autouse=True)
 def started_by_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "start", _start_by_fork)
+    monkeypatch.setattr(processes, "start", _start_by_fork)
     # A command line that names the directory is what a living server is known by.
-    monkeypatch.setattr(serving, "_alive", lambda _pid, directory: directory.exists())
+    monkeypatch.setattr(processes, "_alive", lambda _pid, directory: directory.exists())
 
 
 def _settings(place: Path) -> Settings:
@@ -89,18 +90,18 @@ def test_a_mount_does_what_it_does_for_root(name: str) -> None:
                 served.arrive(block)
             assert_same(source, served.mount)
             assert_read_only(served.mount)
-            assert serving.status(served.directory)["adapter"] == name
+            assert processes.status(served.directory)["adapter"] == name
         finally:
             served.end()
-        assert point.mounted(str(served.mount)) is None
+        assert points.mounted(str(served.mount)) is None
 
     as_nobody(work)
 
 
 def test_it_is_told_what_cannot_be_had() -> None:
     def work(_place: Path) -> None:
-        assert adapter.choose("auto") == "devfuse"
+        assert adapters.choose("auto") == "devfuse"
         with pytest.raises(InputError, match="mounting is for root"):
-            adapter.choose("bind")
+            adapters.choose("bind")
 
     as_nobody(work)

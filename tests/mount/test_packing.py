@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from wheelmount.errors import TransferError
-from wheelmount.mount.packing import (
+from wheelmount.mount.transfer.compression import (
     AGAIN,
     FAST,
     IDLE,
@@ -114,7 +114,7 @@ def test_where_no_processor_is_idle_it_is_not_even_tried() -> None:
 
 def test_idle_processors_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     now, ran, idle = 100.0, 0.0, 0.0
-    monkeypatch.setattr("wheelmount.mount.packing.time.monotonic", lambda: now)
+    monkeypatch.setattr("wheelmount.mount.transfer.compression.time.monotonic", lambda: now)
     processors = Processors(lambda: Times(ran, idle))
     assert not processors.spare(), "nothing is known yet"
     now, idle = now + LOOK, 1.0

@@ -14,8 +14,9 @@ from tests.mount.conformance import assert_same
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount import kernel, point, serving
-from wheelmount.mount.remote import remotemount
+from wheelmount.mount.client.remote import remotemount
+from wheelmount.mount.kernel import points, syscalls
+from wheelmount.mount.serve import processes
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -44,7 +45,7 @@ def test_a_trailing_slash(source: Path, workplace: Path, settings: Settings, end
             (source / "page").write_text("new\n")
             assert mount.refresh()
             assert (workplace / "w" / "page").read_text() == "new\n"
-        assert point.mounted(str(workplace / "w")) is None
+        assert points.mounted(str(workplace / "w")) is None
 
 
 def test_a_mount_point_that_is_a_symlink_is_refused(
@@ -75,7 +76,7 @@ def test_a_mount_point_in_its_own_source_is_refused(
 def test_another_mount_above_is_never_touched(
     source: Path, workplace: Path, settings: Settings, adapter: str
 ) -> None:
-    if not kernel.may_mount():
+    if not syscalls.may_mount():
         pytest.skip("needs root")
     settings = replace(settings, adapter=adapter)
     where = workplace / "w"
@@ -83,15 +84,15 @@ def test_another_mount_above_is_never_touched(
         mount = remotemount(hosts, source, str(where), settings=settings)
         mount.open()
         mount.wait(30)
-        (directory,) = serving.find(settings)
+        (directory,) = processes.find(settings)
         subprocess.run(["mount", "-t", "tmpfs", "above", where], check=True)
-        above = point.find(str(where))
+        above = points.find(str(where))
         assert [each["adapter"] for each in mount.status().values()] == [adapter]
         with pytest.raises(MountError, match="another mount is above"):
             mount.close()
         with pytest.raises(MountError, match="another mount is above"):
-            serving.stop(directory, force=True)
-        assert point.find(str(where)) == above
+            processes.stop(directory, force=True)
+        assert points.find(str(where)) == above
         assert os.listdir(where) == []
         subprocess.run(["umount", where], check=True)
         assert_same(source, where)
@@ -99,4 +100,4 @@ def test_another_mount_above_is_never_touched(
         assert mount.refresh()
         assert (where / "page").read_text() == "new\n"
         mount.close()
-    assert point.find(str(where)) is None
+    assert points.find(str(where)) is None

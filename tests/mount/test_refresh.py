@@ -18,8 +18,8 @@ from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import SourceError
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount.delivery import Delivery
-from wheelmount.mount.remote import RemoteMount, remotemount
+from wheelmount.mount.client.delivery import Delivery
+from wheelmount.mount.client.remote import RemoteMount, remotemount
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 

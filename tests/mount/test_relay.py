@@ -13,14 +13,14 @@ from blake3 import blake3
 from tests.mount.test_store import arrive
 from wheelmount.errors import TransferError, WheelmountError
 from wheelmount.hosts import engine
-from wheelmount.mount import store as stores
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.relay import Relay
-from wheelmount.mount.ring import Staged
-from wheelmount.mount.scan import scan
-from wheelmount.mount.store import Store
-from wheelmount.mount.traffic import Traffic
-from wheelmount.mount.transfer import Said
+from wheelmount.mount.serve.traffic import Traffic
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.store import store as stores
+from wheelmount.mount.store.store import Store
+from wheelmount.mount.transfer.rdma import Said
+from wheelmount.mount.transfer.relay import Relay
+from wheelmount.mount.transfer.ring import Staged
 
 BLOCK = 64 << 10
 

@@ -22,8 +22,8 @@ from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError, SourceError, StoreError, WaitError
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount import point
-from wheelmount.mount.delivery import Delivery
+from wheelmount.mount.client.delivery import Delivery
+from wheelmount.mount.kernel import points
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -169,9 +169,9 @@ def test_a_host_that_does_not_end_is_named_and_can_be_ended_later(
     finally:
         for process in serving:
             process.resume()
-    assert point.mounted(f"{workplace}/host0") is None
+    assert points.mounted(f"{workplace}/host0") is None
     mount.close()
-    assert point.mounted(f"{workplace}/host1") is None
+    assert points.mounted(f"{workplace}/host1") is None
 
 
 CLIENT = """
@@ -196,11 +196,11 @@ def test_a_killed_client_leaves_nothing(source: Path, workplace: Path) -> None:
     ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == b"stands\n"
-        assert point.mounted(str(workplace / "host0"))
+        assert points.mounted(str(workplace / "host0"))
         os.killpg(client.pid, signal.SIGKILL)
     deadline = time.monotonic() + 15
     left = [str(workplace / name) for name in ("host0", "host1")]
-    while (left := [path for path in left if point.mounted(path)]) and time.monotonic() < deadline:
+    while (left := [path for path in left if points.mounted(path)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
     # the fixture sees that no process and no file stays
@@ -300,7 +300,7 @@ def test_each_host_has_the_same_path_in_a_namespace(
         assert hosts.namespaces, "this machine is expected to allow mount namespaces"
         with remotemount(hosts, source, settings=settings) as mount:
             assert set(mount.mntpoints.values()) == {str(source)}
-            assert point.mounted(str(source)) is None, "the caller must not see it"
+            assert points.mounted(str(source)) is None, "the caller must not see it"
             mount.wait(30)  # files have other numbers when the kernel shows them by itself
             namespaces = set()
             for status in mount.status().values():
@@ -326,7 +326,7 @@ def test_bad_mount_points_are_refused_and_nothing_stays(
     with pytest.raises(MountError, match=r"host1: .*full-host1 is not empty") as error:
         remotemount(hosts, source, f"{workplace}/full-{{host}}", settings=settings).open()
     assert error.value.hint
-    assert not point.mounted(f"{workplace}/full-host0"), "the other host must be taken down again"
+    assert not points.mounted(f"{workplace}/full-host0"), "the other host must be taken down again"
     with (
         remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings),
         pytest.raises(MountError, match=r"something is mounted at .* already"),

@@ -24,14 +24,15 @@ from tests.test_logs import await_small
 from wheelmount import logs
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
-from wheelmount.mount import control, point, serving
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.ring import Ring
-from wheelmount.mount.scan import scan
-from wheelmount.mount.server import KEPT_LOGS
-from wheelmount.mount.source import Source
-from wheelmount.mount.store import Store
-from wheelmount.mount.task import Task
+from wheelmount.mount.kernel import points
+from wheelmount.mount.serve import control, processes
+from wheelmount.mount.serve.control import Task
+from wheelmount.mount.serve.server import KEPT_LOGS
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.store.store import Store
+from wheelmount.mount.transfer.ring import Ring
 
 pytestmark = pytest.mark.fuse
 
@@ -51,13 +52,13 @@ class Served:
         self.layout = Layout(scan(os.fsencode(source)), settings.block_size)
         self._source = Ring(Source(os.fsencode(source), self.layout), slots=4, lease=5)
         self.mount = place / f"mount-{name}"
-        self.directory = serving.directory(settings) / f"{name}-host0"
+        self.directory = processes.directory(settings) / f"{name}-host0"
         self.directory.mkdir()
         own = settings.store == MEMORY
         store = settings.private_store(mounted=own) / f"{name}-host0"
         dress = adapter == "bind"
         self.store = Store.create(store, self.layout.encode(), mounted=own, dress=dress)
-        made = point.prepare(str(self.mount), cover=False)
+        made = points.prepare(str(self.mount), cover=False)
         Task(
             "host0",
             str(source),
@@ -67,7 +68,7 @@ class Served:
             settings.read_timeout,
             made,
         ).write(self.directory)
-        serving.start(self.directory, 20)
+        processes.start(self.directory, 20)
         self.feeder: socket.socket | None = None
 
     def arrive(self, block: int) -> None:
@@ -82,7 +83,7 @@ class Served:
         self.feeder.settimeout(10)
         self.feeder.connect(str(self.directory / control.SOCKET))
         self.say({"op": "feed", "keep": keep})
-        while not serving.status(self.directory)["fed"]:
+        while not processes.status(self.directory)["fed"]:
             time.sleep(0.01)
 
     def say(self, message: control.Message) -> None:
@@ -101,7 +102,7 @@ class Served:
     def end(self) -> None:
         if self.feeder is not None:
             self.feeder.close()
-        serving.stop(self.directory, force=True)
+        processes.stop(self.directory, force=True)
 
 
 @pytest.fixture(params=["devfuse", "pyfuse3"])
@@ -207,7 +208,7 @@ def test_without_a_client_missing_bytes_fail_and_held_ones_are_read(
     assert served.feeder is not None
     served.feeder.close()
     served.feeder = None
-    while serving.status(served.directory)["fed"]:
+    while processes.status(served.directory)["fed"]:
         time.sleep(0.01)
     assert (served.mount / "page").read_bytes() == (source / "page").read_bytes()
     blocks = _number(served, b"blocks")
@@ -267,7 +268,7 @@ def test_many_waiting_readers_do_not_stop_others(
             for n in range(120)
         ]
         deadline = time.monotonic() + 20
-        while serving.status(served.directory)["waiting"] < 5 and time.monotonic() < deadline:
+        while processes.status(served.directory)["waiting"] < 5 and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(1)
         started = time.monotonic()
@@ -288,7 +289,7 @@ def test_a_changed_file_is_an_error_and_named_in_the_status(served: Served) -> N
     with pytest.raises(OSError) as error:
         (served.mount / "page").read_bytes()
     assert error.value.errno == errno.EIO
-    assert serving.status(served.directory)["changed"] == ["page"]
+    assert processes.status(served.directory)["changed"] == ["page"]
     assert "it changed at the source" in served.log()
 
 
@@ -296,10 +297,10 @@ def test_a_busy_mount_names_who_holds_it(served: Served) -> None:
     holder = subprocess.Popen(["sleep", "60"], cwd=served.mount)
     try:
         with pytest.raises(MountError, match=rf"busy: in use by sleep \({holder.pid}\)"):
-            serving.stop(served.directory, force=False)
+            processes.stop(served.directory, force=False)
         assert sorted(os.listdir(served.mount))
-        serving.stop(served.directory, force=True)
-        assert point.mounted(str(served.mount)) is None
+        processes.stop(served.directory, force=True)
+        assert points.mounted(str(served.mount)) is None
     finally:
         holder.kill()
         holder.wait()
@@ -307,7 +308,7 @@ def test_a_busy_mount_names_who_holds_it(served: Served) -> None:
 
 def test_status_tells_where_it_stands(served: Served) -> None:
     served.arrive(0)
-    status = serving.status(served.directory)
+    status = processes.status(served.directory)
     assert status["held"] == served.layout.length(0)
     assert status["size"] == served.layout.tree.size
     assert status["adapter"] == served.adapter
@@ -317,7 +318,7 @@ def test_status_tells_where_it_stands(served: Served) -> None:
 
 
 def test_what_a_killed_server_leaves_is_cleared_away(served: Served) -> None:
-    os.kill(serving.status(served.directory)["pid"], signal.SIGKILL)
+    os.kill(processes.status(served.directory)["pid"], signal.SIGKILL)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -325,10 +326,10 @@ def test_what_a_killed_server_leaves_is_cleared_away(served: Served) -> None:
         except OSError as error:
             assert error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
             break
-    point.prepare(str(served.mount), cover=False)  # as the next mount there does
-    assert point.mounted(str(served.mount)) is None
+    points.prepare(str(served.mount), cover=False)  # as the next mount there does
+    assert points.mounted(str(served.mount)) is None
     with pytest.raises(MountError, match="does not answer"):
-        serving.status(served.directory)
+        processes.status(served.directory)
 
 
 def test_a_bad_request_does_not_end_it(served: Served) -> None:
@@ -338,19 +339,19 @@ def test_a_bad_request_does_not_end_it(served: Served) -> None:
             connection.sendall(line)
             connection.settimeout(5)
             assert connection.recv(1 << 16) == b""
-    assert serving.status(served.directory)["size"] == served.layout.size
+    assert processes.status(served.directory)["size"] == served.layout.size
 
 
 def test_ends_on_a_signal_and_leaves_nothing(served: Served) -> None:
-    os.kill(serving.status(served.directory)["pid"], signal.SIGTERM)
+    os.kill(processes.status(served.directory)["pid"], signal.SIGTERM)
     _await_end(served)
-    assert point.mounted(str(served.mount)) is None
+    assert points.mounted(str(served.mount)) is None
 
 
 def test_signals_that_come_again_and_again_leave_nothing_either(served: Served) -> None:
     """As where Slurm ends all processes of a job, and their parents pass that on."""
     served.feed(keep=True)
-    status = serving.status(served.directory)
+    status = processes.status(served.directory)
     deadline = time.monotonic() + 20
     while served.directory.exists() and time.monotonic() < deadline:
         for pid in {status["pid"], status["server"]}:
@@ -358,14 +359,14 @@ def test_signals_that_come_again_and_again_leave_nothing_either(served: Served) 
                 os.kill(pid, signal.SIGTERM)
         time.sleep(0.002)
     assert not served.directory.exists()
-    assert point.mounted(str(served.mount)) is None
+    assert points.mounted(str(served.mount)) is None
     assert not served.store.directory.exists()
     assert not Path(f"{served.directory}.log").exists()
 
 
 def test_a_signal_reaches_the_next_server_where_one_dies_of_it(watched: Served) -> None:
     watched.feed(keep=True)
-    status = serving.status(watched.directory)
+    status = processes.status(watched.directory)
     os.kill(status["server"], signal.SIGSTOP)
     os.kill(status["pid"], signal.SIGTERM)
     os.kill(status["server"], signal.SIGKILL)
@@ -392,14 +393,14 @@ def _bind(served: Served) -> None:
     for block in served.store.missing():
         served.arrive(block)
     served.store.finish()
-    serving.show(served.directory, 1)
-    assert serving.status(served.directory)["adapter"] == "bind"
+    processes.show(served.directory, 1)
+    assert processes.status(served.directory)["adapter"] == "bind"
 
 
 def test_once_all_is_there_the_kernel_shows_it_alone(bound: Served, source: Path) -> None:
-    assert point.mounted(str(bound.mount)) == point.FILE_SYSTEM
+    assert points.mounted(str(bound.mount)) == points.FILE_SYSTEM
     _bind(bound)
-    assert point.mounted(str(bound.mount)) != point.FILE_SYSTEM
+    assert points.mounted(str(bound.mount)) != points.FILE_SYSTEM
     assert_same(source, bound.mount)
     assert_read_only(bound.mount)
     if bound.store.owned:
@@ -407,7 +408,7 @@ def test_once_all_is_there_the_kernel_shows_it_alone(bound: Served, source: Path
         room = usage.f_bfree * usage.f_frsize
         assert room == bound.store.summary.holes, "room is kept for holes alone"
     before = (bound.mount / "odd").stat()
-    os.kill(serving.status(bound.directory)["pid"], signal.SIGKILL)
+    os.kill(processes.status(bound.directory)["pid"], signal.SIGKILL)
     assert (bound.mount / "odd").read_bytes() == (source / "odd").read_bytes()
     assert (bound.mount / "odd").stat() == before
 
@@ -440,12 +441,12 @@ def test_readers_do_not_notice_the_change_over(bound: Served, source: Path) -> N
         assert head + file.read() == expected
         assert sorted(os.listdir(directory)) == sorted(os.listdir(bound.mount))
         with pytest.raises(MountError, match="opened before all bytes were there"):
-            serving.stop(bound.directory, force=False)
+            processes.stop(bound.directory, force=False)
         os.close(directory)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
-            serving.stop(bound.directory, force=False)
+            processes.stop(bound.directory, force=False)
         except MountError:
             time.sleep(0.05)
         else:
@@ -458,8 +459,8 @@ def test_a_changed_file_is_never_shown_by_the_kernel_alone(bound: Served) -> Non
     for block in bound.store.missing():
         bound.arrive(block)
     bound.store.finish()
-    serving.show(bound.directory, 1)
-    assert serving.status(bound.directory)["adapter"] == "devfuse"
+    processes.show(bound.directory, 1)
+    assert processes.status(bound.directory)["adapter"] == "devfuse"
     with pytest.raises(OSError) as error:
         (bound.mount / "page").read_bytes()
     assert error.value.errno == errno.EIO
@@ -474,9 +475,9 @@ def test_unmounted_by_somebody_else_it_ends(bound: Served) -> None:
 
 def test_what_a_killed_server_of_a_bound_mount_left_is_cleared(bound: Served) -> None:
     _bind(bound)
-    os.kill(serving.status(bound.directory)["pid"], signal.SIGKILL)
-    serving.stop(bound.directory, force=False)
-    assert point.mounted(str(bound.mount)) is None
+    os.kill(processes.status(bound.directory)["pid"], signal.SIGKILL)
+    processes.stop(bound.directory, force=False)
+    assert points.mounted(str(bound.mount)) is None
     assert not bound.store.directory.exists()
     assert not bound.directory.exists()
 
@@ -490,12 +491,12 @@ def watched(source: Path, workplace: Path, settings: Settings) -> Iterator[Serve
 
 
 def _kill_server(served: Served) -> None:
-    before = serving.status(served.directory)
+    before = processes.status(served.directory)
     os.kill(before["server"], signal.SIGKILL)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
-            after = serving.status(served.directory)
+            after = processes.status(served.directory)
         except MountError:
             time.sleep(0.02)
             continue
@@ -526,20 +527,20 @@ def test_a_killed_server_is_replaced_and_waiting_reads_go_on(watched: Served, so
 def test_a_server_that_took_over_ends_with_its_client_all_the_same(watched: Served) -> None:
     watched.feed(keep=False)
     assert watched.feeder is not None
-    os.kill(serving.status(watched.directory)["server"], signal.SIGKILL)
+    os.kill(processes.status(watched.directory)["server"], signal.SIGKILL)
     watched.feeder.close()
     watched.feeder = None
     _await_end(watched, 20)
-    assert point.mounted(str(watched.mount)) is None
+    assert points.mounted(str(watched.mount)) is None
 
 
 def test_a_server_that_dies_again_and_again_is_given_up(watched: Served) -> None:
     watched.feed(keep=True)
     for _ in range(4):
         _kill_server(watched)
-    os.kill(serving.status(watched.directory)["server"], signal.SIGKILL)
+    os.kill(processes.status(watched.directory)["server"], signal.SIGKILL)
     _await_end(watched)
-    assert point.mounted(str(watched.mount)) is None
+    assert points.mounted(str(watched.mount)) is None
     log = Path(f"{watched.directory}.log")
     assert "it is given up" in log.read_text()
     log.unlink()
@@ -567,7 +568,7 @@ def test_few_logs_of_mounts_that_ended_badly_are_kept(watched: Served) -> None:
         os.utime(log, (number, number))
     for _ in range(4):
         _kill_server(watched)
-    os.kill(serving.status(watched.directory)["server"], signal.SIGKILL)
+    os.kill(processes.status(watched.directory)["server"], signal.SIGKILL)
     _await_end(watched)
     left = set(place.glob("*.log"))
     assert Path(f"{watched.directory}.log") in left
@@ -581,9 +582,9 @@ def test_few_logs_of_mounts_that_ended_badly_are_kept(watched: Served) -> None:
 def test_a_killed_server_of_a_bound_mount_is_replaced(bound: Served, source: Path) -> None:
     _bind(bound)
     _kill_server(bound)
-    assert serving.status(bound.directory)["adapter"] == "bind"
+    assert processes.status(bound.directory)["adapter"] == "bind"
     assert_same(source, bound.mount)
-    serving.stop(bound.directory, force=False)
+    processes.stop(bound.directory, force=False)
     assert not bound.directory.exists()
 
 
@@ -591,36 +592,36 @@ def test_a_server_that_does_not_answer_keeps_what_it_has(
     watched: Served, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _arrive_all(watched)
-    monkeypatch.setattr(serving, "STOP_TIMEOUT", 1.0)
-    pid = serving.status(watched.directory)["pid"]
+    monkeypatch.setattr(processes, "STOP_TIMEOUT", 1.0)
+    pid = processes.status(watched.directory)["pid"]
     with (watched.mount / "odd").open("rb", buffering=0) as file:
         os.killpg(pid, signal.SIGSTOP)
         with pytest.raises(MountError, match="does not answer"):
-            serving.stop(watched.directory, force=False)
+            processes.stop(watched.directory, force=False)
         assert watched.store.directory.exists()
         os.killpg(pid, signal.SIGCONT)
         assert file.read() == (source / "odd").read_bytes()
     with (watched.mount / "blocks").open("rb", buffering=0) as file:
         os.killpg(pid, signal.SIGSTOP)
-        serving.stop(watched.directory, force=True)
+        processes.stop(watched.directory, force=True)
         with pytest.raises(OSError):
             file.read(1 << 20)
-    assert point.mounted(str(watched.mount)) is None
+    assert points.mounted(str(watched.mount)) is None
     assert not watched.directory.exists()
     assert not watched.store.directory.exists()
 
 
 def test_a_dead_server_with_open_files_is_busy(watched: Served) -> None:
-    pid = serving.status(watched.directory)["pid"]
+    pid = processes.status(watched.directory)["pid"]
     with (watched.mount / "odd").open("rb") as file:
         reader = subprocess.Popen(["sleep", "60"], stdin=file)
     with reader:
         os.killpg(pid, signal.SIGKILL)
         with pytest.raises(MountError, match=rf"busy: in use by .*\({reader.pid}\)"):
-            serving.stop(watched.directory, force=False)
+            processes.stop(watched.directory, force=False)
         assert watched.store.directory.exists()
         reader.kill()
-    serving.stop(watched.directory, force=False)
+    processes.stop(watched.directory, force=False)
     assert not watched.directory.exists()
 
 
@@ -637,7 +638,7 @@ def test_many_mounts_at_once(workplace: Path, settings: Settings) -> None:
             _arrive_all(mounts[-1])
         for number, mount in enumerate(mounts):
             assert (mount.mount / "file").read_text() == f"{number}"
-        memory = [serving.status(mount.directory)["memory"] for mount in mounts]
+        memory = [processes.status(mount.directory)["memory"] for mount in mounts]
         assert max(memory) < 64 << 20
     finally:
         for mount in mounts:

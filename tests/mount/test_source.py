@@ -12,11 +12,11 @@ import pytest
 from blake3 import blake3
 
 from wheelmount.errors import TransferError, WaitError
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.ring import Ring
-from wheelmount.mount.scan import scan
-from wheelmount.mount.source import Source
-from wheelmount.mount.summary import PAGE
+from wheelmount.mount.snapshot.encoded import PAGE
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.transfer.ring import Ring
 
 
 class Staging(Ring):

@@ -19,18 +19,18 @@ import pytest
 from tests.conftest import make_source
 from tests.mount.test_ordinary_user import as_nobody
 from wheelmount.errors import StoreError, TransferError
-from wheelmount.mount import capacity
-from wheelmount.mount import store as stores
-from wheelmount.mount.capacity import Need
-from wheelmount.mount.files import NewFiles
-from wheelmount.mount.layout import Extent, Layout
-from wheelmount.mount.mapped import Mapped
-from wheelmount.mount.references import References
-from wheelmount.mount.scan import scan
-from wheelmount.mount.source import Source
-from wheelmount.mount.store import Store
-from wheelmount.mount.succession import Succession
-from wheelmount.mount.tree import ROOT, Inode, Stamp, Tree, TreeView
+from wheelmount.mount.serve.fuse.references import References
+from wheelmount.mount.snapshot.diff import Succession
+from wheelmount.mount.snapshot.encoded import Mapped
+from wheelmount.mount.snapshot.layout import Extent, Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.snapshot.tree import ROOT, Inode, Stamp, Tree, TreeView
+from wheelmount.mount.store import capacity
+from wheelmount.mount.store import store as stores
+from wheelmount.mount.store.capacity import Need
+from wheelmount.mount.store.files import NewFiles
+from wheelmount.mount.store.store import Store
 
 BLOCK = 64 << 10
 

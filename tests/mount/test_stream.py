@@ -23,10 +23,8 @@ from wheelmount.hosts import doorway, engine, sockets
 from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.sockets import STEP, Ticket
-from wheelmount.mount.inlet import Inlet
-from wheelmount.mount.outlet import Outlet, outlet
-from wheelmount.mount.ring import Staged
-from wheelmount.mount.stream import GIVEN, REPLY, REQUEST
+from wheelmount.mount.transfer.ring import Staged
+from wheelmount.mount.transfer.stream import GIVEN, REPLY, REQUEST, Inlet, Outlet, outlet
 
 SIZE = 3 << 20
 HERE = "127.0.0.1"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from wheelmount.errors import TransferError
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.scan import scan
-from wheelmount.mount.succession import Doubt, Succession
-from wheelmount.mount.tree import ROOT, Tree
+from wheelmount.mount.snapshot.diff import Doubt, Succession
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.tree import ROOT, Tree
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from wheelmount.mount.topology import (
+from wheelmount.mount.transfer.topology import (
     FANOUT,
     LEAST_BLOCK,
     MOST_BLOCK,

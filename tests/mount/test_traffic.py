@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wheelmount.mount import traffic
+from wheelmount.mount.serve import traffic
 
 
 def test_ports_of_rdma_devices_are_counted(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from random import Random
 import pytest
 
 from wheelmount.errors import SourceError, TransferError
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.scan import data_pieces, scan
-from wheelmount.mount.summary import PAGE
-from wheelmount.mount.tree import ROOT, Tree
+from wheelmount.mount.snapshot.encoded import PAGE
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import data_pieces, scan
+from wheelmount.mount.snapshot.tree import ROOT, Tree
 
 
 def _walk(tree: Tree, number: int = ROOT, path: bytes = b"") -> dict[bytes, int]:

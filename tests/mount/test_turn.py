@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from wheelmount.mount import turn
-from wheelmount.mount.turn import MANY, Turn
+from wheelmount.mount.snapshot import turn
+from wheelmount.mount.snapshot.turn import MANY, Turn
 
 
 def _at_once(files: int, seconds: float) -> int:
@@ -34,7 +34,7 @@ def _at_once(files: int, seconds: float) -> int:
 
 
 def test_many_files_are_opened_by_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "PATIENCE", 0.5 / (MANY + 1))
+    monkeypatch.setattr(turn, "PER_FILE", 0.5 / (MANY + 1))
     monkeypatch.setattr(turn, "LONGEST", 30)
     assert _at_once(MANY + 1, 0.2) == 1, "all together take longer than one may"
 
@@ -48,7 +48,7 @@ def test_nobody_waits_for_a_disk_that_another_waits_for() -> None:
 
 
 def test_nobody_waits_for_ever_for_others_who_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "PATIENCE", 30)
+    monkeypatch.setattr(turn, "PER_FILE", 30)
     monkeypatch.setattr(turn, "LONGEST", 0.1)
     assert _at_once(MANY + 1, 1.0) == 4
 

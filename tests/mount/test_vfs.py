@@ -12,13 +12,13 @@ from tests.conftest import make_source
 from tests.mount.conformance import Bare, assert_shown
 from tests.mount.test_ordinary_user import as_nobody
 from tests.mount.test_store import arrive
-from wheelmount.mount import store as stores
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.mapped import Mapped
-from wheelmount.mount.scan import scan
-from wheelmount.mount.store import Store
-from wheelmount.mount.succession import Succession
-from wheelmount.mount.vfs import Vfs
+from wheelmount.mount.serve.vfs import Vfs
+from wheelmount.mount.snapshot.diff import Succession
+from wheelmount.mount.snapshot.encoded import Mapped
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.store import store as stores
+from wheelmount.mount.store.store import Store
 
 BLOCK = 64 << 10
 

@@ -20,17 +20,18 @@ import trio
 from tests.mount.test_server import Served
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
-from wheelmount.mount import kernel, point, serving, views
-from wheelmount.mount.attach import attach
-from wheelmount.mount.generations import AGAIN, Generations
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.ring import Ring
-from wheelmount.mount.scan import scan
-from wheelmount.mount.server import Server
-from wheelmount.mount.source import Source
-from wheelmount.mount.store import Store
-from wheelmount.mount.succession import Succession
-from wheelmount.mount.task import Task
+from wheelmount.mount.kernel import points, syscalls, views
+from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.control import Task
+from wheelmount.mount.serve.fuse.attach import attach
+from wheelmount.mount.serve.generations import AGAIN, Generations
+from wheelmount.mount.serve.server import Server
+from wheelmount.mount.snapshot.diff import Succession
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.store.store import Store
+from wheelmount.mount.transfer.ring import Ring
 
 pytestmark = pytest.mark.fuse
 
@@ -61,11 +62,11 @@ class Following(Served):
             self._source = Ring(Source(os.fsencode(self.source), layout), slots=4, lease=5)
             self.store, self.layout = made, layout
             self.arrive_all()
-            serving.show(self.directory, made.generation)
+            processes.show(self.directory, made.generation)
 
     def show(self) -> None:
-        serving.show(self.directory, self.store.generation)
-        assert serving.status(self.directory)["adapter"] == self.adapter
+        processes.show(self.directory, self.store.generation)
+        assert processes.status(self.directory)["adapter"] == self.adapter
 
     @property
     def generations(self) -> int:
@@ -94,7 +95,7 @@ def served(
     tree: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
 ) -> Iterator[Following]:
     """A mount of ``tree`` whose bytes are all there, through FUSE; ``show`` has it bound."""
-    if not kernel.may_mount():
+    if not syscalls.may_mount():
         pytest.skip("needs root")
     if request.param == "memory":
         settings = replace(settings, store=MEMORY)
@@ -105,7 +106,7 @@ def served(
 
 
 def _kept(served: Following) -> dict[str, Any]:
-    kept: dict[str, Any] = serving.status(served.directory)["kept"]
+    kept: dict[str, Any] = processes.status(served.directory)["kept"]
     return kept
 
 
@@ -117,16 +118,16 @@ def _edit(tree: Path, text: str) -> None:
 @pytest.fixture
 def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a process that answers each line on its standard input; ended with the test."""
-    processes = []
+    begun = []
 
     def start(*command: str | Path, **options: Any) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, **options)
-        processes.append(process)
+        begun.append(process)
         return process
 
     yield start
-    for process in processes:
+    for process in begun:
         process.kill()
         process.communicate()
 
@@ -169,7 +170,7 @@ def test_all_views_follow_and_memory_is_freed(
         for process in (private, slave, user):
             assert _ask(process, look) == text * 3
     assert _ask(slave, f"grep -c ' {mount} ' /proc/self/mountinfo") == "1"
-    options = next(each.options for each in point.table() if each.path == str(view))
+    options = next(each.options for each in points.table() if each.path == str(view))
     assert {"ro", "nosuid", "nodev", "noexec"} <= options
     if early:  # the server goes on for that: its mount may only be covered there, not taken away
         user.kill()
@@ -265,7 +266,7 @@ def test_many_refreshes_leave_nothing(served: Following, tree: Path) -> None:
             return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
         until(lambda: used() < 256 << 10)
-    assert len([each for each in point.table() if each.path == str(served.mount)]) == 1
+    assert len([each for each in points.table() if each.path == str(served.mount)]) == 1
 
 
 @pytest.mark.parametrize("served", ["memory"], indirect=True)
@@ -276,7 +277,7 @@ def test_an_unmounted_store_stays_in_no_namespace(
     other = started("unshare", "-m", "sh", "-c", SHELL)
     count = f"grep -c {served.store.directory} /proc/self/mountinfo"
     assert _ask(other, count) == "1"
-    serving.stop(served.directory, force=False)
+    processes.stop(served.directory, force=False)
     assert _ask(other, count) == "0"
 
 
@@ -284,19 +285,19 @@ def test_an_unmounted_store_stays_in_no_namespace(
 def test_a_view_of_a_server_keeps_it(
     tree: Path, workplace: Path, settings: Settings, adapter: str
 ) -> None:
-    if not kernel.may_mount():
+    if not syscalls.may_mount():
         pytest.skip("needs root")
     served = Following(tree, workplace, settings, adapter)
     try:
         (workplace / "view").mkdir()
         subprocess.run(["mount", "--bind", served.mount, workplace / "view"], check=True)
         with pytest.raises(MountError, match=f"busy: shown by the mount at {workplace}/view"):
-            serving.stop(served.directory, force=False)
+            processes.stop(served.directory, force=False)
         _edit(tree, "22")
         served.follow()
         assert (workplace / "view" / "a").read_text() == "22"
         subprocess.run(["umount", workplace / "view"], check=True)
-        serving.stop(served.directory, force=False)
+        processes.stop(served.directory, force=False)
         assert not served.directory.exists()
     finally:
         served.end()
@@ -326,9 +327,9 @@ def test_containers_follow(
 @pytest.fixture
 def standing(tree: Path, workplace: Path, settings: Settings) -> Iterator[tuple[Path, Task]]:
     """The directory and the task of a mount of ``tree`` through FUSE, which this process holds."""
-    if not kernel.may_mount():
+    if not syscalls.may_mount():
         pytest.skip("needs root")
-    directory, place = serving.directory(settings) / "test-host0", workplace / "shown"
+    directory, place = processes.directory(settings) / "test-host0", workplace / "shown"
     directory.mkdir()
     place.mkdir()
     layout = Layout(scan(os.fsencode(tree)), settings.block_size)
@@ -344,13 +345,13 @@ def standing(tree: Path, workplace: Path, settings: Settings) -> Iterator[tuple[
     task = Task("host0", str(tree), str(place), str(store), "bind", 10.0, made=False)
     task.write(directory)
     server = attach(task.mntpoint)
-    found = point.find(task.mntpoint)
+    found = points.find(task.mntpoint)
     assert found is not None
-    point.remember(directory, (found.id, found.device, found.root))
+    points.remember(directory, (found.id, found.device, found.root))
     yield directory, task
     os.close(server)
-    point.unmount(task.mntpoint, force=True)
-    serving.discard(directory, store, None)
+    points.unmount(task.mntpoint, force=True)
+    processes.discard(directory, store, None)
 
 
 def test_a_mount_that_takes_over_leaves_others_alone_that_begin_meanwhile(
@@ -373,11 +374,13 @@ def test_a_mount_that_takes_over_leaves_others_alone_that_begin_meanwhile(
     try:
         trio.run(Generations(directory, task).show, 1)
         assert (Path(task.mntpoint) / "a").read_text() == "1"
-        assert [point.mounted(str(other)) for other in others] == [point.FILE_SYSTEM] * len(others)
+        assert [points.mounted(str(other)) for other in others] == [points.FILE_SYSTEM] * len(
+            others
+        )
     finally:
         for server, other in zip(servers, others, strict=True):
             os.close(server)
-            kernel.unmount(other, detach=True)
+            syscalls.unmount(other, detach=True)
 
 
 def test_a_mount_that_goes_leaves_others_alone_that_begin_meanwhile(
@@ -407,13 +410,13 @@ def test_a_mount_that_goes_leaves_others_alone_that_begin_meanwhile(
         print("go on", file=other.stdin, flush=True)
         return other.stdout.readline().strip()
 
-    take_down = point.take_down
+    take_down = points.take_down
 
-    def take_down_beside_another(mount: point.Mounted, *, force: bool) -> None:
+    def take_down_beside_another(mount: points.Mounted, *, force: bool) -> None:
         take_down(mount, force=force)
         answer()
 
-    monkeypatch.setattr(point, "take_down", take_down_beside_another)
+    monkeypatch.setattr(points, "take_down", take_down_beside_another)
     trio.run(partial(Server(directory, task)._take_down, force=True))
-    assert point.mounted(task.mntpoint) is None
-    assert answer() == point.FILE_SYSTEM
+    assert points.mounted(task.mntpoint) is None
+    assert answer() == points.FILE_SYSTEM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from wheelmount.mount.window import FAR, LEAST, MOMENT, Window
+from wheelmount.mount.transfer.window import FAR, LEAST, MOMENT, Window
 
 
 def _run(work: Callable[[Window], Awaitable[None]]) -> None:

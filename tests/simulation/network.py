@@ -9,11 +9,10 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 from wheelmount.errors import TransferError
-from wheelmount.mount.inlet import Pace
-from wheelmount.mount.ring import Staged
-from wheelmount.mount.stream import PATIENCE, PULSE
-from wheelmount.mount.traffic import TCP
-from wheelmount.mount.transfer import Said
+from wheelmount.mount.serve.traffic import TCP
+from wheelmount.mount.transfer.rdma import Said
+from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
+from wheelmount.mount.transfer.stream import PULSE, Pace
 
 Result = TypeVar("Result")
 
@@ -166,7 +165,7 @@ class Line:
         """Wait for what another node does, as long as it says that it waits itself."""
         task = asyncio.ensure_future(work)  # which goes on if whoever asked is gone
         task.add_done_callback(lambda late: late.cancelled() or late.exception())
-        for _ in range(round(PATIENCE / PULSE)):
+        for _ in range(round(STUCK_AFTER / PULSE)):
             done, _ = await asyncio.wait({task}, timeout=PULSE * self._timeout)
             await self._wait_for_a_way(other)
             if done:

@@ -20,16 +20,15 @@ from blake3 import blake3
 from tests.simulation.clock import Loop
 from tests.simulation.network import Line, Network, Node
 from wheelmount.errors import StoreError, WheelmountError
-from wheelmount.mount import relay
-from wheelmount.mount.layout import Layout
-from wheelmount.mount.receiver import Receiver
-from wheelmount.mount.ring import Ring, Staged
-from wheelmount.mount.scan import scan
-from wheelmount.mount.stream import PATIENCE
-from wheelmount.mount.topology import SMALL, routes
-from wheelmount.mount.traffic import CLIENT
-from wheelmount.mount.transfer import Said
-from wheelmount.mount.tree import Tree
+from wheelmount.mount.serve.traffic import CLIENT
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.tree import Tree
+from wheelmount.mount.transfer import relay
+from wheelmount.mount.transfer.rdma import Said
+from wheelmount.mount.transfer.receiver import Receiver
+from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring, Staged
+from wheelmount.mount.transfer.topology import SMALL, routes
 
 BLOCK = 4096
 TIMEOUT = 5.0
@@ -190,7 +189,7 @@ class World:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await asyncio.sleep(2 * PATIENCE * TIMEOUT)
+        await asyncio.sleep(2 * STUCK_AFTER * TIMEOUT)
         left = asyncio.all_tasks() - self._own - {asyncio.current_task()}
         if left:
             raise BrokenError(f"left behind: {left}")
@@ -286,7 +285,7 @@ class World:
             await asyncio.sleep(0.1)
             if host.node.dead or host.store.forgotten:
                 return
-            if asyncio.get_running_loop().time() > began + PATIENCE * TIMEOUT * 20:
+            if asyncio.get_running_loop().time() > began + STUCK_AFTER * TIMEOUT * 20:
                 raise BrokenError(f"nobody told a reader of block {block} on {name}")
         if host.told[block][-1] is None and not host.store.has(block):
             raise BrokenError(f"a reader was told of block {block} that is not there")

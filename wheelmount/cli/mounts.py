@@ -21,9 +21,9 @@ from wheelmount.errors import InputError, MountError, StoreError, WheelmountErro
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import overlays, records
-from wheelmount.mount import serving, traffic
-from wheelmount.mount.point import View
-from wheelmount.mount.task import Task
+from wheelmount.mount.kernel.points import View
+from wheelmount.mount.serve import processes, traffic
+from wheelmount.mount.serve.control import Task
 from wheelmount.progress import SILENT
 
 
@@ -187,13 +187,13 @@ def _find(settings: Settings, targets: Sequence[str] | None) -> dict[str, list[P
             if not names or {note.identity, note.source, note.mntpoint}.intersection(names):
                 found[note.identity] = _OfSession(session, note)
         try:
-            here = serving.find(settings, *names)
+            here = processes.find(settings, *names)
         except MountError:
             if not found:
                 raise
             here = []
         for directory in here:
-            directories = found.setdefault(serving.identity(directory), [])
+            directories = found.setdefault(processes.identity(directory), [])
             if isinstance(directories, list) and directory not in directories:
                 directories.append(directory)
     return found
@@ -214,7 +214,7 @@ def umount(targets: tuple[str, ...], everything: bool, force: bool) -> None:
             standing.setdefault(session.name, (session, []))[1].append(identity)
         else:
             for directory in found:
-                serving.stop(directory, force=force)
+                processes.stop(directory, force=force)
     if standing:
         from wheelmount.jobs import apart, sessions
 
@@ -228,7 +228,7 @@ def status(as_json: bool) -> None:
     """Show sessions, and what is mounted from this machine's hosts and theirs, and how far."""
     settings = config.load()
     here = View.here().namespace
-    mounts = [_record(directory, here) for directory in serving.find(settings)]
+    mounts = [_record(directory, here) for directory in processes.find(settings)]
     sessions = Session.all(settings)
     standing = list(map(records.state, sessions))
     elsewhere = []
@@ -282,13 +282,13 @@ def _session_line(state: dict[str, Any]) -> str:
 def _record(directory: Path, here: int) -> dict[str, Any]:
     task = Task.read(directory)
     record: dict[str, Any] = {
-        "identity": serving.identity(directory),
+        "identity": processes.identity(directory),
         "host": task.host,
         "source": task.source,
         "mntpoint": task.mntpoint,
     }
     try:
-        found = serving.status(directory)
+        found = processes.status(directory)
     except WheelmountError as error:
         return record | {"error": error.message}
     return record | found | {"visible": found["namespace"] == here}

@@ -19,7 +19,7 @@ from wheelmount.hosts import slurm
 from wheelmount.hosts.address import DANGER, OPEN
 from wheelmount.hosts.session import DEFAULT, Session
 from wheelmount.hosts.spec import HostSpec, parse
-from wheelmount.mount.adapter import NAMES
+from wheelmount.mount.serve.adapters import NAMES
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.given import file_of
 from wheelmount.wheels.target import Target

@@ -29,7 +29,7 @@ from wheelmount.hosts import engine, gate, process
 from wheelmount.hosts.address import DANGER, OPEN, Address
 from wheelmount.variables import CREDENTIALS
 
-SERVER = "wheelmount.mount.server"
+SERVER = "wheelmount.mount.serve.server"
 """Module that marks, in a command line, a process that may outlive its host."""
 
 MARK = "WHEELMOUNT_LOCAL_HOST"

@@ -22,7 +22,7 @@ from wheelmount.jobs import cache, containers, scripts, sites, targets
 from wheelmount.jobs.containers import SCRIPT
 from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.jobs.launch import Launch
-from wheelmount.mount.point import PRIVATE
+from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.progress import Progress
 from wheelmount.wheels import carried, venv
 from wheelmount.wheels.carried import Carried

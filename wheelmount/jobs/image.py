@@ -19,7 +19,7 @@ from wheelmount.hosts import collection
 from wheelmount.hosts.runner import Command
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs.launch import Launch
-from wheelmount.mount.point import PRIVATE
+from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.wheels import redirect
 
 BESIDE = "img.sif"

@@ -24,7 +24,7 @@ from wheelmount.jobs.containers import execute
 from wheelmount.jobs.image import Image, packages_point
 from wheelmount.jobs.launch import Launch
 from wheelmount.jobs.sites import Site
-from wheelmount.mount.point import PRIVATE
+from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.progress import Progress
 from wheelmount.wheels.install import pinned
 from wheelmount.wheels.redirect import PACKAGES

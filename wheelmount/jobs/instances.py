@@ -16,9 +16,9 @@ from wheelmount.jobs import sites
 from wheelmount.jobs.image import Image, Shown, carry_out, mark_of, order, packages_point
 from wheelmount.jobs.launch import Launch
 from wheelmount.jobs.sites import Site
-from wheelmount.mount import serving
-from wheelmount.mount.point import PRIVATE
-from wheelmount.mount.remote import RemoteMount
+from wheelmount.mount.client.remote import RemoteMount
+from wheelmount.mount.kernel.points import PRIVATE
+from wheelmount.mount.serve import processes
 from wheelmount.progress import Progress
 
 _OWN = "instance-"
@@ -121,6 +121,6 @@ def stop(instance: Instance, settings: Settings) -> None:
             continue
         found: list[Path] = []
         with contextlib.suppress(MountError):  # taken down already
-            found = serving.find(settings, str(mntpoint))
+            found = processes.find(settings, str(mntpoint))
         for directory in found:
-            serving.stop(directory, force=False)
+            processes.stop(directory, force=False)

@@ -18,10 +18,11 @@ from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import sites
 from wheelmount.jobs.launch import Launch
-from wheelmount.mount import access, serving
-from wheelmount.mount.remote import RemoteMount, remotemount
-from wheelmount.mount.task import Task
-from wheelmount.mount.verify import Verified
+from wheelmount.mount.client.remote import RemoteMount, remotemount
+from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.control import Task
+from wheelmount.mount.snapshot import access
+from wheelmount.mount.store.verify import Verified
 from wheelmount.progress import Progress
 
 Refreshed = tuple[bool, dict[str, str], WheelmountError | None]
@@ -100,8 +101,8 @@ def _standing(
     within = {}
     for directory in directories:
         task = Task.read(directory)
-        within[task.host] = serving.status(directory)["pid"]
-    identity = serving.identity(directories[0])
+        within[task.host] = processes.status(directory)["pid"]
+    identity = processes.identity(directories[0])
     with LocalHosts(len(within), settings, within=within) as hosts:
         mount = RemoteMount(hosts, task.source, None, settings, progress, identity=identity)
         try:

@@ -19,9 +19,9 @@ from wheelmount.jobs import overlays
 from wheelmount.jobs.mounts import Refreshed
 from wheelmount.jobs.records import VERSIONS, MountNote, hosts_of, mounts_of
 from wheelmount.jobs.sites import RUNNERS, join
-from wheelmount.mount import serving
-from wheelmount.mount.remote import RemoteMount
-from wheelmount.mount.verify import Verified
+from wheelmount.mount.client.remote import RemoteMount
+from wheelmount.mount.serve import processes
+from wheelmount.mount.store.verify import Verified
 from wheelmount.progress import SILENT, Progress
 
 PATIENCE = 10.0
@@ -106,9 +106,9 @@ def _end(session: Session, record: Record) -> None:
             engine.gather({name: actor.close.call_one() for name, actor in runners.items()}, bound)
             engine.gather({name: actor.quit.call_one() for name, actor in runners.items()}, bound)
         noted = {note.identity for note in mounts_of(record).values()}
-        for directory in serving.find(session.settings):  # of hosts here that did not answer
-            if serving.identity(directory) in noted:
-                serving.stop(directory, force=True)
+        for directory in processes.find(session.settings):  # of hosts here that did not answer
+            if processes.identity(directory) in noted:
+                processes.stop(directory, force=True)
         hosts.stop()
     session.forget()
 

@@ -18,7 +18,7 @@ from wheelmount.jobs import sites
 from wheelmount.jobs.containers import check, local_names
 from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.jobs.launch import Launch
-from wheelmount.mount.remote import remotemount
+from wheelmount.mount.client.remote import remotemount
 from wheelmount.progress import Progress
 
 

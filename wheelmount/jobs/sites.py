@@ -25,9 +25,9 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.jobs import records
 from wheelmount.jobs.launch import Launch
 from wheelmount.jobs.records import MOUNTS, MountNote, mounts_of
-from wheelmount.mount import point
-from wheelmount.mount.remote import RemoteMount, remotemount
-from wheelmount.mount.verify import Verified
+from wheelmount.mount.client.remote import RemoteMount, remotemount
+from wheelmount.mount.kernel import points
+from wheelmount.mount.store.verify import Verified
 from wheelmount.progress import Progress
 
 RUNNERS = "runners"
@@ -113,7 +113,7 @@ class Site(ABC):
         """Where each host has, or will have, a mount point with ``{host}`` or ``point.PRIVATE``."""
         private = self.runners.private(settings.runtime_dir)
         return {
-            host.name: point.within(mntpoint.replace("{host}", host.name), private[host.name])
+            host.name: points.within(mntpoint.replace("{host}", host.name), private[host.name])
             for host in self.chosen
         }
 

@@ -1,0 +1,109 @@
+"""The agents of a mount, as its client has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from wheelmount.config import Settings
+from wheelmount.hosts import engine, handshake
+from wheelmount.hosts.host import Host
+
+
+class Agents(Mapping[str, Any]):
+    """Agents by host: such as this process started, and such as another did.
+
+    Args:
+        identity: of the mount; its name on a host is this and the host's name.
+        settings: of the mount.
+    """
+
+    def __init__(self, identity: str, settings: Settings) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._agents: dict[str, Any] = {}
+        self._procs: dict[str, Any] = {}
+        self._greetings: dict[str, Any] = {}
+
+    def spawn(self, hosts: Iterable[Host]) -> None:
+        """Start one on each of some hosts."""
+        from wheelmount.mount.host.agent import Agent
+
+        for host in hosts:
+            procs = host.mesh.spawn_procs({"procs": 1}, name=f"{engine.NAME}mount")
+            self._procs[host.name] = procs
+            self._greetings[host.name] = handshake.begin(procs)
+            identity = f"{self._identity}-{host.name}"
+            self._agents[host.name] = procs.spawn(
+                f"{engine.NAME}agent", Agent, host.name, asdict(self._settings), identity
+            )
+
+    def greet(self) -> None:
+        """See that the hosts of ``spawn`` have the same versions as this process.
+
+        Raises:
+            HostError: one has others, or is lost.
+            WaitError: one does not answer.
+        """
+        greetings, self._greetings = self._greetings, {}
+        answers = engine.gather(greetings, self._settings.start_timeout)
+        for name, theirs in engine.raise_first(answers).items():
+            handshake.compare(name, theirs)
+
+    def take(self, agents: Mapping[str, Any]) -> None:
+        """Go on with those of another process."""
+        self._agents = dict(agents)
+
+    def call(
+        self,
+        call: Callable[[Any], Any],
+        names: Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Call all of them, or those of some hosts in so far as there are any.
+
+        Args:
+            call: given an agent, calls it.
+            names: of the hosts.
+            timeout: seconds; default those that a mount may take to come up.
+
+        Returns:
+            See ``engine.gather``.
+        """
+        wanted = self._agents if names is None else [n for n in names if n in self._agents]
+        calls = {name: call(self._agents[name]) for name in wanted}
+        return engine.gather(calls, timeout or self._settings.start_timeout)
+
+    def only(self, names: Iterable[str]) -> Agents:
+        """Those of some hosts in so far as there are any, to be called."""
+        found = Agents(self._identity, self._settings)
+        found.take({name: self._agents[name] for name in names if name in self._agents})
+        return found
+
+    def dismiss(self, names: Iterable[str]) -> None:
+        """End those of some hosts."""
+        quits, meshes = {}, []
+        for name in names:
+            agent, procs = self._agents.pop(name), self._procs.pop(name, None)
+            if procs is not None:
+                meshes.append(procs)
+            else:  # another process started it
+                quits[name] = agent.quit.call_one()
+        engine.stop_meshes(*meshes)
+        engine.gather(quits, self._settings.start_timeout)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Let go of those of hosts that are lost, and have ended with them."""
+        for name in names:
+            del self._agents[name]
+            self._procs.pop(name, None)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._agents[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._agents))
+
+    def __len__(self) -> int:
+        return len(self._agents)

@@ -1,0 +1,1 @@
+"""What happens on a host: the agent of a mount."""

@@ -1,0 +1,493 @@
+"""What happens on a host: an actor of its own process that prepares a mount and receives its bytes.
+
+The mount itself is served by yet another process (``server``): one that serves a mount must never
+use it, and one that outlives the client cannot be Monarch's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wheelmount.config import MEMORY, Settings
+from wheelmount.errors import MountError, StoreError
+from wheelmount.hosts import engine, process
+from wheelmount.hosts.actor import Actor, concurrent_endpoint
+from wheelmount.hosts.sockets import Ticket
+from wheelmount.mount.host.reattach import Adopted
+from wheelmount.mount.kernel import points, syscalls
+from wheelmount.mount.kernel.points import View
+from wheelmount.mount.serve import control, processes
+from wheelmount.mount.serve.adapters import choose
+from wheelmount.mount.serve.control import Task
+from wheelmount.mount.serve.traffic import Traffic
+from wheelmount.mount.snapshot.source import file_digest
+from wheelmount.mount.store import store as stores
+from wheelmount.mount.store import verify
+from wheelmount.mount.store.store import Recut, Store
+from wheelmount.mount.store.verify import Damage, Verified
+from wheelmount.mount.transfer import dedup
+from wheelmount.mount.transfer.rdma import Key, Origin, Said, fetch_description
+from wheelmount.mount.transfer.receiver import Receiver
+from wheelmount.mount.transfer.relay import Relay
+from wheelmount.mount.transfer.ring import Staged
+from wheelmount.mount.transfer.topology import Route
+from wheelmount.mount.transfer.upstream import Upstream
+
+GLANCE = 0.5
+"""Seconds between looks at whether a mount is still somebody's working directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be mounted.
+
+    Attributes:
+        source: the client's directory, for people.
+        mntpoint: absolute path on the host.
+        cover: whether a directory that is not empty may be covered.
+        keep: whether the mount is to stay when the client is gone, with what has arrived.
+    """
+
+    source: str
+    mntpoint: str
+    cover: bool
+    keep: bool
+
+
+class Agent(Actor):  # type: ignore[misc]
+    """The hands of one mount on one host.
+
+    Args:
+        host: the host's name.
+        settings: of the client, by name; its directories are taken as the host's too.
+        identity: name of the mount, unique on the machine; of a new one, or of one that stands.
+    """
+
+    def __init__(self, host: str, settings: Mapping[str, Any], identity: str) -> None:
+        process.settle()
+        self._host = host
+        self._settings = Settings(**settings)
+        self._directory = processes.directory(self._settings) / identity
+        self._link = Link(self._directory)
+        self._store: Store | None = None
+        self._next: Store | None = None
+        self._growing = contextlib.ExitStack()  # what is held while ``_next`` is made
+        self._receiver: Receiver | None = None
+        self._receivers: dict[Key, Receiver] = {}  # also of the generation that is being made
+        self._traffic: Traffic | None = None
+        self._received = asyncio.Condition()
+        self._moving: asyncio.Task[None] | None = None
+        self._verified: Verified | None = None
+
+    @concurrent_endpoint
+    async def view(self) -> View:
+        """What this host sees of file systems."""
+        return View.here(str(self._settings.private_runtime()))
+
+    @concurrent_endpoint
+    async def open(self, order: Order, source: Origin, route: Route) -> None:
+        """Have the mount stand: with its names, before its bytes."""
+        points.available()
+        self._link.kept = order.keep
+        settings = self._settings
+        adapter = choose(settings.adapter)
+        if self._directory.exists():  # what an agent left that was lost
+            await asyncio.to_thread(processes.stop, self._directory, force=True)
+        mntpoint = points.resolve(order.mntpoint)
+        await asyncio.to_thread(processes.clear, settings, mntpoint)
+        own = settings.store == MEMORY and syscalls.may_mount()
+        store = settings.private_store(mounted=own) / self._directory.name
+        made = points.prepare(mntpoint, cover=order.cover)  # last: it is to be taken back
+        task = Task(
+            self._host,
+            order.source,
+            mntpoint,
+            str(store),
+            adapter,
+            settings.read_timeout,
+            made,
+            settings.verify_rate * 1e6,
+        )
+        try:
+            description = await fetch_description(source, settings.fetch_timeout)
+            with processes.making(self._directory):
+                task.write(self._directory)
+                self._store = await asyncio.to_thread(
+                    Store.create, store, description, mounted=own, dress=self._binds
+                )
+                self._receiver = await self._receive(self._store, source, route)
+                await asyncio.to_thread(processes.start, self._directory, settings.start_timeout)
+                await self._link.open(self._receiver.want)
+        except BaseException:
+            await asyncio.to_thread(processes.stop, self._directory, force=True)
+            processes.discard(self._directory, store, mntpoint if made else None)
+            raise
+
+    async def _receive(self, store: Store | Recut, source: Origin, route: Route) -> Receiver:
+        settings = self._settings
+        look = None
+        if isinstance(store, Store):
+            look = functools.partial(dedup.find, settings, self._directory, store)
+        key, timeout = store.layout.key, settings.fetch_timeout
+        receiver = Receiver(
+            self._host,
+            store,
+            Upstream(key, source, route.peers, timeout),
+            route,
+            in_flight=settings.in_flight,
+            compress=settings.compress,
+            timeout=timeout,
+            tell=self._link.tell,
+            look=look,
+        )
+        if isinstance(store, Store):
+            self._traffic = receiver.traffic
+        async with self._received:
+            if before := self._receivers.get(key):
+                before.close()
+            self._receivers[key] = receiver
+            self._received.notify_all()
+        return receiver
+
+    async def _relay(self, key: Key) -> Relay:
+        """Who gives a tree here; it may be that another host hears of that sooner."""
+        async with self._received:
+            await asyncio.wait_for(
+                self._received.wait_for(lambda: key in self._receivers),
+                self._settings.fetch_timeout,
+            )
+        return self._receivers[key].relay
+
+    @concurrent_endpoint
+    async def outlet(self, key: Key, device: bool) -> Ticket | None:
+        """By what another host is to get blocks of a tree; see ``Relay.outlet``."""
+        return await (await self._relay(key)).outlet(device)
+
+    @concurrent_endpoint
+    async def digest(self, key: Key, block: int) -> Said | None:
+        """What a block of a tree is; see ``Relay.say``."""
+        return await (await self._relay(key)).say(block)
+
+    @concurrent_endpoint
+    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any] | None:
+        """Have a block of a tree ready for another host; see ``Relay.stage``."""
+        return await (await self._relay(key)).stage(block, packed)
+
+    @concurrent_endpoint
+    async def release(self, key: Key, block: int, packed: bool, sent: int) -> None:
+        """Let go of what ``stage`` gave."""
+        if receiver := self._receivers.get(key):
+            receiver.relay.release(block, packed, sent)
+
+    @concurrent_endpoint
+    async def lose(self, host: str) -> None:
+        """Hear that a host is gone."""
+        for receiver in self._receivers.values():
+            receiver.lose(host)
+
+    @concurrent_endpoint
+    async def deliver(self) -> None:
+        """Fetch all bytes; returns when they are there, and shown in the best way."""
+        store = self._shown
+        receiver = self._receiver
+        if receiver is None:  # it had arrived before
+            return
+        await receiver.run()
+        receiver.traffic.write(self._directory)
+        try:
+            await asyncio.to_thread(store.finish)
+            if self._binds and store.bindable and not await self._show(store):
+                self._moving = asyncio.create_task(self._show_later(store))
+        except FileNotFoundError:  # it was taken down meanwhile
+            raise MountError("the mount is gone") from None
+
+    async def _show(self, store: Store) -> bool:
+        """Have the store's own files shown; gives whether they are, see ``Generations.show``."""
+        await asyncio.to_thread(processes.show, self._directory, store.generation)
+        status = await asyncio.to_thread(processes.status, self._directory)
+        return bool(status["adapter"] == "bind")
+
+    async def _show_later(self, store: Store) -> None:
+        with contextlib.suppress(MountError):  # it stays as it is, or is gone
+            while self._store is store:
+                await asyncio.sleep(GLANCE)
+                if await self._show(store):
+                    return
+
+    @property
+    def _binds(self) -> bool:
+        """Whether the store's own files are what is shown in the end."""
+        return Task.read(self._directory).adapter == "bind"
+
+    @concurrent_endpoint
+    async def adopt(self) -> Adopted:
+        """Take charge of a mount that stands."""
+        return await asyncio.to_thread(self._adopt)
+
+    def _adopt(self) -> Adopted:
+        task = self._task()
+        store = Store.open(Path(task.store))
+        if self._store is not None and self._store.generation == store.generation:
+            store = self._store  # with its tree, where this host was asked before
+        self._store = store
+        changed = store.changed_numbers()
+        length = store.description.stat().st_size
+        missing = len(store.missing())
+        cut = store.layout.block_size
+        return Adopted(store.layout.identity, length, changed, missing, cut, task.mntpoint)
+
+    @concurrent_endpoint
+    async def resume(self, source: Origin, route: Route, block_size: int) -> None:
+        """Be ready to fetch what had not arrived when the client went away, or to give."""
+        store = self._shown
+        self._link.kept = True
+        if not store.missing():
+            self._receiver = None
+            await self._give(source, block_size)
+            return
+        for receiver in self._receivers.values():  # if this process began with that client
+            receiver.close()
+        await self._link.close()
+        await asyncio.to_thread(store.resume, dress=self._binds)
+        self._receiver = await self._receive(store, source, route)
+        await self._link.open(self._receiver.want)
+
+    @concurrent_endpoint
+    async def give(self, source: Origin, block_size: int) -> None:
+        """Be ready to give all that is here to other hosts.
+
+        Args:
+            source: the client's delivery, by whose hashes it is checked before.
+            block_size: of the blocks that it is asked for, bytes.
+        """
+        await self._give(source, block_size)
+
+    async def _give(self, source: Origin, block_size: int) -> None:
+        recut = Recut(self._shown, block_size)
+        if recut.layout.key not in self._receivers:  # it did not come in just these blocks
+            await self._receive(recut, source, Route())
+
+    @concurrent_endpoint
+    async def describe(self, offset: int, size: int) -> bytes:
+        """A piece of the description of the tree."""
+        with self._shown.description.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    @concurrent_endpoint
+    async def digests(self, numbers: list[int]) -> dict[int, bytes]:
+        """blake3 of files that are here, by number."""
+        store = self._shown
+        return await asyncio.to_thread(lambda: {n: file_digest(store.path(n)) for n in numbers})
+
+    @concurrent_endpoint
+    async def is_current(self) -> bool:
+        """Whether the mount shows what this agent has it show; another client may have come."""
+        return await asyncio.to_thread(self._is_current)
+
+    def _is_current(self) -> bool:
+        shown: int = processes.status(self._directory)["generation"]
+        return shown == self._shown.generation
+
+    @concurrent_endpoint
+    async def prepare(self, source: Origin, route: Route) -> None:
+        """Fetch what another generation has that this one has not; it is not shown yet."""
+        await self._abandon()
+        description = await fetch_description(source, self._settings.fetch_timeout)
+        self._growing.enter_context(self._shown.growing())
+        try:
+            if not await asyncio.to_thread(self._is_current):
+                raise MountError(
+                    "the mount was refreshed by another client meanwhile", hint="refresh again"
+                )
+            self._next = made = await asyncio.to_thread(self._make_next, description)
+            receiver = await self._receive(made, source, route)
+            await receiver.run()
+            await asyncio.to_thread(made.finish)
+        except BaseException:
+            await self._abandon()
+            raise
+
+    def _make_next(self, description: bytes) -> Store:
+        try:
+            return self._shown.next(description, dress=self._binds)
+        except StoreError as error:
+            kept = processes.status(self._directory)["kept"]
+            if not kept["generations"]:
+                raise
+            users = ", ".join(kept["users"]) or "open files"
+            raise StoreError(
+                f"{error.message}; {kept['generations']} earlier generations "
+                f"({kept['bytes'] >> 20} MiB) are still used by {users}",
+                hint="end these, and refresh again",
+            ) from None
+
+    @concurrent_endpoint
+    async def advance(self) -> None:
+        """Show what ``prepare`` fetched."""
+        made = self._next
+        if made is not None:
+            await asyncio.to_thread(processes.show, self._directory, made.generation)
+            receiver = self._receivers.pop(made.layout.key)
+            for other in self._receivers.values():
+                other.close()
+            self._receivers = {made.layout.key: receiver}
+            receiver.traffic.write(self._directory)
+            self._store, self._next = made, None
+            self._growing.close()
+
+    @concurrent_endpoint
+    async def abandon(self) -> None:
+        """Forget what ``prepare`` fetched."""
+        await self._abandon()
+
+    async def _abandon(self) -> None:
+        made, self._next = self._next, None
+        if made is not None:
+            if receiver := self._receivers.pop(made.layout.key, None):
+                receiver.close()
+            await asyncio.to_thread(made.forget)
+        self._growing.close()
+
+    @property
+    def _shown(self) -> Store:
+        if self._store is None:
+            raise MountError("there is no mount on this host")
+        return self._store
+
+    @concurrent_endpoint
+    async def keep(self) -> None:
+        """Let the mount stay when the client is gone."""
+        await self._link.keep()
+
+    @concurrent_endpoint
+    async def verify(self) -> Verified:
+        """Compare all bytes that are shown here with the hashes with which they came."""
+        task = self._task()
+        self._verified = await asyncio.to_thread(verify.verify, Path(task.store))
+        verify.note(self._directory, self._verified)
+        return self._verified
+
+    @concurrent_endpoint
+    async def piece(self, damage: Damage) -> bytes | None:
+        """The bytes of a piece of a file that another host lacks, if they are right here."""
+        return await asyncio.to_thread(verify.piece, Path(self._task().store), damage)
+
+    @concurrent_endpoint
+    async def repair(self, damage: Damage, data: bytes, last: bool) -> None:
+        """Put right bytes where they belong.
+
+        Args:
+            damage: the place.
+            data: the bytes.
+            last: whether all of the file is right then.
+        """
+        store, dress = Path(self._task().store), self._binds
+        await asyncio.to_thread(verify.repair, store, damage, data, dress=dress)
+        await asyncio.to_thread(processes.drop, self._directory, damage.number)
+        if last and self._verified is not None:
+            self._verified.repaired.append(os.fsdecode(damage.path))
+            verify.note(self._directory, self._verified)
+
+    def _task(self) -> Task:
+        try:
+            return Task.read(self._directory)
+        except FileNotFoundError:
+            raise MountError("the mount is gone") from None
+
+    @concurrent_endpoint
+    async def status(self) -> control.Message:
+        """See ``Server.status``."""
+        if self._traffic is not None and self._directory.exists():
+            self._traffic.write(self._directory)
+        return await asyncio.to_thread(processes.status, self._directory)
+
+    @concurrent_endpoint
+    async def close(self, force: bool) -> None:
+        """Take the mount down."""
+        if self._moving is not None:
+            self._moving.cancel()
+        await asyncio.to_thread(processes.stop, self._directory, force=force)
+        for receiver in self._receivers.values():
+            await receiver.stop()
+        if self._receiver is not None and self._store is not None:
+            # What arrived while the serving process deleted the rest.
+            await asyncio.to_thread(stores.remove, self._store.directory)
+
+    @concurrent_endpoint
+    async def quit(self) -> None:
+        """End this process, soon; for a client that did not start it."""
+        engine.quit_soon()
+
+
+RECONNECT, RECONNECTIONS = 0.1, 50
+"""Seconds between attempts to reach a serving process that took over, and their number."""
+
+
+class Link:
+    """A connection that is made again where a serving process dies and another takes its place.
+
+    Args:
+        directory: of the mount.
+
+    Attributes:
+        kept: whether the mount is to stay when this connection ends.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.kept = False
+        self._directory = directory
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    async def open(self, want: Callable[[int], None]) -> None:
+        """Feed the mount; ``want`` is called with each block that a read waits for."""
+        reader, self._writer = await asyncio.open_unix_connection(self._directory / control.SOCKET)
+        self._writer.write(control.encode({"op": "feed", "keep": self.kept}))
+        self._listening = asyncio.create_task(self._listen(reader, want))
+
+    async def close(self) -> None:
+        """Leave the serving process to another who will feed it."""
+        if self._listening is not None:
+            self._listening.cancel()
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                await self._keep(self._writer)
+            self._writer.close()
+            self._writer = None
+
+    async def keep(self) -> None:
+        """Let the mount stay when this connection ends."""
+        self.kept = True
+        if self._writer is not None:
+            await self._keep(self._writer)
+
+    async def _keep(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(control.encode({"keep": True}))
+        await writer.drain()
+
+    def tell(self, block: int, failure: str | None) -> None:
+        """A block is here, or cannot be had."""
+        if self._writer is not None and not self._writer.is_closing():
+            message: control.Message = {"have": block}
+            if failure is not None:
+                message = {"failed": block, "reason": failure}
+            self._writer.write(control.encode(message))
+
+    async def _listen(self, reader: asyncio.StreamReader, want: Callable[[int], None]) -> None:
+        with contextlib.suppress(OSError):
+            async for line in reader:
+                want(control.decode(line)["want"])
+        # It has unmounted; or it died, and another goes on in its place.
+        for _ in range(RECONNECTIONS):
+            await asyncio.sleep(RECONNECT)
+            with contextlib.suppress(OSError):
+                await self.open(want)
+                return

@@ -1,0 +1,139 @@
+"""Mounts that stand, made by a client that is gone: what another has to know to go on with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wheelmount.errors import MountError
+from wheelmount.hosts import engine
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.tree import ROOT, Tree
+
+MESSAGE = 4 << 20
+"""Bytes of a description that one call brings; Monarch's messages should stay below 16 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A mount that stands.
+
+    Attributes:
+        identity: of its tree.
+        length: of the tree's description, for ``describe``, bytes.
+        lost: numbers of the files that are not there because they changed at the source.
+        missing: blocks that have not arrived.
+        block_size: of its blocks, bytes.
+        mntpoint: where it is.
+    """
+
+    identity: bytes
+    length: int
+    lost: list[int]
+    missing: int
+    block_size: int
+    mntpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Hosts that do not show what the others do: a refresh passed them over, or came to them alone.
+
+    Attributes:
+        hosts: their names.
+        layout: what they show.
+        lost: see ``Adopted``; of all of them together.
+    """
+
+    hosts: frozenset[str]
+    layout: Layout
+    lost: frozenset[int]
+
+    def other(self, tree: Tree) -> set[int]:
+        """Numbers of another tree of the mount that are not the same file or directory here.
+
+        Here they may be something else, or may have been; numbers that were never used here are
+        not among them.
+        """
+        mine, places, theirs = self.layout.tree, self.layout.tree.parents(), tree.parents()
+
+        def same(number: int) -> bool:
+            if number not in mine.inodes or number in self.lost:
+                return False
+            if number in theirs:
+                return theirs[number] == places.get(number)
+            inode, stamp = tree.inodes[number], tree.stamps[number]
+            return (inode, stamp) == (mine.inodes[number], mine.stamps[number])
+
+        used = (number for number in tree.inodes if number < mine.limit and number != ROOT)
+        return {number for number in used if not same(number)}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A mount on all its hosts.
+
+    Attributes:
+        layout: what they show, but those of ``apart``.
+        lost: see ``Adopted``; of all these hosts together.
+        missing: size in bytes of the blocks in which bytes of the whole tree have yet to arrive on
+            some hosts; 0 if none have.
+        points: where it is, by host.
+        apart: hosts that show something else.
+    """
+
+    layout: Layout
+    lost: set[int]
+    missing: int
+    points: dict[str, str]
+    apart: list[Apart]
+
+
+def find(agents: Mapping[str, Any], timeout: float) -> Standing:
+    """Have agents take charge of a mount.
+
+    Args:
+        agents: of its hosts, by name.
+        timeout: seconds for each answer.
+
+    Raises:
+        MountError: there is none on a host, or hosts show different trees and one is not complete.
+        HostError, WaitError: a host is lost.
+    """
+    calls = {name: agent.adopt.call_one() for name, agent in agents.items()}
+    found: dict[str, Adopted] = engine.raise_first(engine.gather(calls, timeout))
+    groups: dict[bytes, list[str]] = {}
+    for name, each in found.items():
+        groups.setdefault(each.identity, []).append(name)
+    lacking = [name for name, each in found.items() if each.missing]
+    if len(groups) > 1 and lacking:
+        raise MountError(
+            f"its hosts do not all show the same, and {', '.join(lacking)} did not get everything",
+            hint="refresh these first, by their mount points",
+        )
+    shown = [
+        Apart(
+            frozenset(names),
+            _layout(agents[names[0]], found[names[0]].length, timeout),
+            frozenset(number for name in names for number in found[name].lost),
+        )
+        for names in groups.values()
+    ]
+    newest = max(shown, key=lambda each: each.layout.tree.limit)
+    # What is made from it has numbers that were never used on any host.
+    return Standing(
+        newest.layout,
+        set(newest.lost),
+        max(each.block_size if each.missing else 0 for each in found.values()),
+        {name: each.mntpoint for name, each in found.items()},
+        [each for each in shown if each is not newest],
+    )
+
+
+def _layout(agent: Any, length: int, timeout: float) -> Layout:
+    """What a host shows."""
+    description = bytearray()
+    while len(description) < length:
+        description += engine.one(agent.describe.call_one(len(description), MESSAGE), timeout)
+    return Layout.decode(bytes(description))

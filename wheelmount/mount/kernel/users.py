@@ -1,0 +1,186 @@
+"""Users of trees that are shown no more: whoever can still reach a name in them, says the kernel.
+
+These are mounts in any namespace, and directories that processes have open, work in or have as
+their root. Open and mapped files are no users: they need no names. A process that may not be looked
+into (another user's, where this one is not root) counts by its mounts alone. See proc(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+from wheelmount.mount.kernel import syscalls, views
+from wheelmount.mount.kernel.points import Mounted
+from wheelmount.mount.kernel.views import Root, Space
+
+_TRIES = 3
+"""Times a process is looked at that closes descriptors meanwhile: others may take their place."""
+
+
+class Tree:
+    """One directory that was shown.
+
+    Args:
+        path: where this process finds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.root = Root.of(path)
+        self.device = path.stat().st_dev
+
+    @cached_property
+    def directories(self) -> frozenset[int]:
+        """Inode numbers of all directories in it."""
+        return frozenset(_directories(self.path))
+
+
+def _directories(path: Path) -> Iterator[int]:
+    yield path.stat().st_ino
+    pending = [str(path)]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield entry.inode()
+                    pending.append(entry.path)
+
+
+class Users:
+    """Finds the users of trees, and asks those first that it found the last time."""
+
+    def __init__(self) -> None:
+        self._last: dict[Tree, list[int]] = {}
+
+    def find(self, trees: Collection[Tree]) -> dict[Tree, list[str]]:
+        """Who uses trees, for people; nobody if the list is empty.
+
+        What was passed from one process to another at that moment may be overlooked, so only who
+        finds no user twice can be sure that there is none.
+        """
+        reached = [(space, mount) for space in views.spaces() for mount in space.reached()]
+        found = {
+            tree: [_place(*each) for each in reached if tree.root.below(each[1]) is not None]
+            for tree in trees
+        }
+        listed = {mount.id for _, mount in reached}
+        rest = [tree for tree in trees if not found[tree]]
+        for tree in rest:
+            found[tree] = self._look(self._last.get(tree, []), [tree], listed)[tree]
+        rest = [tree for tree in rest if not found[tree]]
+        if rest:
+            found |= self._look(views.processes(), rest, listed)
+        self._last = {tree: self._last[tree] for tree in trees if tree in self._last}
+        return found
+
+    def _look(
+        self,
+        processes: Iterable[int],
+        trees: Collection[Tree],
+        listed: set[int],
+    ) -> dict[Tree, list[str]]:
+        users: dict[Tree, list[int]] = {tree: [] for tree in trees}
+        others: set[int] = set()  # mounts of other file systems that are in no list: pipes, sockets
+        devices = {tree.device for tree in trees}
+        for process in processes:
+            held = _held(process, listed, others, devices)
+            for tree in trees:
+                if any(d == tree.device and inode in tree.directories for d, inode in held):
+                    users[tree].append(process)
+        self._last |= users
+        return {tree: [name(process) for process in found] for tree, found in users.items()}
+
+
+def covered(tree: Tree) -> set[str]:
+    """Parts of a tree on which other mounts are: these would go with the directory."""
+    parts = {tree.root.below(mount) for space in views.spaces() for mount in space.mounts}
+    return {part for part in parts if part is not None}
+
+
+def inhabited(mount: Mounted) -> bool:
+    """Whether a process has its working directory or its root in a file system, in any namespace.
+
+    Args:
+        mount: one of the file system's mounts.
+    """
+    device = os.makedev(*map(int, mount.device.split(":")))
+    for process in views.processes():
+        for link in ("cwd", "root"):
+            with contextlib.suppress(OSError):
+                if syscalls.look(f"/proc/{process}/{link}", follow=True).device == device:
+                    return True
+    return False
+
+
+def viewers(mount: Mounted) -> list[str]:
+    """Views of what a mount shows at other places, in any namespace, for people.
+
+    Copies that a namespace has only because it was made from another are none: they are where the
+    mount is, also below the place where such a namespace has the root of the other.
+    """
+    root = Root(mount.device, mount.root)
+    return [
+        _place(space, each)
+        for space in views.spaces()
+        for each in space.reached()
+        if not each.path.endswith(mount.path) and root.below(each) is not None
+    ]
+
+
+def _place(space: Space, mount: Mounted) -> str:
+    return name(space.process) if space.process else f"the mount at {mount.path}"
+
+
+def name(process: int) -> str:
+    """A process, for people."""
+    with contextlib.suppress(OSError):
+        return f"{Path(f'/proc/{process}/comm').read_text().strip()} ({process})"
+    return f"({process})"
+
+
+def _held(
+    process: int, listed: set[int], others: set[int], devices: set[int]
+) -> set[tuple[int, int]]:
+    """Device and inode of directories that a process has in mounts that are in no list."""
+    held: set[tuple[int, int]] = set()
+    for _ in range(_TRIES):
+        whole = True
+        links = ["cwd", "root"]
+        try:
+            for fd in os.listdir(f"/proc/{process}/fdinfo"):  # noqa: PTH208 - thousands of them
+                try:
+                    mount = _mount_of(f"/proc/{process}/fdinfo/{fd}")
+                except FileNotFoundError:
+                    whole = False
+                else:
+                    if mount not in listed and mount not in others:
+                        links.append(f"fd/{fd}")
+        except OSError:  # it has ended, or is the kernel's
+            return held
+        for link in links:
+            try:
+                found = syscalls.look(f"/proc/{process}/{link}", follow=True)
+            except OSError:
+                whole = False
+                continue
+            if found.device not in devices:
+                others.add(found.mount)
+            elif found.mount not in listed and stat.S_ISDIR(found.mode):
+                held.add((found.device, found.inode))
+        if whole:
+            break
+    return held
+
+
+def _mount_of(fdinfo: str) -> int:
+    file = os.open(fdinfo, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(file, 256)
+    finally:
+        os.close(file)
+    return int(data.partition(b"mnt_id:")[2].split(None, 1)[0])

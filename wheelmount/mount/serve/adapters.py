@@ -1,0 +1,85 @@
+"""The ladder of ways to show a tree, and what each must do.
+
+From the best down: ``bind`` shows the store's own directory once all bytes are there, with the
+kernel alone in the way; until then, and where mounting is not allowed, ``devfuse`` serves it.
+``pyfuse3`` does so too, through libfuse; it is slower and can be asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
+
+from wheelmount.errors import InputError
+from wheelmount.mount.kernel import syscalls
+
+if TYPE_CHECKING:
+    from wheelmount.mount.serve.vfs import (
+        Change,  # with the store: the command line needs names alone
+    )
+
+AUTO = "auto"
+NAMES = (AUTO, "bind", "devfuse", "pyfuse3")
+"""What ``--adapter`` takes."""
+
+FOREVER = 10**8
+"""Seconds the kernel may keep names and attributes: what changes is dropped by name."""
+
+Wait = Callable[[int, int, int], Awaitable[bytes | memoryview]]
+"""Gives bytes of (inode, offset, size) once they are there, or raises ``OSError``."""
+
+
+class Adapter(Protocol):
+    """A FUSE server. It counts the kernel's references to inodes, and tells when one has none."""
+
+    name: str
+    """As in ``NAMES``."""
+
+    async def serve(self) -> None:
+        """Serve until it is unmounted."""
+
+    def end(self) -> None:
+        """Have ``serve`` end although the mount is in use."""
+
+    def knows(self, number: int) -> bool:
+        """Whether the kernel holds an inode."""
+
+    def drop(self, number: int) -> None:
+        """Have the kernel forget a file's bytes; not on the threads of ``serve``."""
+
+    async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
+        """Make the kernel forget what a change makes untrue, and call ``flip`` in between.
+
+        No reader may see something of the new tree, and after that something of the old.
+        """
+
+
+def choose(wanted: str) -> str:
+    """The way a tree is shown here in the end.
+
+    Args:
+        wanted: one of ``NAMES``.
+
+    Raises:
+        InputError: it is none, or cannot be had here.
+    """
+    if wanted not in NAMES:
+        raise InputError(f"there is no adapter {wanted!r}", hint=f"give one of {', '.join(NAMES)}")
+    lacks = lacking_for_bind()
+    if wanted == "bind" and lacks:
+        raise InputError(f"this host cannot show a mount by bind: {lacks}", hint="leave it to auto")
+    if wanted != AUTO:
+        return wanted
+    return "devfuse" if lacks else "bind"
+
+
+def lacking_for_bind() -> str:
+    """What is missing for ``bind``; empty if nothing is."""
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if version is None or (int(version[1]), int(version[2])) < (6, 5):
+        return f"Linux is {os.uname().release}, not 6.5 or newer"
+    if not syscalls.may_mount():
+        return "mounting is for root, or for who has a mount namespace of their own"
+    return ""

@@ -1,0 +1,121 @@
+"""The task of a serving process, and messages between it and others on its host.
+
+Messages are JSON, one a line, over a Unix socket in the mount's private directory. A connection
+begins with one request:
+
+``{"op": "status"}``              answered by one message; see ``Server.status``
+``{"op": "show", "generation": n}`` has a generation shown; answered by ``{"ok": bool}``
+``{"op": "drop", "number": n}``   has the kernel forget a file's bytes; answered by ``{"ok": true}``
+``{"op": "stop", "force": bool}`` answered by ``{"ok": bool}``; if not ok, the mount is in use
+``{"op": "feed", "keep": bool}``  the connection of the agent that delivers: it sends
+                                  ``{"have": block}`` and ``{"failed": block, "reason": text}``
+                                  for blocks that reads wait for, and is sent
+                                  ``{"want": block}``. ``keep``: go on serving when the connection
+                                  closes, else unmount.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from wheelmount.errors import MountError
+
+TASK = "task.json"
+
+PROCESS = "process"
+"""Name of the file with the id of the process that leads those of the mount."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a serving process is to do; lies in its directory as ``TASK``.
+
+    Attributes:
+        host: name of the host.
+        source: what is mounted, for people.
+        mntpoint: where.
+        store: directory of the store.
+        adapter: how it is to be shown in the end; one of ``adapter.NAMES`` but not ``auto``.
+        read_timeout: seconds a read waits for its bytes.
+        made: whether the mount point was made for it and is to go with it.
+        verify_rate: bytes a second at which a store on a disk is verified over and over; 0: not.
+    """
+
+    host: str
+    source: str
+    mntpoint: str
+    store: str
+    adapter: str
+    read_timeout: float
+    made: bool
+    verify_rate: float = 0.0
+
+    def write(self, directory: Path) -> None:
+        """Put it into its directory."""
+        (directory / TASK).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, directory: Path) -> Task:
+        """Get it back."""
+        return cls(**json.loads((directory / TASK).read_text()))
+
+
+SOCKET = "control"
+"""Name of the socket in the mount's directory."""
+
+Message = dict[str, Any]
+
+LONGEST = 1 << 20
+"""Bytes of a request, at most."""
+
+
+def encode(message: Message) -> bytes:
+    """A message as it goes over the wire."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Inverse of ``encode``.
+
+    Raises:
+        ValueError, TypeError: it is no message.
+    """
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    if not isinstance(message, dict):
+        raise TypeError("no message")
+    return message
+
+
+def ask(directory: Path, message: Message, timeout: float) -> Message:
+    """Send a request and wait for its answer.
+
+    Args:
+        directory: of the mount.
+        message: the request.
+        timeout: seconds.
+
+    Raises:
+        MountError: the serving process is gone or does not answer.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout)
+            connection.connect(str(directory / SOCKET))
+            connection.sendall(encode(message))
+            with connection.makefile("rb") as answers:
+                line = answers.readline()
+    except OSError as error:
+        raise MountError(
+            f"the serving process of {directory.name} does not answer: {error.strerror or error}",
+            hint="run `wheelmount umount --force` on the mount",
+        ) from None
+    if not line:
+        raise MountError(f"the serving process of {directory.name} ended")
+    return decode(line)

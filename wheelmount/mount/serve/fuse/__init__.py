@@ -1,0 +1,1 @@
+"""The mounted tree through FUSE: two adapters, and the kernel's protocol."""

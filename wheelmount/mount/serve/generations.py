@@ -1,0 +1,327 @@
+"""The generations of a mount on a host: which is shown, how, and when an earlier one can go.
+
+The process that serves a mount owns this: it alone changes over, and it knows what is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from wheelmount.mount.kernel import points, users, views
+from wheelmount.mount.kernel.users import Tree, Users
+from wheelmount.mount.kernel.views import Root, Space
+from wheelmount.mount.serve.adapters import Adapter
+from wheelmount.mount.serve.control import Task
+from wheelmount.mount.serve.vfs import Vfs
+from wheelmount.mount.store import store as stores
+from wheelmount.mount.store.store import Store
+
+log = logging.getLogger("wheelmount")
+
+AGAIN, SELDOM = 2.0, 60.0
+"""Seconds between two looks for users of generations that are shown no more: at first, and in the
+end, where there are users. Only two looks that find none let a generation go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Generations that are shown no more, and stay for their users.
+
+    Attributes:
+        generations: their number.
+        bytes: of memory that they take beside the one that is shown; 0 if that is not known.
+        users: processes and mounts, for people.
+    """
+
+    generations: int
+    bytes: int
+    users: list[str]
+
+
+class Generations:
+    """Moves a mount from one generation, or one way to show it, to the next.
+
+    Args:
+        directory: of the mount.
+        task: of it; its store may have several generations if another process went before.
+    """
+
+    def __init__(self, directory: Path, task: Task) -> None:
+        standing = points.standing(directory)
+        binds = standing is not None and standing.kind != points.FILE_SYSTEM
+        files = Path(task.store)
+        # What is mounted counts, should a process have died before it wrote that down.
+        number = int(Path(standing.root).name) if standing is not None and binds else None
+        store = Store.open(files, number)
+        earlier = [Store.open(files, n) for n in stores.earlier(files, store.generation)]
+        self.vfs = Vfs(store, earlier)
+        """What the FUSE server serves."""
+        self.bound = store if binds else None
+        """The generation that the kernel shows alone."""
+        self._directory = directory
+        self._task = task
+        self._kept = [store, *earlier]
+        self._adapter: Adapter | None = None
+        self._nursery: trio.Nursery | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        # Of earlier generations, what the newest has no more but the kernel still knows.
+        inodes = store.tree.inodes.keys()
+        self._held = {before: set(before.tree.inodes.keys() - inodes) for before in earlier}
+        self._leaving: set[Store] = set()
+        self._trees: dict[Store, Tree] = {}
+        self._users: dict[Store, list[str]] = {}
+        self._census = Users()
+        self._looking = False
+        self.changing = trio.Lock()
+        """Held while the mount changes over, and while it is unmounted."""
+
+    @property
+    def shown(self) -> Store:
+        """The generation that whoever comes now sees."""
+        return self.bound or self.vfs.store
+
+    async def serve(self, adapter: Adapter, nursery: trio.Nursery) -> None:
+        """Serve through FUSE for as long as anybody uses that.
+
+        Args:
+            adapter: what serves.
+            nursery: where earlier generations are deleted in time, also after that.
+        """
+        self._adapter, self._nursery = adapter, nursery
+        self._token = trio.lowlevel.current_trio_token()
+        try:
+            await adapter.serve()
+        finally:
+            self._adapter = None
+        async with (
+            self.changing
+        ):  # it ends because another way took over, which may not be done yet
+            self._held.clear()
+            self._retire()
+            await trio.to_thread.run_sync(self.shown.rest)
+
+    @property
+    def way(self) -> str:
+        """Name of the way that the mount is shown now."""
+        return self._adapter.name if self._adapter and not self.bound else "bind"
+
+    async def drop(self, number: int) -> None:
+        """Have the kernel forget what it keeps of a file's bytes."""
+        if self._adapter is not None and self._adapter.knows(number):
+            await trio.to_thread.run_sync(self._adapter.drop, number)
+
+    def end(self) -> None:
+        """Stop to serve through FUSE, whoever uses it."""
+        if self._adapter is not None:
+            self._adapter.end()
+
+    @property
+    def served(self) -> bool:
+        """Whether the FUSE server is at work."""
+        return self._adapter is not None
+
+    async def show(self, generation: int) -> None:
+        """Show a generation, of which all bytes are there, in the best way that is allowed.
+
+        As long as FUSE shows the mount and a process has its working directory there, it goes on:
+        where another mount takes the place of that one, the kernel cannot tell the process any
+        more where it is, which programs do not expect.
+
+        Raises:
+            OSError: it cannot be shown; what was shown before still is.
+        """
+        async with self.changing:
+            store = self.shown
+            if generation < store.generation:
+                raise OSError(errno.ESTALE, f"generation {store.generation} is shown")
+            if generation != store.generation:
+                store = store.reopen(generation)
+                self._kept.append(store)
+            if store is self.bound:
+                return
+            binds = self._task.adapter == "bind" and (store.bindable or self.bound is not None)
+            if binds and await trio.to_thread.run_sync(self._bind, store):
+                self.bound = store
+                log.info("generation %d is shown by the kernel alone", generation)
+            elif store is not self.shown:
+                await self._flip(store)
+                log.info("generation %d is shown", generation)
+            stores.note_current(store.directory, generation)
+            self._retire()
+            await self._trim()
+
+    def _bind(self, store: Store) -> bool:
+        mount = points.standing(self._directory)
+        if mount is None:
+            raise OSError(errno.ENOENT, "the mount is gone")
+        served = mount.kind == points.FILE_SYSTEM
+        if served and users.inhabited(mount):
+            return False
+        with views.held(mount):
+            return self._take_place(mount, store, served=served)
+
+    def _take_place(self, mount: points.Mounted, store: Store, *, served: bool) -> bool:
+        root = Root.of(store.root)
+        made = 0
+
+        def note(number: int) -> None:
+            nonlocal made
+            made = number
+            standing = mount.id, mount.device, mount.root
+            points.remember(self._directory, standing, (number, root.device, root.path))
+
+        if not views.exchange(Space(0, 0), mount, store.root, note):
+            raise OSError(errno.EBUSY, "another mount is above it")
+        points.remember(self._directory, (made, root.device, root.path))
+        former = {Root.of(each.root): each for each in self._kept if each is not store}
+        if served:
+            former[Root(mount.device, "/")] = self.vfs.store
+        self._exchange_views(former, store, made)
+        return True
+
+    def _exchange_views(self, former: dict[Root, Store], store: Store, own: int) -> None:
+        """Have all else that shows another tree of this mount show a generation."""
+        for space in views.spaces():
+            for mount in space.reached():
+                for root, before in former.items():
+                    part = root.below(mount)
+                    if part is None or mount.id == own:
+                        continue
+                    place = store.root / part
+                    if not _alike(before.root / part, place):
+                        log.debug("%s keeps what it shows: there is no %s", mount.path, part)
+                        continue
+                    try:
+                        done = views.exchange(space, mount, place)
+                    except OSError as error:
+                        done = False
+                        log.debug("%s keeps what it shows: %s", mount.path, error)
+                    if done:
+                        log.info("%s of process %d follows", mount.path, space.process)
+
+    async def _flip(self, store: Store) -> None:
+        if self._adapter is None:
+            raise OSError("nothing serves the mount any more")
+        before = self.vfs.store
+        change = await trio.to_thread.run_sync(self.vfs.changes, store)
+        await self._adapter.refresh(change, lambda: self.vfs.replace(store))
+        held = set()
+        for number in before.tree.inodes.keys() - store.tree.inodes.keys():
+            if self._adapter.knows(number):
+                held.add(number)
+            else:
+                before.free(number)
+        self._held[before] = held
+
+    def forgotten(self, number: int) -> None:
+        """Free what only the kernel still referred to. May be called on any thread."""
+        if self._token is not None and any(number in held for held in list(self._held.values())):
+            self._token.run_sync_soon(self._free, number)
+
+    def _free(self, number: int) -> None:
+        for store, held in self._held.items():
+            if number in held:
+                held.discard(number)
+                store.free(number)
+        self._retire()
+
+    def _retire(self) -> None:
+        """See to it that generations go which nobody can come to any more."""
+        needed = {self.shown, *(store for store, held in self._held.items() if held)}
+        if self._adapter is not None:
+            needed.add(self.vfs.store)
+        for store in self._kept:
+            if store not in needed:
+                self._leaving.add(store)
+        if self._leaving and not self._looking and self._nursery is not None:
+            self._looking = True
+            self._nursery.start_soon(self._dismiss)
+
+    async def _dismiss(self) -> None:
+        """Delete generations that are shown no more, each when its last user has gone."""
+        pause = waited = AGAIN
+        unused: set[Store] = set()
+        while self._leaving:
+            everything, count = waited >= pause, len(self._kept)
+            if everything:
+                pause, waited = min(2 * pause, SELDOM), 0.0
+            unused = await self._look(unused, everything=everything)
+            if len(self._kept) < count:
+                gc.collect()  # else what they have mapped stays until there is much other garbage
+            await trio.sleep(AGAIN)
+            waited += AGAIN
+        self._looking = False
+
+    async def _look(self, unused: set[Store], *, everything: bool) -> set[Store]:
+        """Delete what was unused at the last look and still is; gives what is unused since."""
+        due = [store for store in self._leaving if everything or store not in self._users]
+        async with self.changing:
+            await trio.to_thread.run_sync(self._exchange_again, due)
+        self._users |= await trio.to_thread.run_sync(self._find_users, due)
+        free = {store for store in due if not self._users[store]}
+        for store in free:
+            del self._users[store]
+            if store in unused:
+                await self._forget(store)
+        return free - unused
+
+    def _exchange_again(self, leaving: list[Store]) -> None:
+        """Exchange views that were made, or could not be exchanged, at the change-over."""
+        mount = points.standing(self._directory)
+        if self.bound is not None and mount is not None:
+            with contextlib.suppress(OSError):  # the next look tries it again
+                former = {Root.of(store.root): store for store in leaving}
+                self._exchange_views(former, self.bound, mount.id)
+
+    def _find_users(self, leaving: list[Store]) -> dict[Store, list[str]]:
+        if self._task.adapter != "bind":  # only the server showed it, and the kernel tells that
+            return {store: [] for store in leaving}
+        try:
+            for store in leaving:
+                self._trees.setdefault(store, Tree(store.root))
+            found = self._census.find([self._trees[store] for store in leaving])
+        except OSError as error:
+            log.warning("users of earlier generations cannot be told: %s", error)
+            return {store: [str(error)] for store in leaving}
+        return {store: found[self._trees[store]] for store in leaving}
+
+    def kept(self) -> Kept:
+        """What stays of generations that are shown no more."""
+        others = [store for store in self._kept if store is not self.shown]
+        if not others:
+            return Kept(0, 0, [])
+        users = [user for them in self._users.values() for user in them]
+        return Kept(len(others), self.shown.beside(), sorted(set(users)))
+
+    async def _forget(self, store: Store) -> None:
+        async with self.changing:
+            self._leaving.discard(store)
+            tree = self._trees.pop(store, None)
+            self.vfs.forget(store)
+            self._held.pop(store, None)
+            self._kept.remove(store)
+            await trio.to_thread.run_sync(lambda: store.forget(users.covered(tree) if tree else ()))
+            await self._trim()
+
+    async def _trim(self) -> None:
+        if len(self._kept) == 1:
+            await trio.to_thread.run_sync(self.shown.trim)
+
+
+def _alike(before: Path, after: Path) -> bool:
+    """Whether a view of the one can become a view of the other."""
+    try:
+        kinds = {stat.S_IFMT(path.lstat().st_mode) for path in (before, after)}
+    except OSError:
+        return False
+    # A symlink on the way could lead anywhere.
+    return len(kinds) == 1 and os.path.realpath(after) == str(after)

@@ -1,0 +1,270 @@
+"""Serving processes of this machine: started, found, asked and stopped by their directories.
+
+Every mount of a host has a directory below the user's runtime directory; that is all there is to
+know about it, so a mount is found again by whoever looks there, also after its client is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from wheelmount.config import Settings, private_directory
+from wheelmount.errors import MountError, UnavailableError
+from wheelmount.hosts import process
+from wheelmount.mount.kernel import points
+from wheelmount.mount.serve import control
+from wheelmount.mount.serve.control import PROCESS, Task
+from wheelmount.mount.store import store as stores
+
+SHOW_TIMEOUT = 60.0
+"""Seconds a serving process may take to change over to another generation."""
+
+STOP_TIMEOUT = 15.0
+"""Seconds a serving process may take to answer, or to unmount and clean up."""
+
+
+def directory(settings: Settings) -> Path:
+    """Where the mounts of this user have their directories."""
+    return private_directory(settings.private_runtime() / "mounts")
+
+
+def identity(directory: Path) -> str:
+    """What the directories of one mount have in common on all its hosts."""
+    return directory.name.partition("-")[0]
+
+
+def find(settings: Settings, *targets: str) -> list[Path]:
+    """Directories of mounts, in order of their names.
+
+    Args:
+        settings: say where they lie.
+        targets: mount points, sources or identities of mounts; default all mounts.
+
+    Raises:
+        MountError: nothing is mounted there.
+    """
+    found = []
+    wanted = {*targets, *(points.same(each) for each in targets if each.startswith("/"))}
+    for path in sorted(directory(settings).iterdir()):
+        try:
+            task = Task.read(path)
+        except (OSError, ValueError):  # being made, or going
+            continue
+        names = {task.mntpoint, task.source, identity(path)}
+        if not targets or names.intersection(wanted):
+            found.append(path)
+    if targets and not found:
+        raise MountError(
+            f"wheelmount has nothing mounted at {targets[0]}",
+            hint="run `wheelmount status` for what is mounted",
+        )
+    return found
+
+
+@contextlib.contextmanager
+def making(directory: Path) -> Iterator[None]:
+    """Make a mount's directory; until this is left, or the process ends, it is not ``dead``."""
+    directory.mkdir(mode=0o700)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def dead(directory: Path) -> bool:
+    """Whether a mount's processes are gone: no other process makes it or serves it."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    # One that took over from another may not listen yet: processes are looked for, not answers.
+    numbers = (each.name for each in Path("/proc").glob("[0-9]*"))
+    return directory.exists() and not any(_alive(int(number), directory) for number in numbers)
+
+
+def clear(settings: Settings, mntpoint: str) -> None:
+    """Take away what dead mounts of this user's have left at a mount point."""
+    for path in sorted(directory(settings).iterdir()):
+        with contextlib.suppress(OSError, ValueError):
+            task = Task.read(path)
+            # In another mount namespace the same path may be that of another mount.
+            if task.mntpoint == mntpoint and dead(path) and _shown(task):
+                stop(path, force=True)
+
+
+def _shown(task: Task) -> bool:
+    """Whether a mount whose processes are gone seems to be what is at its mount point."""
+    found, device = points.find(task.mntpoint), Path(task.store).stat().st_dev
+    if found is None or found.kind != points.FILE_SYSTEM:
+        return found is not None and found.device == f"{os.major(device)}:{os.minor(device)}"
+    try:
+        os.statvfs(task.mntpoint)
+    except OSError:  # a FUSE mount without its server
+        return True
+    return False
+
+
+def status(directory: Path) -> control.Message:
+    """Where a mount stands: see ``Server.status``.
+
+    Raises:
+        MountError: its process is gone.
+    """
+    return control.ask(directory, {"op": "status"}, STOP_TIMEOUT)
+
+
+def show(directory: Path, generation: int) -> None:
+    """Have a generation shown, of which all bytes are there.
+
+    Raises:
+        MountError: it cannot be; what was shown before still is.
+    """
+    answer = control.ask(directory, {"op": "show", "generation": generation}, SHOW_TIMEOUT)
+    if not answer["ok"]:
+        raise MountError(answer["message"])
+
+
+def drop(directory: Path, number: int) -> None:
+    """Have the kernel forget what it keeps of a file's bytes, which are others now.
+
+    Raises:
+        MountError: its process is gone.
+    """
+    control.ask(directory, {"op": "drop", "number": number}, STOP_TIMEOUT)
+
+
+def start(directory: Path, timeout: float) -> None:
+    """Start a serving process and wait until its mount stands."""
+    read, write = os.pipe()
+    try:
+        with (directory / "log").open("ab") as log:
+            server = subprocess.Popen(
+                [sys.executable, "-m", "wheelmount.mount.serve.server", str(directory), str(write)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=process.environment(),
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(write,),
+            )
+    finally:
+        os.close(write)
+    try:
+        if not select.select([read], [], [], timeout)[0]:
+            server.kill()
+            raise MountError(f"the mount did not come up within {timeout:g} s")
+        word = os.read(read, 4096).decode(errors="replace")
+    finally:
+        os.close(read)
+    if word != "ok":
+        server.wait(timeout)
+        lines = []
+        with contextlib.suppress(FileNotFoundError):  # it took all down again
+            lines = (directory / "log").read_text(errors="replace").strip().splitlines()
+        reason = word or (lines[-1] if lines else "it said nothing")
+        raise UnavailableError(
+            f"cannot mount: {reason}",
+            hint="FUSE must be allowed for you on the host",
+        )
+    server.returncode = 0  # it goes on, and nobody here waits for it
+
+
+def stop(directory: Path, *, force: bool) -> None:
+    """Have a serving process unmount and end, and see that it did.
+
+    Raises:
+        MountError: the mount is in use (who uses it is named), or the process does not end.
+    """
+    try:
+        task = Task.read(directory)
+    except FileNotFoundError:
+        return
+    pid = _process(directory)
+    if pid is not None:
+        _ask_to_stop(directory, task, pid, force=force)
+    if directory.exists():  # it did not end well
+        if (mount := points.standing(directory)) is not None:
+            try:
+                points.take_down(mount, force=force)
+            except MountError as error:
+                raise _in_use(error.message, task) from None
+        discard(directory, Path(task.store), task.mntpoint if task.made else None)
+
+
+def _ask_to_stop(directory: Path, task: Task, pid: int, *, force: bool) -> None:
+    deadline = time.monotonic() + STOP_TIMEOUT
+    answer: control.Message | None = None
+    while answer is None and _alive(pid, directory):
+        try:
+            answer = control.ask(directory, {"op": "stop", "force": force}, STOP_TIMEOUT)
+        except MountError:
+            if time.monotonic() < deadline:  # it ends, or another takes its place
+                time.sleep(0.05)
+            elif force:
+                break
+            else:
+                raise MountError(
+                    f"the serving process ({pid}) of {task.mntpoint} does not answer",
+                    hint="let it go on if it was stopped, or end it and its mount with --force",
+                ) from None
+    if answer is not None and not answer["ok"]:
+        raise _in_use(answer["message"], task)
+    deadline = time.monotonic() + (STOP_TIMEOUT if answer is not None else 0)
+    while _alive(pid, directory):
+        if time.monotonic() > deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            deadline += STOP_TIMEOUT
+        time.sleep(0.01)
+
+
+def _in_use(message: str, task: Task) -> MountError:
+    users = points.holders(task.mntpoint)
+    return MountError(
+        message + (f": in use by {', '.join(users)}" if users else ""),
+        hint="end them, or detach the mount with --force",
+    )
+
+
+def _process(directory: Path) -> int | None:
+    """Id of a serving process, which leads its group; None if it has ended."""
+    try:
+        pid = int((directory / PROCESS).read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if _alive(pid, directory) else None
+
+
+def _alive(pid: int, directory: Path) -> bool:
+    try:
+        return os.fsencode(directory) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def discard(directory: Path, store: Path, mntpoint: str | None) -> None:
+    """Delete what is left of a mount that is down."""
+    stores.remove(store)
+    shutil.rmtree(directory, ignore_errors=True)
+    if mntpoint is not None:
+        with contextlib.suppress(OSError):
+            Path(mntpoint).rmdir()

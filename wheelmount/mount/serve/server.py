@@ -1,0 +1,510 @@
+"""The serving process of a mount: its own process, so that it outlives the command that made it.
+
+Run as ``python -m wheelmount.mount.serve.server DIRECTORY READY_FD``. It serves the store through
+pyfuse3 until it is told to stop or somebody unmounts it, and then removes store and directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import asdict
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from wheelmount import logs
+from wheelmount.errors import MountError, StoreError, UnavailableError
+from wheelmount.mount.kernel import points, syscalls, users, views
+from wheelmount.mount.serve import control, traffic
+from wheelmount.mount.serve.adapters import Adapter
+from wheelmount.mount.serve.control import PROCESS, TASK, Task
+from wheelmount.mount.serve.fuse.attach import attach, set_read_ahead
+from wheelmount.mount.serve.fuse.devfuse import DirectFuse
+from wheelmount.mount.serve.fuse.pyfuse import FuseOperations
+from wheelmount.mount.serve.fuse.wire import Session
+from wheelmount.mount.serve.generations import Generations
+from wheelmount.mount.serve.supervisor import ENDS, hold_back, let_through, supervise
+from wheelmount.mount.store import store as stores
+from wheelmount.mount.store import verify
+
+log = logging.getLogger("wheelmount")
+
+GRACE = 2.0
+"""Seconds that users of a detached mount have before the process ends."""
+
+FEED_TIMEOUT = 10.0
+"""Seconds for who delivers to connect to a server that is new, or took over from another."""
+
+BEGIN_TIMEOUT = 20.0
+"""Seconds for who made a mount to connect first; it does so at once, if it is not killed."""
+
+VERIFY_PAUSE = 60.0
+"""Seconds between one verification in the background and the next."""
+
+READ_AHEAD = 1024
+"""KiB that the kernel reads ahead, where we may say so; its own 128 halve the speed of files."""
+
+KEPT_LOGS = 16
+"""Logs of mounts that ended badly of which a user's directory has no more."""
+
+KEPT = "kept"
+"""Name of a file in the mount's directory: go on serving when who delivers is gone."""
+
+
+class Server:
+    """Serves one mount, and waits for bytes on behalf of its readers.
+
+    Args:
+        directory: of the mount.
+        task: what to do.
+        resumed: whether it takes over from one that died.
+    """
+
+    def __init__(self, directory: Path, task: Task, *, resumed: bool = False) -> None:
+        self.directory = directory
+        self.task = task
+        self.generations = Generations(directory, task)
+        self.vfs = self.generations.vfs
+        self.started = (directory / TASK).stat().st_mtime
+        self._resumed = resumed
+        self._fed = trio.Event()
+        self._waiting: dict[int, trio.Event] = {}
+        self._failed: dict[int, str] = {}
+        self._feeder: trio.SocketStream | None = None
+        self._sending = trio.Lock()
+        self._unmounted = trio.Event()
+
+    async def read(self, number: int, offset: int, size: int) -> bytes:
+        """Bytes of a file, once they are there.
+
+        Raises:
+            OSError: EIO, with the reason in the log.
+        """
+        with trio.move_on_after(self.task.read_timeout):
+            while (data := self.vfs.read(number, offset, size)) is None:
+                block = self.vfs.absent(number, offset, size)
+                if block is not None:
+                    await self._arrival(block, number)
+            return data
+        reason = f"its bytes did not come within {self.task.read_timeout:g} s"
+        raise self.vfs.failure(number, reason)
+
+    async def _arrival(self, block: int, number: int) -> None:
+        with trio.move_on_after(FEED_TIMEOUT):  # who delivers may be about to connect
+            await self._fed.wait()
+        if self._feeder is None:
+            raise self.vfs.failure(number, "its bytes had not come when the client went away")
+        event = self._waiting.get(block)
+        if event is None:
+            event = self._waiting[block] = trio.Event()
+            self._failed.pop(block, None)  # it is asked for again
+            await self._send(self._feeder, {"want": block})
+        await event.wait()
+        if block in self._failed:
+            raise self.vfs.failure(number, self._failed[block])
+
+    def _wake(self, block: int) -> None:
+        event = self._waiting.pop(block, None)
+        if event is not None:
+            event.set()
+
+    async def _send(self, stream: trio.SocketStream, message: control.Message) -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async with self._sending:
+                await stream.send_all(control.encode(message))
+
+    async def serve(self, adapter: Adapter, ready: int | None) -> None:
+        """Serve until unmounted; say on the pipe ``ready`` when the control socket listens."""
+        _bound_log(self.directory)
+        (self.directory / control.SOCKET).unlink(missing_ok=True)
+        listener = trio.socket.socket(trio.socket.AF_UNIX)
+        await listener.bind(str(self.directory / control.SOCKET))
+        listener.listen()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                trio.serve_listeners, self._connection, [trio.SocketListener(listener)]
+            )
+            patience = FEED_TIMEOUT if self._resumed else BEGIN_TIMEOUT
+            if ready is not None:
+                try:
+                    os.write(ready, b"ok")
+                except BrokenPipeError:  # who made this mount was killed meanwhile
+                    patience = 0.0
+                os.close(ready)
+            nursery.start_soon(self._signals)
+            if self.task.verify_rate and not syscalls.in_memory(Path(self.task.store)):
+                nursery.start_soon(self._verify)
+            if not (self.directory / KEPT).exists():
+                nursery.start_soon(self._miss, patience)
+            await self.generations.serve(adapter, nursery)
+            if self.generations.bound is not None:
+                await self._bound()
+            nursery.cancel_scope.cancel()
+
+    async def _verify(self) -> None:
+        """Verify over and over what a disk keeps."""
+        store, rate = Path(self.task.store), self.task.verify_rate
+        while True:
+            await trio.sleep(VERIFY_PAUSE)
+            if self.generations.shown.missing():
+                continue
+            try:
+                found = await trio.to_thread.run_sync(
+                    lambda: verify.verify(store, rate=rate), abandon_on_cancel=True
+                )
+            except (StoreError, OSError) as error:  # it changes meanwhile
+                log.info("not verified: %s", error)
+                continue
+            verify.note(self.directory, found)
+            if found.wrong:
+                log.error("damaged: %s", ", ".join(found.wrong))
+
+    async def _miss(self, timeout: float) -> None:
+        """Unmount if who made this mount went away before it connected, or while nobody served."""
+        with trio.move_on_after(timeout):
+            await self._fed.wait()
+        if not self._fed.is_set():
+            await self._end("whoever made this mount is gone")
+
+    async def _bound(self) -> None:
+        """Wait for the end of a mount that the kernel shows alone."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            await self._unmounted.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _watch(self) -> None:
+        """Notice that somebody else took the mount down."""
+        while points.standing(self.directory) is not None:
+            await trio.to_thread.run_sync(points.await_change, abandon_on_cancel=True)
+        self._unmounted.set()
+
+    async def _signals(self) -> None:
+        with trio.open_signal_receiver(*ENDS) as received:
+            let_through()
+            async for number in received:
+                await self._end(f"signal {number}")
+
+    async def _connection(self, stream: trio.SocketStream) -> None:
+        try:
+            async with contextlib.aclosing(_lines(stream)) as lines:
+                await self._answer(stream, lines)
+        except (ValueError, LookupError, TypeError) as error:
+            log.warning("not understood on the control socket: %s", error)
+
+    async def _answer(
+        self, stream: trio.SocketStream, lines: AsyncGenerator[control.Message, None]
+    ) -> None:
+        request: control.Message = await anext(lines, {"op": "nothing"})
+        match request["op"]:
+            case "feed":
+                await self._feed(stream, lines, keep=request["keep"])
+            case "stop":
+                await self._stop(stream, force=request["force"])
+            case "show":
+                await self._show(stream, request["generation"])
+            case "drop":
+                await self.generations.drop(request["number"])
+                await self._send(stream, {"ok": True})
+            case "status":
+                await self._send(stream, self.status())
+
+    def status(self) -> control.Message:
+        """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch.
+
+        ``delivery`` is that of the newest generation; see ``Traffic.summary``; ``kept`` is what
+        users hold of earlier ones, see ``Kept``.
+        """
+        store = self.generations.shown
+        return {
+            "host": self.task.host,
+            "source": self.task.source,
+            "mntpoint": self.task.mntpoint,
+            "adapter": self.generations.way,
+            "generation": store.generation,
+            "namespace": points.View.here().namespace,
+            "pid": os.getsid(0),
+            "server": os.getpid(),
+            "started": self.started,
+            "files": store.summary.files,
+            "size": store.summary.size,
+            "held": store.held(),
+            "memory": _memory(),
+            "kept": asdict(self.generations.kept()),
+            "delivery": traffic.read(self.directory),
+            "verified": verify.last(self.directory),
+            "waiting": len(self._waiting),
+            "fed": self._feeder is not None,
+            "changed": [os.fsdecode(path) for path in store.changed()],
+        }
+
+    async def _feed(
+        self,
+        stream: trio.SocketStream,
+        lines: AsyncGenerator[control.Message, None],
+        *,
+        keep: bool,
+    ) -> None:
+        self._feeder = stream
+        self._fed.set()
+        self._failed.clear()
+        self._keep(keep)
+        try:
+            async for message in lines:
+                if "have" in message:
+                    self._wake(message["have"])
+                elif "failed" in message:
+                    self._failed[message["failed"]] = message["reason"]
+                    self._wake(message["failed"])
+                elif "keep" in message:
+                    keep = message["keep"]
+                    self._keep(keep)
+        except (ValueError, LookupError, TypeError) as error:
+            log.warning("not understood from who delivers: %s", error)
+        if self._feeder is stream:
+            self._feeder = None
+            for block in list(self._waiting):
+                self._wake(block)
+        if not keep:
+            await self._end("who made this mount is gone")
+
+    def _keep(self, keep: bool) -> None:
+        note = self.directory / KEPT
+        if keep:
+            note.touch()
+        else:
+            note.unlink(missing_ok=True)
+
+    async def _show(self, stream: trio.SocketStream, generation: int) -> None:
+        try:
+            await self.generations.show(generation)
+            answer: control.Message = {"ok": True}
+        except OSError as error:
+            log.exception("generation %d cannot be shown", generation)
+            answer = {"ok": False, "message": f"generation {generation} cannot be shown: {error}"}
+        await self._send(stream, answer)
+
+    async def _stop(self, stream: trio.SocketStream, *, force: bool) -> None:
+        try:
+            await self._unmount(force=force)
+        except MountError as error:
+            answer = {"ok": False, "message": error.message}
+        else:
+            answer = {"ok": True}
+        await self._send(stream, answer)
+
+    async def _await_viewers(self, mount: points.Mounted) -> None:
+        """Wait a moment for views that a server or files on a disk would be taken from.
+
+        The last of a container go some time after it. A store in memory needs none of this: the
+        kernel keeps it as long as there are views.
+
+        Raises:
+            MountError: they stay.
+        """
+        for pause in (0.1, 0.4, 1.5, 0):
+            found = await trio.to_thread.run_sync(users.viewers, mount)
+            if not found:
+                return
+            await trio.sleep(pause)
+        raise MountError(f"{mount.path} is busy: shown by {', '.join(found)}")
+
+    async def _end(self, reason: str) -> None:
+        """Unmount, as soon as nothing else is mounted above."""
+        log.info("unmounting: %s", reason)
+        while True:
+            try:
+                await self._unmount(force=True)
+            except MountError as error:
+                log.warning("%s", error.message)
+                await trio.to_thread.run_sync(points.await_change, abandon_on_cancel=True)
+            else:
+                return
+
+    async def _take_down(self, *, force: bool) -> None:
+        mount, bound = points.standing(self.directory), self.generations.bound
+        if mount is None:
+            return
+        if not force and not (bound and bound.owned):
+            await self._await_viewers(mount)
+        # On a thread: the kernel may ask us something while it unmounts.
+        await trio.to_thread.run_sync(lambda: _take_down(mount, force=force))
+
+    async def _unmount(self, *, force: bool) -> None:
+        bound, mntpoint = self.generations.bound, self.task.mntpoint
+        if bound and not force:
+            with trio.move_on_after(GRACE):  # the kernel ends it some time after its last user
+                while self.generations.served:
+                    await trio.sleep(0.05)
+        if bound and self.generations.served and not force:
+            raise MountError(
+                f"{mntpoint} is busy: files that were opened before all bytes were there are in use"
+            )
+        async with self.generations.changing:  # a mount that takes the place of this one would stay
+            await self._take_down(force=force)
+        self._unmounted.set()
+        if force and self.generations.served:
+            await trio.sleep(GRACE)
+            self.generations.end()
+
+
+def _take_down(mount: points.Mounted, *, force: bool) -> None:
+    """Take a mount down, and its copies in other namespaces."""
+    with contextlib.ExitStack() as holding:
+        copied = False
+        if mount.kind == points.FILE_SYSTEM:
+            with contextlib.suppress(OSError):
+                holding.enter_context(views.held(mount))
+                copied = True
+        points.take_down(mount, force=force)
+        if copied:
+            views.withdraw(mount)
+
+
+def _memory() -> int:
+    """Bytes that this process and the one that supervises it take; the store is not among them.
+
+    What they share with others counts in part (``smaps_rollup`` in proc(5)); pages of a tmpfs that
+    they have mapped are the store.
+    """
+    total = 0
+    for pid in {os.getpid(), os.getsid(0)}:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kinds = "Pss_Anon:", "Pss_File:"
+        except OSError:  # not to be read by processes that were another user's before
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            kinds = "RssAnon:", "RssFile:"
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(kinds))
+    return total
+
+
+async def _lines(stream: trio.SocketStream) -> AsyncGenerator[control.Message, None]:
+    pending = b""
+    while True:
+        try:
+            chunk = await stream.receive_some(1 << 16)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        if not chunk:
+            return
+        *whole, pending = (pending + chunk).split(b"\n")
+        if len(pending) > control.LONGEST:
+            raise ValueError("it is too long")
+        for line in whole:
+            yield control.decode(line)
+
+
+def main() -> None:
+    """Mount, serve, clean up."""
+    hold_back()
+    directory, ready = Path(sys.argv[1]), int(sys.argv[2])
+    logging.basicConfig(
+        filename=directory / "log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    (directory / PROCESS).write_text(f"{os.getpid()}")
+    task = Task.read(directory)
+    log.info("serving %s at %s", task.source, task.mntpoint)
+    good = False
+    try:
+        good = (_by_pyfuse3 if task.adapter == "pyfuse3" else _by_devfuse)(directory, task, ready)
+    except UnavailableError as error:
+        os.write(ready, error.message.encode())
+    except BaseException:
+        log.exception("the serving process fails")
+        raise
+    finally:
+        if not good:
+            _keep_log(directory)  # the rest goes, the reason stays
+            with contextlib.suppress(MountError):
+                if (mount := points.standing(directory)) is not None:
+                    points.take_down(mount, force=True)
+        if task.made:
+            with contextlib.suppress(OSError):
+                Path(task.mntpoint).rmdir()
+        if (mount := points.find(task.store)) is not None:
+            views.withdraw(mount)  # else the memory stays as long as that namespace
+        stores.remove(Path(task.store))
+        shutil.rmtree(directory, ignore_errors=True)
+    sys.exit(0 if good else 1)
+
+
+def _keep_log(directory: Path) -> None:
+    """Keep the log of a mount that ended badly, and only the newest of such logs."""
+    shutil.copy(directory / "log", f"{directory}.log")
+    with contextlib.suppress(FileNotFoundError):  # another one does the same
+        kept = sorted(directory.parent.glob("*.log"), key=lambda log: log.stat().st_mtime)
+        for log_file in kept[:-KEPT_LOGS]:
+            log_file.unlink(missing_ok=True)
+
+
+def _bound_log(directory: Path) -> None:
+    with (directory / "log").open("ab") as file:
+        logs.bound(file.fileno())
+
+
+def _owner() -> tuple[int, int]:
+    return os.getuid(), os.getgid()
+
+
+def _remember(directory: Path, task: Task) -> None:
+    mount = points.find(task.mntpoint)
+    if mount is not None:
+        points.remember(directory, (mount.id, mount.device, mount.root))
+
+
+def _by_pyfuse3(directory: Path, task: Task, ready: int) -> bool:
+    server = Server(directory, task)
+    forgotten = server.generations.forgotten
+    adapter = FuseOperations(server.vfs, server.read, _owner(), forgotten)
+    options = {"ro", "default_permissions", "fsname=wheelmount", "subtype=wheelmount"}
+    if os.getuid() == 0:
+        options.add("allow_other")
+    try:
+        pyfuse3.init(adapter, task.mntpoint, options)
+    except RuntimeError as error:
+        raise UnavailableError(str(error)) from None
+    _remember(directory, task)
+    trio.run(server.serve, adapter, ready)
+    return True
+
+
+def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
+    fd = attach(task.mntpoint)
+    _remember(directory, task)
+    with contextlib.suppress(OSError):  # for root only
+        set_read_ahead(task.mntpoint, READ_AHEAD)
+    note = directory / "session"
+
+    def store_session(session: Session) -> None:
+        note.with_suffix(".new").write_text(json.dumps(session))
+        note.with_suffix(".new").replace(note)
+
+    def serve(resumed: bool) -> None:
+        server = Server(directory, task, resumed=resumed)
+        adapter = DirectFuse(
+            fd,
+            server.vfs,
+            server.read,
+            _owner(),
+            session=json.loads(note.read_text()) if resumed and note.exists() else None,
+            on_session=store_session,
+            on_forget=server.generations.forgotten,
+            counted_from=server.vfs.store.tree.limit,
+        )
+        trio.run(server.serve, adapter, None if resumed else ready)
+
+    return supervise(serve, lambda: points.standing(directory) is not None)
+
+
+if __name__ == "__main__":
+    main()

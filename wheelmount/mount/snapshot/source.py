@@ -1,0 +1,181 @@
+"""The source: the client's end of a mount, which reads blocks from the directory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+
+from blake3 import blake3
+
+from wheelmount.mount.snapshot.layout import Extent, Layout
+from wheelmount.mount.snapshot.scan import data_pieces
+from wheelmount.mount.snapshot.tree import Stamp, Tree
+from wheelmount.mount.snapshot.turn import Turn
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+RESTLESS = 16
+"""Times that the ctime of a file may change while it is read; reading it again must come to an end.
+"""
+
+
+class Source:
+    """Blocks of a directory, for a ``Ring``.
+
+    A file is what the tree says as long as its device, inode number, size and both times are. A
+    ctime that differs may mean an edit whose mtime was put back, or only a ``chmod`` or a new name:
+    then every block of the file that was read before is read again. If all are what they were, the
+    file goes on under its new ctime, and what hosts get of it is what it held at one moment.
+
+    Args:
+        root: the directory.
+        layout: its snapshot.
+    """
+
+    def __init__(self, root: bytes, layout: Layout) -> None:
+        self._folder = os.path.join(root, b"")
+        self.layout = layout
+        self.changed: set[int] = set()
+        """Files that are no longer what the snapshot says."""
+        self._said: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self._ctimes: dict[int, int] = {}  # where they are no longer the tree's
+        self._restless: Counter[int] = Counter()
+        self._settling = threading.RLock()
+        self._turn = Turn()
+
+    def edited(self) -> list[bytes]:
+        """Paths of those of ``changed`` that were edited; the others cannot be read."""
+        tree, root = self.layout.tree, self._folder
+        files = sorted(self.changed)
+        return [tree.inodes[n].path for n in files if not unreadable(root, tree, n)]
+
+    def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        """Read a block.
+
+        Returns:
+            blake3 of it, and the files in it that changed, whose bytes are zeros instead.
+        """
+        extents = list(self.layout.extents(block))
+        numbers = [extent.inode for extent in extents]
+        while True:
+            ctimes = [self._ctimes.get(number) for number in numbers]
+            with self._turn.at(len(extents)):
+                changed = self._read_all(extents, view)
+            digest = blake3(view).digest()
+            with self._settling:
+                if ctimes == [self._ctimes.get(number) for number in numbers]:
+                    # From now on it is compared where a ctime changes.
+                    before, _ = self._said.setdefault(block, (digest, tuple(changed)))
+                    break
+        if before != digest and not changed:
+            # Same size and times as in the tree, other bytes than the hosts before got.
+            changed = numbers
+        self.changed.update(changed)
+        return digest, tuple(changed)
+
+    def _read_all(self, extents: list[Extent], view: memoryview) -> list[int]:
+        changed = []
+        for number, offset, begin, length in extents:
+            piece = view[begin : begin + length]
+            if number in self.changed or not self._read(number, offset, piece):
+                piece[:] = bytes(length)
+                changed.append(number)
+        return changed
+
+    def _read(self, number: int, offset: int, piece: memoryview) -> bool:
+        """Read a piece of a file; False if the file is not what the tree says (or not there)."""
+        status = self._read_any(number, offset, piece)
+        if status is None:
+            return False
+        inode, stamp = self.layout.tree.inodes[number], self.layout.tree.stamps[number]
+        found = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        if found != (stamp.device, stamp.inode, inode.size, inode.mtime_ns):
+            return False
+        if status.st_ctime_ns == self._ctimes.get(number, stamp.ctime_ns):
+            return True
+        return self._settle(number, status)
+
+    def _read_any(self, number: int, offset: int, piece: memoryview) -> os.stat_result | None:
+        """Read a piece of whatever has a file's name; gives what that is, None if it cannot be."""
+        try:
+            fd = os.open(self._folder + self.layout.tree.inodes[number].path, _FLAGS)
+        except OSError:
+            return None
+        try:
+            while piece:
+                count = os.preadv(fd, (piece,), offset)
+                if not count:
+                    return None
+                piece, offset = piece[count:], offset + count
+            return os.fstat(fd)  # after the read: an edit before or during it shows here
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _settle(self, number: int, status: os.stat_result) -> bool:
+        """See whether a file of another ctime has the bytes that were read of it."""
+        inode = self.layout.tree.inodes[number]
+        with self._settling:
+            self._ctimes[number] = status.st_ctime_ns  # whoever reads it now has to read it again
+            self._restless[number] += 1
+            blocks = self.layout.covering(number, 0, inode.size)
+            same = (
+                self._restless[number] <= RESTLESS
+                and data_pieces(self._folder + inode.path, status) == inode.pieces
+                and all(self._holds(block) for block in blocks if block in self._said)
+            )
+            if not same:
+                self.changed.add(number)
+            return same
+
+    def _holds(self, block: int) -> bool:
+        """Whether a block is what it was when it was read."""
+        digest, changed = self._said[block]
+        view = memoryview(bytearray(self.layout.length(block)))
+        for number, offset, begin, length in self.layout.extents(block):
+            if number not in changed:
+                self._read_any(number, offset, view[begin : begin + length])
+        return blake3(view).digest() == digest
+
+
+def unreadable(root: bytes, tree: Tree, number: int) -> bool:
+    """Whether a file of a directory is still what a tree says, but its bytes cannot be had.
+
+    Such as one that this user may not read, or one of ``/sys``, shorter than its size.
+    """
+    inode = tree.inodes[number]
+    path = os.path.join(root, inode.path)
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    found = Stamp(status.st_dev, status.st_ino, status.st_ctime_ns)
+    if found != tree.stamps[number] or status.st_size != inode.size:
+        return False
+    view = memoryview(bytearray(1 << 20))
+    try:
+        with open(os.open(path, _FLAGS), "rb", buffering=0) as file:
+            for offset, length in inode.data:
+                while length:
+                    count = os.preadv(file.fileno(), (view[:length],), offset)
+                    if not count:
+                        return True
+                    offset, length = offset + count, length - count
+    except OSError:
+        return True
+    return False
+
+
+def file_digest(path: bytes) -> bytes:
+    """blake3 of a file, 32 bytes; of one that cannot be read, nothing."""
+    hasher = blake3()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                hasher.update(piece)
+    except OSError:
+        return b""
+    return hasher.digest()

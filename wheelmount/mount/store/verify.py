@@ -1,0 +1,406 @@
+"""Verification of what a host keeps, against the hashes with which the bytes came.
+
+The hashes lie in one log for all generations of a store: a file keeps its number from one to the
+next, and is brought in one of them. Each piece of a file that a block brought has a record with its
+blake3. Where a block is a piece of one file, that is the hash the client gave; else it is made from
+the block's bytes, right after they were compared with the client's hash and before they are in a
+file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import threading
+import time
+from collections.abc import Container, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blake3 import blake3
+
+from wheelmount.errors import StoreError
+from wheelmount.mount.snapshot.layout import Extent
+from wheelmount.mount.store.store import Store, current
+
+LOG = "proofs"
+"""Name of the log in a store."""
+
+RECORD = struct.Struct("<QQQQ32s")
+"""Generation, number of the file, offset, length, blake3."""
+
+_COPY = (1 << 64) - 1
+"""Length in a record which says that a file has the bytes of another; ``offset`` is its number."""
+
+SMALL = 64 << 10
+"""Bytes of a small block."""
+
+_LEAST = 1 << 16
+"""Bytes of a log that is not worth being made shorter."""
+
+
+class Proof(NamedTuple):
+    """A piece of a file, bytes, and its blake3."""
+
+    offset: int
+    length: int
+    digest: bytes
+
+
+def add(
+    store: Path, generation: int, extents: Iterable[Extent], block: memoryview, digest: bytes
+) -> None:
+    """Note what a block brought.
+
+    Args:
+        store: its directory.
+        generation: for which it came.
+        extents: what the block is made of.
+        block: its bytes, which are right.
+        digest: blake3 of them.
+    """
+    records = []
+    for number, offset, begin, length in extents:
+        if length != len(block):
+            digest = blake3(block[begin : begin + length]).digest()
+        records.append(RECORD.pack(generation, number, offset, length, digest))
+    _append(store, records)
+
+
+def copy(store: Path, generation: int, copies: Mapping[int, int]) -> None:
+    """Note the files of a generation that have the bytes of others, by number."""
+    zeros = bytes(32)
+    _append(store, [RECORD.pack(generation, n, old, _COPY, zeros) for n, old in copies.items()])
+
+
+def _append(store: Path, records: list[bytes]) -> None:
+    fd = os.open(store / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, b"".join(records))  # at once: threads write between one another
+    finally:
+        os.close(fd)
+
+
+def read(store: Path) -> dict[int, list[Proof]]:
+    """Proofs of files, by number; a file that has none was empty, or brought without."""
+    found = {}
+    raw = _read(store)
+    for number in raw:
+        origin, seen = number, set()
+        while origin in raw and raw[origin][1] is None and origin not in seen:
+            seen.add(origin)
+            origin = raw[origin][2]
+        proofs = raw[origin][1] if origin in raw else None
+        if proofs is not None:
+            found[number] = [Proof(*each) for each in sorted(proofs.values())]
+    return found
+
+
+_File = tuple[int, "dict[int, tuple[int, int, bytes]] | None", int]
+"""Generation, pieces by offset, or None and the number of the file that has the same bytes."""
+
+
+def _read(store: Path) -> dict[int, _File]:
+    try:
+        log = (store / LOG).read_bytes()
+    except FileNotFoundError:
+        return {}
+    files: dict[int, _File] = {}
+    whole = memoryview(log)[: len(log) - len(log) % RECORD.size]
+    for generation, number, offset, length, digest in RECORD.iter_unpack(whole):
+        known = files.get(number)
+        if length == _COPY:
+            files[number] = generation, None, offset
+        elif known is None or known[0] != generation or known[1] is None:
+            # What an abandoned generation brought under this number is another file.
+            files[number] = generation, {offset: (offset, length, digest)}, 0
+        else:
+            known[1][offset] = offset, length, digest
+    return files
+
+
+def trim(store: Path, expected: int, numbers: Container[int]) -> None:
+    """Make a log shorter that is mostly about files which are gone.
+
+    Args:
+        store: its directory; nothing arrives meanwhile.
+        expected: number of records that one generation may need.
+        numbers: of the files that are left.
+    """
+    log = store / LOG
+    size = log.stat().st_size if log.exists() else 0
+    if size <= max(_LEAST, 2 * expected * RECORD.size):
+        return
+    new = store / f"{LOG}.new"
+    with new.open("wb") as file:
+        for number, proofs in read(store).items():
+            if number in numbers:
+                for offset, length, digest in proofs:
+                    file.write(RECORD.pack(0, number, offset, length, digest))
+    new.replace(log)
+
+
+FILE = "verified"
+"""Name of a file in a mount's directory: what came of the last verification, for the status."""
+
+BATCH = 16 << 20
+"""Bytes that a thread looks at before it takes up others, and files by the page."""
+
+PIECE = 1 << 20
+"""Bytes that are read at a time."""
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A piece of a file that is not what it was.
+
+    Attributes:
+        number: of the file.
+        path: of the file, in the mount.
+        offset: of the piece, bytes.
+        length: of the piece, bytes.
+        digest: blake3 of what it is to be.
+    """
+
+    number: int
+    path: bytes
+    offset: int
+    length: int
+    digest: bytes
+
+
+@dataclass(slots=True)
+class Verified:
+    """What came of a verification.
+
+    Attributes:
+        files: that were looked at.
+        size: bytes that were looked at.
+        seconds: that it took.
+        time: when it ended, seconds since the epoch.
+        damaged: pieces that differ.
+        unknown: paths of files for which there are no hashes.
+        repaired: paths of the damaged files that are right again.
+    """
+
+    files: int = 0
+    size: int = 0
+    seconds: float = 0.0
+    time: float = 0.0
+    damaged: list[Damage] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
+
+    @property
+    def paths(self) -> list[str]:
+        """The damaged files."""
+        return sorted({os.fsdecode(each.path) for each in self.damaged})
+
+    @property
+    def wrong(self) -> list[str]:
+        """Those of them that are not right again."""
+        return [path for path in self.paths if path not in self.repaired]
+
+    def summary(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        whole = asdict(self)
+        return whole | {"damaged": self.paths, "wrong": self.wrong}
+
+
+def verify(store: Path, *, rate: float = 0) -> Verified:
+    """Compare all bytes that a store shows with the hashes with which they came.
+
+    Args:
+        store: its directory.
+        rate: bytes a second at most, by one thread; default as fast as may be, by all processors.
+
+    Raises:
+        StoreError: it is refreshed over and over.
+    """
+    for _ in range(3):
+        shown = Store.open(store)
+        found = _verify(shown, rate)
+        if current(store) == shown.generation:  # else files went while they were looked at
+            return found
+    raise StoreError(f"{store.name} is refreshed meanwhile", hint="verify it later")
+
+
+def _verify(store: Store, rate: float) -> Verified:
+    began = time.monotonic()
+    found = Verified()
+    known = read(store.directory)
+    numbers, lock = iter(list(store.tree.inodes)), threading.Lock()
+
+    def batch() -> list[tuple[int, bytes, int, bytes, list[Proof]]]:
+        taken, size = [], 0
+        with lock:  # trees are not read by several threads
+            for number in numbers:
+                inode = store.tree.inodes[number]
+                if not inode.is_file or store.is_changed(number):
+                    continue
+                pieces = known.get(number, [])
+                found.files += 1
+                if sum(each.length for each in pieces) != sum(n for _, n in inode.data):
+                    found.unknown.append(os.fsdecode(inode.path))
+                    continue
+                taken.append((number, inode.path, inode.size, store.path(number), pieces))
+                size += inode.size + 4096
+                found.size += sum(each.length for each in pieces)
+                if size > BATCH:
+                    break
+        return taken
+
+    def work() -> None:
+        buffer = memoryview(bytearray(PIECE))
+        while files := batch():
+            for number, path, size, place, pieces in files:
+                for wrong in _differing(place, size, pieces, buffer):
+                    found.damaged.append(Damage(number, path, *wrong))
+                if rate:
+                    ahead = began + found.size / rate - time.monotonic()
+                    time.sleep(max(0.0, ahead))
+
+    threads = 1 if rate else len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(threads) as pool:
+        for each in [pool.submit(work) for _ in range(threads)]:
+            each.result()
+    found.damaged.sort(key=lambda each: (each.path, each.offset))
+    found.unknown.sort()
+    found.seconds, found.time = time.monotonic() - began, time.time()
+    return found
+
+
+def _differing(place: bytes, size: int, pieces: list[Proof], buffer: memoryview) -> Iterator[Proof]:
+    try:
+        fd = os.open(place, _FLAGS)
+    except OSError:
+        yield from pieces
+        return
+    try:
+        if os.fstat(fd).st_size != size:
+            yield from pieces
+            return
+        for piece in pieces:
+            with contextlib.suppress(OSError):  # a disk that cannot read it
+                if _digest(fd, piece.offset, piece.length, buffer) == piece.digest:
+                    continue
+            yield piece
+    finally:
+        os.close(fd)
+
+
+def _digest(fd: int, offset: int, length: int, buffer: memoryview) -> bytes:
+    hasher = blake3()
+    while length > 0:
+        count = os.preadv(fd, [buffer[:length]], offset)
+        if not count:
+            break
+        hasher.update(buffer[:count])
+        offset, length = offset + count, length - count
+    return hasher.digest()
+
+
+def piece(store: Path, wanted: Damage) -> bytes | None:
+    """The bytes of a piece, if they are right here."""
+    shown = Store.open(store)
+    if wanted.number not in shown.tree.inodes:
+        return None
+    return right(shown.path(wanted.number), wanted)
+
+
+def right(path: bytes, wanted: Damage) -> bytes | None:
+    """The bytes of a piece, if they are right in a file."""
+    try:
+        fd = os.open(path, _FLAGS | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        data = os.pread(fd, wanted.length, wanted.offset)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return data if blake3(data).digest() == wanted.digest else None
+
+
+def repair(store: Path, damage: Damage, data: bytes, *, dress: bool) -> None:
+    """Put right bytes where they belong.
+
+    They are written into the file itself, so that whoever has it open or mapped, and every other
+    name of it, in other generations too, has them as well. Attributes stay what they are.
+
+    Args:
+        store: its directory.
+        damage: the place.
+        data: the bytes.
+        dress: whether files have the attributes of the source, to be shown as they are.
+
+    Raises:
+        StoreError: they are not right, or cannot be written.
+    """
+    if blake3(data).digest() != damage.digest:
+        raise StoreError(f"{os.fsdecode(damage.path)}: the bytes to repair it with are not right")
+    shown = Store.open(store)
+    inode = shown.tree.inodes[damage.number]
+    path = shown.path(damage.number)
+    try:
+        with _writable(path) as fd:
+            if os.fstat(fd).st_size != inode.size:
+                os.ftruncate(fd, inode.size)
+            if dress:
+                os.fchmod(fd, inode.mode & 0o7777)
+            view, offset = memoryview(data), damage.offset
+            while view:
+                count = os.pwrite(fd, view, offset)
+                view, offset = view[count:], offset + count
+            if inode.mtime_ns != os.fstat(fd).st_mtime_ns:
+                os.utime(fd, ns=(inode.mtime_ns, inode.mtime_ns))
+    except OSError as error:
+        raise StoreError(
+            f"{os.fsdecode(damage.path)} cannot be repaired: {error.strerror}",
+            hint="mount it again",
+        ) from None
+
+
+@contextlib.contextmanager
+def _writable(path: bytes) -> Iterator[int]:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except PermissionError:  # its owner may not write it either, as at the source
+        place = Path(os.fsdecode(path))
+        mode = place.lstat().st_mode & 0o7777
+        place.chmod(mode | 0o200)
+        try:
+            fd = os.open(path, flags)
+        finally:
+            place.chmod(mode)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def note(directory: Path, found: Verified) -> None:
+    """Leave what was found in a mount's directory, if that is still there."""
+    new = directory / f"{FILE}.new"
+    with contextlib.suppress(FileNotFoundError):
+        new.write_text(json.dumps(found.summary()))
+        new.replace(directory / FILE)
+
+
+def last(directory: Path) -> dict[str, Any] | None:
+    """What ``note`` left, if anything."""
+    try:
+        found: dict[str, Any] = json.loads((directory / FILE).read_text())
+    except FileNotFoundError:
+        return None
+    return found

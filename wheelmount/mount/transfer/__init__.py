@@ -1,0 +1,1 @@
+"""Blocks between hosts: offered, fetched, compressed, passed on."""

@@ -1,0 +1,410 @@
+"""A host's end of a delivery: it pulls blocks, keeps them, and lets others pull from it.
+
+One primitive, ``ensure``: have a block, or get it from whoever is above for that block, who ensures
+it first. Delivery of everything is that for every block in order; a block that somebody waits for
+is ensured at once. Whoever is above and fails is passed over for the next above, and in the end for
+the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import mmap
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
+
+from blake3 import blake3
+
+from wheelmount.errors import StoreError, TransferError, WheelmountError
+from wheelmount.hosts.engine import translate
+from wheelmount.mount.serve.traffic import CLIENT, Traffic
+from wheelmount.mount.store.store import Recut, Store
+from wheelmount.mount.transfer.compression import Choice, Processors, unpack
+from wheelmount.mount.transfer.dedup import Elsewhere
+from wheelmount.mount.transfer.rdma import Said
+from wheelmount.mount.transfer.relay import Relay
+from wheelmount.mount.transfer.ring import Staged
+from wheelmount.mount.transfer.topology import LEAST_BLOCK, MOST_BLOCK, SHARE, Route
+from wheelmount.mount.transfer.upstream import Wire
+from wheelmount.mount.transfer.window import Window
+
+ATTEMPTS, PAUSE = 3, 0.2
+"""Times the client is asked for a block that arrives with the wrong hash or not at all, and seconds
+that more are waited each time."""
+
+AGAIN = 2.0
+"""Seconds for which a block that could not be had counts as such. Then it is asked for once more,
+by whoever wants it."""
+
+
+class Receiver:
+    """A host's end of the delivery of one generation.
+
+    Args:
+        host: its name.
+        store: where blocks go.
+        wire: leads to the client, and to hosts.
+        route: who is between the client and this host.
+        in_flight: blocks fetched at the same time because they are next, shared by all trees, and
+            because somebody reads them; fewer over a slow link, see ``Window``. Others that peers
+            ask for come on top: were those to wait for these, two hosts could wait for each other.
+        compress: as in the settings.
+        timeout: seconds within which others must say something.
+        tell: called with every block that is whole, and with one that failed and the reason.
+        look: looks for what is here already; called once, on a thread.
+
+    Attributes:
+        relay: gives to others what arrived.
+        traffic: what was got and given.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        store: Store | Recut,
+        wire: Wire,
+        route: Route,
+        *,
+        in_flight: int,
+        compress: str,
+        timeout: float,
+        tell: Callable[[int, str | None], None],
+        look: Callable[[], Elsewhere | None] | None = None,
+    ) -> None:
+        self.layout = store.layout
+        self.traffic = Traffic()
+        self._host = host
+        self._store = store
+        self._look = look
+        self._looking: asyncio.Task[Elsewhere | None] | None = None
+        self._wire = wire
+        self._route = route
+        self._in_flight = in_flight
+        self._timeout = timeout
+        self._tell = tell
+        usual = max(SHARE, in_flight // len(route.trees))
+        most = usual * (MOST_BLOCK // max(LEAST_BLOCK, min(self.layout.block_size, MOST_BLOCK)))
+        self._windows = [Window(usual, most) for _ in route.trees]
+        self._demand = asyncio.Semaphore(in_flight)
+        self._demanded: set[asyncio.Task[None]] = set()
+        self._wanted: Counter[int] = Counter()  # how many wait for a block that is urgent
+        self._flying: dict[int, asyncio.Task[None]] = {}
+        self._failed: dict[int, tuple[float, WheelmountError]] = {}
+        self._lost: set[str] = set()
+        self._ended = False
+        self._calls: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
+        spare = Processors().spare
+        self._choices: defaultdict[str, Choice] = defaultdict(lambda: Choice(spare))
+        self._compress = compress
+        self._buffers: list[memoryview] = []
+        self.relay = Relay(
+            store, self._ensure_below, self._confirm, self.traffic, timeout, route.below
+        )
+        self._unreported = 0
+        self._reported = 0.0
+        self._reports: set[asyncio.Task[None]] = set()
+
+    def want(self, block: int) -> None:
+        """Get a block that a read waits for, ahead of all that merely are to come."""
+        if self._store.has(block):
+            self._tell(block, None)
+        elif error := self._failure_of(block):
+            self._tell(block, error.message)
+        else:
+            task = asyncio.ensure_future(self._meet(block))
+            self._demanded.add(task)
+            task.add_done_callback(self._demanded.discard)
+
+    async def _meet(self, block: int) -> None:
+        async with self._demand:
+            with self._reading(block):
+                await self.ensure(block, urgent=True)
+
+    @contextlib.contextmanager
+    def _reading(self, block: int) -> Iterator[None]:
+        """While a reader waits for a block, here or on a host below."""
+        self._wanted[block] += 1
+        try:
+            with self._window(block).reading():
+                yield
+        finally:
+            self._wanted[block] -= 1
+            if not self._wanted[block]:
+                del self._wanted[block]
+
+    def _failure_of(self, block: int) -> WheelmountError | None:
+        """Why a block could not be had a moment ago, if that is so."""
+        when, error = self._failed.get(block, (0.0, None))
+        return error if asyncio.get_running_loop().time() < when + AGAIN else None
+
+    async def run(self) -> None:
+        """Fetch everything that is missing. May be called again where that failed.
+
+        Raises:
+            TransferError: something did not arrive; all the rest did.
+        """
+        await self._fetch_missing()
+        if self._store.missing() and not any(
+            isinstance(error, StoreError) for _, error in self._failed.values()
+        ):  # what failed a while ago may be had now
+            await asyncio.sleep(AGAIN)
+            await self._fetch_missing()
+        self._buffers.clear()
+        self._wire.rest()
+        self._look = self._looking = None
+        with contextlib.suppress(Exception):  # for people only
+            await self._report()
+        self._check()
+        if missing := self._store.missing():
+            reasons = (self._failed[block] for block in missing if block in self._failed)
+            _, error = next(reasons, (0.0, TransferError("it was not asked for")))
+            raise TransferError(
+                f"{len(missing)} of {self.layout.blocks} blocks did not arrive at "
+                f"{self._host}; one of them: {error.message}",
+                hint=error.hint,
+            )
+
+    async def _fetch_missing(self) -> None:
+        queues: list[deque[int]] = [deque() for _ in self._windows]
+        for block in self._store.missing():
+            queues[block % len(queues)].append(block)
+        await asyncio.gather(*map(self._work, queues, self._windows))
+
+    async def _work(self, queue: deque[int], window: Window) -> None:
+        flights = set()
+        while queue:
+            await window.room()
+            if self._ended:
+                break
+            block = queue.popleft()
+            if not self._store.has(block) and self._failure_of(block) is None:
+                flights.add(flight := self._fly(block, urgent=True))
+                flight.add_done_callback(flights.discard)
+        if flights:
+            await asyncio.wait(flights)
+
+    def close(self) -> None:
+        """Fetch nothing more, tell of nothing, and give nothing."""
+        self._ended = True
+        for task in self._demanded:
+            task.cancel()
+        self._wire.close()
+        self.relay.close()
+
+    async def stop(self) -> None:
+        """Close, and wait for what is on its way.
+
+        A process that ends with a transfer on its way takes more than itself down: Monarch's
+        fallback over TCP then fails at the sender, for all who fetch from it.
+        """
+        self.close()
+        if self._flying:
+            await asyncio.wait(self._flying.values(), timeout=self._timeout)
+
+    def lose(self, host: str) -> None:
+        """Do not wait for a host any more: it is gone."""
+        self._lost.add(host)
+        for call in self._calls[host]:
+            call.cancel()
+
+    async def _confirm(self, block: int) -> Said:
+        """See with the client that a block is right which arrived before this receiver was."""
+        digest, changed = await self._wire.digest(CLIENT, block)
+        memory = self._buffer()
+        view = memory[: self.layout.length(block)]
+        await asyncio.to_thread(self._store.read_block, block, view)
+        if (await asyncio.to_thread(blake3, view)).digest() != digest:
+            raise TransferError(f"block {block} on {self._host} is not what the client has")
+        if len(self._buffers) < self._in_flight:  # nobody clears them where nothing is to come
+            self._buffers.append(memory)
+        return digest, changed
+
+    async def ensure(self, block: int, *, urgent: bool = False) -> WheelmountError | None:
+        """Have a block in the store; returns why it cannot be had if that is so.
+
+        Args:
+            block: which.
+            urgent: whether a reader waits for it, here or on a host below.
+        """
+        if not self._store.has(block) and self._failure_of(block) is None:
+            await asyncio.wait({self._fly(block, urgent=urgent)})
+        return None if self._store.has(block) else self._failed[block][1]
+
+    async def _ensure_below(self, block: int, urgent: bool) -> WheelmountError | None:
+        """``ensure`` for hosts below."""
+        with self._reading(block) if urgent else contextlib.nullcontext():
+            return await self.ensure(block, urgent=urgent)
+
+    def _fly(self, block: int, *, urgent: bool) -> asyncio.Task[None]:
+        task = self._flying.get(block)
+        if task is None:
+            if urgent:
+                self._window(block).begin()
+            task = self._flying[block] = asyncio.ensure_future(self._get(block, begun=urgent))
+        elif urgent:
+            self._window(block).hurry(block)
+        return task
+
+    def _window(self, block: int) -> Window:
+        return self._windows[block % len(self._windows)]
+
+    async def _get(self, block: int, *, begun: bool) -> None:
+        if not begun:
+            await self._window(block).turn(block)
+        try:
+            await self._from_anybody(block)
+        except Exception as error:
+            failure = self._failure(error)
+            self._failed[block] = asyncio.get_running_loop().time(), failure
+            if not self._ended:
+                self._tell(block, failure.message)
+        else:
+            self._failed.pop(block, None)
+            if not self._ended:
+                self._tell(block, None)
+        finally:
+            del self._flying[block]
+            self._window(block).end()
+
+    async def _from_anybody(self, block: int) -> None:
+        for host in self._above(block):
+            self._check()
+            call = asyncio.ensure_future(self._fetch(block, host))
+            self._calls[host].add(call)
+            try:
+                if await call:
+                    return
+            except asyncio.CancelledError:
+                if host not in self._lost:
+                    raise
+            except Exception as failure:
+                # Whoever is above failed, or somebody above that: ask who is left.
+                if isinstance(failure, TimeoutError | asyncio.TimeoutError):
+                    self._lost.add(host)
+            finally:
+                self._calls[host].discard(call)
+        reason: WheelmountError = TransferError(f"its hash was wrong {ATTEMPTS} times")
+        for attempt in range(ATTEMPTS):
+            self._check()
+            await asyncio.sleep(attempt * PAUSE)
+            try:
+                if await self._fetch(block, CLIENT):
+                    return
+            except (TransferError, TimeoutError, asyncio.TimeoutError) as error:
+                reason = self._failure(error)  # a connection that failed may be had again
+        raise reason
+
+    def _check(self) -> None:
+        if self._ended:
+            raise TransferError(f"delivery to {self._host} was given up")
+
+    def _above(self, block: int) -> Iterator[str]:
+        trees = self._route.trees
+        return (host for host in trees[block % len(trees)] if host not in self._lost)
+
+    async def _fetch(self, block: int, host: str) -> bool:
+        """Get a block from a host once; False if what came is not what was sent."""
+        if (here := await self._here(block)) and await self._reuse(here, block, host):
+            return True
+        clock = asyncio.get_running_loop().time
+        choice = self._choices[host]
+        packed = choice.packed() if self._compress == "auto" else self._compress == "always"
+        began = clock()
+        memory = self._buffer()
+        keep = functools.partial(self._keep, block, packed, memory)
+        urgent = self._wanted[block] > 0
+        (staged, spare), pace, way = await self._wire.read(
+            host, block, packed, urgent, memory, keep
+        )
+        ended = clock()
+        self._window(block).note(ended - began - pace.waited - pace.took, pace.took)
+        if spare is None:
+            return False
+        # Only now used again: into the memory of a transfer that failed bytes may still come.
+        self._buffers.append(spare)
+        self.traffic.note(host, staged.size, way)
+        choice.note(packed, staged.length, began, ended)
+        self._count(staged.length)
+        return True
+
+    async def _here(self, block: int) -> Elsewhere | None:
+        """Where a block may be on this host already, as soon as that is known."""
+        if self._look is None:
+            return None
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._look))
+        found = await asyncio.shield(self._looking)
+        return found if found is not None and found.covers(block) else None
+
+    async def _reuse(self, here: Elsewhere, block: int, host: str) -> bool:
+        """Take a block from where it may be on this host, if it is what another has."""
+        said = await self._wire.digest(host, block)
+        memory = self._buffer()
+        view = memory[: self.layout.length(block)]
+        kept = await asyncio.to_thread(
+            lambda: here.read(block, view) and self._write(block, view, said)
+        )
+        self._buffers.append(memory)
+        if kept:
+            self.traffic.reused += len(view)
+            self._count(len(view))
+        return kept
+
+    def _buffer(self) -> memoryview:
+        if self._buffers:
+            return self._buffers.pop()
+        return memoryview(mmap.mmap(-1, self.layout.block_size))
+
+    def _keep(
+        self, block: int, packed: bool, memory: memoryview, staged: Staged
+    ) -> tuple[Staged, memoryview | None]:
+        """Have a block in the store; gives memory for it, or None if it is not what was sent."""
+        view = memory[: staged.size]
+        if staged.size < staged.length:
+            try:
+                view = unpack(view, staged.length)
+            except TransferError:
+                return staged, None
+        if not self._write(block, view, (staged.digest, staged.changed)):
+            return staged, None
+        return staged, self.relay.put(staged, block, packed, memory)
+
+    def _write(self, block: int, view: memoryview, said: Said) -> bool:
+        digest, changed = said
+        if len(view) != self.layout.length(block) or blake3(view).digest() != digest:
+            return False
+        for inode in changed:
+            self._store.mark_changed(inode)
+        self.relay.note(block, said)
+        self._store.write(block, view, digest)
+        return True
+
+    def _count(self, length: int) -> None:
+        self._unreported += length
+        now = asyncio.get_running_loop().time()
+        if now > self._reported + self._route.report:
+            self._reported = now
+            reporting = asyncio.ensure_future(self._report())
+            self._reports.add(reporting)
+            reporting.add_done_callback(self._forget_report)
+
+    def _forget_report(self, report: asyncio.Task[None]) -> None:
+        self._reports.discard(report)
+        if not report.cancelled():
+            report.exception()  # for people only
+
+    async def _report(self) -> None:
+        length, self._unreported = self._unreported, 0
+        await self._wire.report(self._host, length)
+
+    def _failure(self, error: Exception) -> WheelmountError:
+        if isinstance(error, TimeoutError | asyncio.TimeoutError):
+            return TransferError(
+                f"nothing came for {self._timeout:g} s", hint="is the client alive?"
+            )
+        failure = translate(error)
+        if isinstance(failure, TransferError) or isinstance(error, WheelmountError):
+            return failure
+        return TransferError(f"it could not be fetched: {failure.message}", hint=failure.hint)

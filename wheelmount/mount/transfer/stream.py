@@ -1,0 +1,385 @@
+"""Blocks over sockets: what both ends say, the end that gives blocks and the end that takes them.
+
+Where there is no RDMA device, Monarch's ``RDMABuffer`` travels in its messages, at a third of the
+speed of a socket (``benchmarks.rdma``). So there blocks are asked for and come over connections of
+their own (``BlockServer``, ``BlockClient``; see ``hosts.sockets``); where they are to be had, and by
+which secret, is told through Monarch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+import struct
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import astuple
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgpack
+
+from wheelmount.errors import TransferError, UnreachableError
+from wheelmount.hosts import sockets
+from wheelmount.hosts.address import SECURE
+from wheelmount.hosts.engine import translate
+from wheelmount.hosts.sockets import Entrance, Ticket, Where
+from wheelmount.mount.serve.traffic import LOCAL, TCP, TLS
+from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
+
+REQUEST = struct.Struct("<16sI??")
+"""What is asked for: secret, block, whether to compress it, whether a reader waits for it."""
+
+REPLY = struct.Struct("<BI")
+"""What follows (``REFUSED``, ``GIVEN``, ``WAIT``), and bytes of its head (msgpack)."""
+
+REFUSED, GIVEN, WAIT = 0, 1, 2
+"""A message and a hint; seconds that the other end waited for the block, and the fields of a
+``Staged``, before that many bytes of it; nothing yet: the other end itself waits for the block, and
+another reply will follow."""
+
+PULSE = 0.25
+"""Part of a time-out after which the other end hears ``WAIT``, and again."""
+
+
+def way(where: Where) -> str:
+    """How bytes come from a place, as ``Traffic`` counts them."""
+    if isinstance(where, str):
+        return LOCAL
+    return TLS if where.scheme == SECURE else TCP
+
+
+log = logging.getLogger("wheelmount")
+
+
+class Lender(Protocol):
+    """Who has blocks; see ``Ring.lend``. Called on many threads."""
+
+    def lend(
+        self, block: int, packed: bool, urgent: bool
+    ) -> AbstractContextManager[tuple[Staged, memoryview]]: ...
+
+
+class Outlet:
+    """Gives blocks to others, until it is closed.
+
+    Args:
+        lender: has them.
+        timeout: seconds within which others must take some bytes, and hear something.
+
+    Attributes:
+        ticket: by which others get them.
+
+    Raises:
+        OSError: this process cannot listen where it is reached.
+    """
+
+    def __init__(self, lender: Lender, timeout: float) -> None:
+        self._lender = lender
+        self._timeout = timeout
+        self._pulses = _Pulses(timeout)
+        self._entrance = Entrance(self._answer)
+        self.ticket = self._entrance.ticket
+
+    def close(self) -> None:
+        """Hang up on all, and let nobody connect."""
+        self._pulses.close()
+        self._entrance.close()
+
+    def _answer(self, connection: socket.socket, let_in: Callable[[], None]) -> None:
+        request = memoryview(bytearray(REQUEST.size))
+        while sockets.receive(connection, request):
+            secret, block, packed, urgent = REQUEST.unpack(request)
+            if not hmac.compare_digest(secret, self.ticket.secret):
+                log.warning("security: refused who does not know the secret of a stream")
+                return
+            let_in()
+            connection.settimeout(self._timeout)
+            try:
+                with contextlib.ExitStack() as lent:
+                    asked = time.monotonic()
+                    with self._pulses.at(connection):
+                        lend = self._lender.lend(block, packed, urgent)
+                        staged, view = lent.enter_context(lend)
+                    waited = time.monotonic() - asked
+                    connection.sendall(_reply(GIVEN, (waited, *astuple(staged))))
+                    sockets.send(connection, view)
+            except OSError:
+                raise
+            except Exception as error:
+                failure = translate(error)
+                connection.sendall(_reply(REFUSED, (failure.message, failure.hint)))
+            connection.settimeout(None)  # the next block may be wanted much later
+
+
+class _Pulses:
+    """Says ``WAIT`` to all who wait for a block, so that they do not think that this end is gone.
+
+    Args:
+        timeout: see ``Outlet``.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._patience = STUCK_AFTER * timeout
+        self._waiting: dict[socket.socket, float] = {}
+        self._turn = threading.Lock()
+        self._closed = threading.Event()
+        args = (PULSE * timeout,)
+        threading.Thread(target=self._run, args=args, name="wheelmount-pulse", daemon=True).start()
+
+    @contextlib.contextmanager
+    def at(self, connection: socket.socket) -> Iterator[None]:
+        """While a block is waited for that is to go to a connection; nothing else is sent there."""
+        with self._turn:
+            self._waiting[connection] = time.monotonic() + self._patience
+        try:
+            yield
+        finally:
+            with self._turn:
+                del self._waiting[connection]
+
+    def _run(self, interval: float) -> None:
+        while not self._closed.wait(interval):
+            with self._turn:
+                now = time.monotonic()
+                for connection, until in self._waiting.items():
+                    if now < until:
+                        with contextlib.suppress(OSError):  # who waits there hears of it
+                            connection.sendall(REPLY.pack(WAIT, 0))
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def _reply(kind: int, said: tuple[Any, ...]) -> bytes:
+    head: bytes = msgpack.packb(said)
+    return REPLY.pack(kind, len(head)) + head
+
+
+def outlet(lender: Lender, timeout: float) -> Outlet | None:
+    """An outlet, if this process can have one; see there."""
+    try:
+        return Outlet(lender, timeout)
+    except OSError as error:
+        log.warning("bytes go through Monarch's messages: %s", error)
+        return None
+
+
+READERS = 1024
+"""Threads, and so blocks that one host waits for at the same time, at most. Far more than are ever
+wanted: blocks that had to wait for a thread, on two hosts that give to each other, would wait for
+ever."""
+
+HEAD, NUMBER = 1 << 10, 9
+"""Bytes of a head, at most, and of a number in it (msgpack) for every file that changed: there may
+be as many in a block as it has bytes."""
+
+Result = TypeVar("Result")
+
+
+class Pace(NamedTuple):
+    """How a block came, in seconds.
+
+    Attributes:
+        waited: of the other end, for the block itself.
+        took: from its first bytes to the last.
+    """
+
+    waited: float
+    took: float
+
+
+_Arrived = tuple[Staged, Pace]
+
+
+class Inlet:
+    """Gets blocks from outlets, over connections that are kept for the next block.
+
+    Args:
+        timeout: seconds within which some bytes of a block must come, or word that the other end
+            waits for it itself.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._idle: defaultdict[Where, list[socket.socket]] = defaultdict(list)
+        self._reached: set[Where] = set()
+        self._threads = ThreadPoolExecutor(READERS, "wheelmount-inlet")
+        self._readings: set[_Reading] = set()
+        self._resting = self._closed = False
+
+    async def read(
+        self,
+        ticket: Ticket,
+        block: int,
+        packed: bool,
+        urgent: bool,
+        memory: memoryview,
+        then: Callable[[Staged], Result],
+    ) -> tuple[Result, Pace]:
+        """Get a block, and go on with it on the same thread.
+
+        Args:
+            ticket: of an outlet.
+            block: which.
+            packed: whether to have it compressed, if it is worth it.
+            urgent: whether a reader waits for it.
+            memory: to have it in, of the size of a block. If this fails, some may be changed, now
+                or a little later.
+            then: called with what it is once all is there.
+
+        Returns:
+            What ``then`` returned, and how the block came.
+
+        Raises:
+            UnreachableError: nobody could be connected to, the first time already.
+            TimeoutError: it took too long.
+            TransferError: the other end cannot give it, or hung up; or this inlet is closed.
+        """
+        if self._closed:
+            raise TransferError("nothing is fetched any more")
+        reading = _Reading(ticket, block, packed, urgent, memory)
+        self._readings.add(reading)
+        work = self._threads.submit(self._read, reading, then)
+        try:
+            return await asyncio.wrap_future(work)
+        except asyncio.CancelledError:
+            reading.give_up()
+            raise
+        finally:
+            self._readings.discard(reading)
+
+    def _read(self, reading: _Reading, then: Callable[[Staged], Result]) -> tuple[Result, Pace]:
+        where = reading.ticket.where
+        try:
+            (staged, pace), connection = self._through(reading)
+        except TimeoutError as error:
+            raise TimeoutError(f"{sockets.name(where)}: {error}") from None
+        except OSError as error:
+            raise TransferError(f"{sockets.name(where)}: {error.strerror or error}") from None
+        self._idle[where].append(connection)
+        if self._resting:
+            self.rest()
+        return then(staged), pace
+
+    def _through(self, reading: _Reading) -> tuple[_Arrived, socket.socket]:
+        where = reading.ticket.where
+        while (connection := self._pop(where)) is not None:
+            try:
+                return reading.through(connection, self._timeout), connection
+            except TimeoutError:
+                raise
+            except OSError:  # it has ended since: connect again
+                if reading.given_up:
+                    raise
+        try:
+            connection = sockets.connect(where)
+        except UnreachableError as error:
+            if where in self._reached:
+                raise TransferError(error.message) from None
+            raise
+        self._reached.add(where)
+        return reading.through(connection, self._timeout), connection
+
+    def _pop(self, where: Where) -> socket.socket | None:
+        try:
+            return self._idle[where].pop()
+        except IndexError:  # another thread may have had the last
+            return None
+
+    def close(self) -> None:
+        """Give up all that is being read, and read nothing more. Not for other threads."""
+        self._closed = True
+        for reading in self._readings:
+            reading.give_up()
+        self.rest()
+
+    def rest(self) -> None:
+        """Let go of connections that nobody reads from; the others follow."""
+        self._resting = True
+        for where in list(self._idle):
+            while (connection := self._pop(where)) is not None:
+                connection.close()
+
+
+class _Reading:
+    """A block on its way, which may be given up at any moment."""
+
+    def __init__(
+        self, ticket: Ticket, block: int, packed: bool, urgent: bool, memory: memoryview
+    ) -> None:
+        self.ticket = ticket
+        self._request = REQUEST.pack(ticket.secret, block, packed, urgent)
+        self._memory = memory
+        self._turn = threading.Lock()
+        self._connection: socket.socket | None = None
+        self.given_up = False
+
+    def give_up(self) -> None:
+        """Wake the thread that reads, if it does."""
+        with self._turn:
+            self.given_up = True
+            if self._connection is not None:
+                sockets.hang_up(self._connection)
+
+    def through(self, connection: socket.socket, timeout: float) -> _Arrived:
+        """Read it.
+
+        Raises:
+            ConnectionError: the other end hung up.
+            OSError: the connection failed in another way, or it took too long.
+            TransferError: the other end cannot give it.
+        """
+        with self._turn:
+            self._connection = connection
+            if self.given_up:
+                sockets.hang_up(connection)
+        try:
+            arrived = self._receive(connection, timeout)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            with self._turn:
+                self._connection = None
+        return arrived
+
+    def _receive(self, connection: socket.socket, timeout: float) -> _Arrived:
+        connection.settimeout(timeout)
+        connection.sendall(self._request)
+        reply = bytearray(REPLY.size)
+        kind = WAIT
+        while kind == WAIT:
+            _fill(connection, memoryview(reply))
+            kind, size = REPLY.unpack(reply)
+        began = time.monotonic()
+        try:
+            if size > HEAD + NUMBER * len(self._memory):
+                raise ValueError("its head is too large")
+            head = bytearray(size)
+            _fill(connection, memoryview(head))
+            said = msgpack.unpackb(head, use_list=False)
+            if kind != GIVEN:
+                message, hint = said
+                raise TransferError(message, hint=hint)
+            waited, *fields = said
+            staged = Staged(*fields)
+            if not 0 <= waited < float("inf"):
+                raise ValueError("it waited for no time")
+            if not 0 <= staged.size <= staged.length <= len(self._memory):
+                raise ValueError("it does not fit")
+        except (ValueError, TypeError) as error:  # of msgpack, too
+            raise TransferError(f"what came is no block: {error}") from None
+        _fill(connection, self._memory[: staged.size])
+        return staged, Pace(waited, time.monotonic() - began)
+
+
+def _fill(connection: socket.socket, view: memoryview) -> None:
+    if not sockets.receive(connection, view):
+        raise ConnectionError("it hung up")
