@@ -139,9 +139,9 @@ def rdma(source: Path, hosts: Sequence[str]) -> float:
     from monarch.rdma import RDMABuffer
 
     from benchmarks.puller import Puller
-    from wheelmount.hosts import engine
+    from wheelmount.hosts import runtime
 
-    with _attached(hosts) as made, engine.quiet():
+    with _attached(hosts) as made, runtime.quiet():
         size = held(source)
         memory, end = memoryview(mmap.mmap(-1, size)), 0
         for path in files(source):
@@ -153,10 +153,12 @@ def rdma(source: Path, hosts: Sequence[str]) -> float:
         pullers = {
             host.name: host.mesh.spawn_procs({"procs": 1}).spawn("puller", Puller) for host in made
         }
-        engine.raise_first(engine.gather({n: p.pull.call_one([]) for n, p in pullers.items()}, 60))
+        runtime.raise_first(
+            runtime.gather({n: p.pull.call_one([]) for n, p in pullers.items()}, 60)
+        )
         started = time.perf_counter()
         calls = {name: puller.pull.call_one(buffers) for name, puller in pullers.items()}
-        engine.raise_first(engine.gather(calls, 600))
+        runtime.raise_first(runtime.gather(calls, 600))
         return time.perf_counter() - started
 
 
@@ -166,10 +168,10 @@ def monarch(source: Path, hosts: Sequence[str]) -> float:
     from monarch.remotemount import remotemount
 
     from benchmarks.puller import Reader
-    from wheelmount.hosts import engine
+    from wheelmount.hosts import runtime
     from wheelmount.hosts.address import OPEN, Address
 
-    engine.start(Address(OPEN, hosts[0], WORKER_PORT).reached_from())
+    runtime.start(Address(OPEN, hosts[0], WORKER_PORT).reached_from())
     workers = [f"tcp://{host}:{WORKER_PORT}" for host in hosts]
     mesh = attach_to_workers(ca="trust_all_connections", workers=workers)
     readers = mesh.spawn_procs({"procs": 1}).spawn("reader", Reader)

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.memory import DISK, beside, peak
 from wheelmount import config, remotemount
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 
 FOLDER = 1000
@@ -53,7 +53,7 @@ def _measure(count: int, size: int, hosts: int, place: Path) -> None:
             (path / f"{number}").write_bytes(os.urandom(size))
         times: dict[str, float] = {}
         with LocalHosts(hosts, config.load(), namespaces=False) as local:
-            engine.start()
+            runtime.start()
             start = time.perf_counter()
             with remotemount(local, source, f"{folder}/{{host}}") as mount:
                 times["mounted"] = time.perf_counter() - start
@@ -74,7 +74,7 @@ def _measure(count: int, size: int, hosts: int, place: Path) -> None:
         for what, took in times.items():
             print(f"  {what:16} {took:6.2f} s, {took / count * 1e6:5.1f} us a file")
         print("  MiB at most: " + ", ".join(f"{k} {v:.0f}" for k, v in sorted(memory.items())))
-    engine.stop()
+    runtime.stop()
 
 
 if __name__ == "__main__":

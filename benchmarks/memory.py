@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.trees import MIB, big
 from wheelmount import config, remotemount
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 
 DISK = Path("/var/tmp")  # noqa: S108 - a private directory is made in it
@@ -40,7 +40,7 @@ def main() -> None:
         source.mkdir()
         big(source / "file", given.size * MIB, random.Random(7))  # noqa: S311 - the same every time
         with LocalHosts(given.hosts, config.load(), namespaces=False) as hosts:
-            engine.start()
+            runtime.start()
             before = peak(psutil.Process())
             start = time.perf_counter()
             with remotemount(hosts, source, f"{place}/{{host}}") as mount:
@@ -50,7 +50,7 @@ def main() -> None:
                 print(f"  client {peak(psutil.Process()):6.0f}, before {before:.0f}")
                 for kind, found in sorted(beside().items()):
                     print(f"  {kind:6} {max(found):6.0f} (of {len(found)})")
-    engine.stop()
+    runtime.stop()
 
 
 def beside() -> dict[str, list[float]]:

@@ -28,11 +28,11 @@ from monarch.actor import Actor, endpoint
 from monarch.rdma import RDMAAction, RDMABuffer
 
 from wheelmount import config
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.transfer.ring import Staged
-from wheelmount.mount.transfer.stream import Inlet, Outlet
+from wheelmount.mount.transfer.stream import BlockClient, BlockServer
 
 KINDS = {"small files": (256, 9 << 10), "blocks": (16, 4 << 20)}
 """Number of pieces, and bytes of each."""
@@ -55,7 +55,7 @@ class Giver(Actor):  # type: ignore[misc]
         self._registered = [RDMABuffer(piece) for piece in self._pieces]
         self._whole = memoryview(mmap.mmap(-1, count * size))
         self._one = RDMABuffer(self._whole)
-        self._outlet = Outlet(self, TIMEOUT)
+        self._block_server = BlockServer(self, TIMEOUT)
 
     @contextmanager
     def lend(self, block: int, _packed: bool, _urgent: bool) -> Iterator[tuple[Staged, memoryview]]:
@@ -85,7 +85,7 @@ class Giver(Actor):  # type: ignore[misc]
     @endpoint
     def stream(self) -> list[Any]:
         """By what all pieces are read."""
-        return [self._outlet.ticket]
+        return [self._block_server.ticket]
 
 
 class Taker(Actor):  # type: ignore[misc]
@@ -96,7 +96,7 @@ class Taker(Actor):  # type: ignore[misc]
         self._whole = memoryview(mmap.mmap(-1, count * size))
         self._pieces = [self._whole[n * size : (n + 1) * size] for n in range(count)]
         self._plan: RDMAAction | None = None
-        self._inlet = Inlet(TIMEOUT)
+        self._client = BlockClient(TIMEOUT)
 
     @endpoint
     def take(self, way: str) -> float:
@@ -125,7 +125,7 @@ class Taker(Actor):  # type: ignore[misc]
 
         async def work() -> None:
             for number, piece in queue:
-                await self._inlet.read(ticket, number, False, False, piece, lambda _staged: None)
+                await self._client.read(ticket, number, False, False, piece, lambda _staged: None)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.rdma")
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
-    with LocalHosts(2, config.load(), namespaces=False) as hosts, engine.quiet():
+    with LocalHosts(2, config.load(), namespaces=False) as hosts, runtime.quiet():
         first, second = (host.mesh.spawn_procs({"procs": 1}) for host in hosts)
         for number, (kind, (count, size)) in enumerate(KINDS.items()):
             giver = first.spawn(f"giver{number}", Giver, count, size)
@@ -143,12 +143,12 @@ def main() -> None:
             found: dict[str, list[float]] = {way: [] for way in WAYS}
             for _ in range(given.rounds + 1):
                 for way in WAYS:
-                    found[way].append(engine.one(taker.take.call_one(way), TIMEOUT))
+                    found[way].append(runtime.one(taker.take.call_one(way), TIMEOUT))
             print(f"\n{kind}: {count} of {size >> 10} KiB")
             for way, seconds in found.items():
                 took = median(seconds[1:])  # the first makes the connection
                 print(f"  {way:11} {took * 1e3:8.1f} ms {count * size / took / 2**20:7.0f} MiB/s")
-    engine.stop()
+    runtime.stop()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from blake3 import blake3
 from benchmarks.memory import DISK
 from benchmarks.trees import MIB, big, fill, lengths
 from wheelmount import config, remotemount
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 
 LARGE = 4
@@ -58,7 +58,7 @@ def main() -> None:
                     size = sum(file.stat().st_size for file in files)
                     print(f"{name}: {len(files):,} files, {size >> 20} MiB, {status['adapter']}")
                     _compare(files, size, mount.verify, given.rounds)
-    engine.stop()
+    runtime.stop()
 
 
 def _compare(files: list[Path], size: int, verify: Callable[[], object], rounds: int) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from wheelmount import child
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.variables import CREDENTIALS, TLS
 
 PEAK = """
@@ -50,7 +50,7 @@ def test_what_does_not_end_is_killed() -> None:
 
 
 def test_programs_are_not_told_what_is_monarchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {CREDENTIALS, *TLS, *engine.SWITCHES, "HYPERACTOR_MESH_BOOTSTRAP_MODE"}
+    own = {CREDENTIALS, *TLS, *runtime.SWITCHES, "HYPERACTOR_MESH_BOOTSTRAP_MODE"}
     for name in own:
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("MONARCH_OF_THE_USER", "kept")

@@ -19,7 +19,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.containers import apptainer, trial
 from wheelmount.containers import leftovers as containers
 from wheelmount.errors import UnavailableError, WheelmountError
-from wheelmount.hosts import gate, rdma
+from wheelmount.hosts import rdma, socketguard
 from wheelmount.hosts.local import namespaces_allowed
 from wheelmount.hosts.worker import host_of
 from wheelmount.mount.kernel import points, syscalls
@@ -251,7 +251,7 @@ def _rdma() -> Finding:
 
 
 def _sockets() -> Finding:
-    if gate.close():
+    if socketguard.close():
         return Finding("sockets", GOOD, "closed to other users")
     return Finding(
         "sockets",

@@ -12,7 +12,7 @@ from tests.conftest import Cli
 from tests.wheels.support import make_wheel, sha256
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, WaitError
-from wheelmount.jobs import cache, environments
+from wheelmount.operations import cache, environments
 from wheelmount.wheels import venv
 from wheelmount.wheels.interpreter import base_executable
 from wheelmount.wheels.linktree import Item, Plan, grow

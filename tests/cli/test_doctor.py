@@ -15,9 +15,9 @@ import pytest
 from tests.conftest import Cli, mounts_shown
 from wheelmount import doctor
 from wheelmount.config import MEMORY, Settings
-from wheelmount.jobs import survey
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
+from wheelmount.operations import survey
 
 pytestmark = pytest.mark.fuse
 

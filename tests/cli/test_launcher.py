@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Cli
 from wheelmount.cli.containers import execute, shell
 from wheelmount.cli.run import run
-from wheelmount.jobs import scripts
+from wheelmount.operations import scripts
 
 ODD = [
     *(

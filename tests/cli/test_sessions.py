@@ -21,8 +21,8 @@ from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts.session import Session
-from wheelmount.jobs.records import MOUNTS
-from wheelmount.jobs.sites import RUNNERS
+from wheelmount.operations.clusters import COMMANDS
+from wheelmount.operations.records import MOUNTS
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -197,7 +197,7 @@ def test_a_command_ends_with_its_session_whatever_its_hosts_do(
     del record.notes[MOUNTS]  # which the client has taken down
     with session.lock():
         session.write(record)
-        session.keep({RUNNERS: handles[RUNNERS]})
+        session.keep({COMMANDS: handles[COMMANDS]})
     assert cli("down").returncode == 0
 
 

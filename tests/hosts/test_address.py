@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from wheelmount.errors import HostError, InputError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.address import OPEN, SECURE, Address
 
 
@@ -72,12 +72,12 @@ def test_others_must_be_able_to_reach_a_worker(host: str) -> None:
 
 
 def test_a_process_knows_where_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_address", None)
+    monkeypatch.setattr(runtime, "_address", None)
     for text, expected in (
         ("tls://node1:0", Address(SECURE, "node1", 0)),
         ("tcp://10.0.0.1:0", Address(OPEN, "10.0.0.1", 0)),
         ("unix", None),
         ("", None),
     ):
-        monkeypatch.setenv(engine.ADDRESS, text)
-        assert engine.address() == expected
+        monkeypatch.setenv(runtime.ADDRESS, text)
+        assert runtime.address() == expected

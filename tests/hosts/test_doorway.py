@@ -16,7 +16,7 @@ import pytest
 
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service
-from wheelmount.hosts import doorway, engine, sockets
+from wheelmount.hosts import doorway, runtime, sockets
 from wheelmount.hosts.address import OPEN, SECURE
 from wheelmount.hosts.credentials import Authority, encode
 from wheelmount.variables import CREDENTIALS
@@ -131,10 +131,10 @@ def test_who_has_begun_goes_where_descriptors_are_wanted() -> None:
 
 WATCHED = """
 import os, socket, sys, threading
-from wheelmount.hosts import gate
+from wheelmount.hosts import socketguard
 server = socket.create_server(("127.0.0.1", 0))
 caller = socket.create_connection(server.getsockname())
-accepted = gate._accept_own(server.fileno(), None, None, 0)
+accepted = socketguard._accept_own(server.fileno(), None, None, 0)
 print(any(each.name == "doorway" for each in threading.enumerate()))
 """
 
@@ -142,7 +142,7 @@ print(any(each.name == "doorway" for each in threading.enumerate()))
 @pytest.mark.parametrize("scheme", [OPEN, SECURE])
 def test_only_callers_who_owe_a_certificate_are_watched(scheme: str) -> None:
     identity = Authority.make().issue([HERE])
-    environment = {**os.environ, **identity, engine.ADDRESS: f"{scheme}://{HERE}:0"}
+    environment = {**os.environ, **identity, runtime.ADDRESS: f"{scheme}://{HERE}:0"}
     command = [sys.executable, "-c", WATCHED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"{scheme == SECURE}\n"
@@ -181,7 +181,7 @@ def test_monarch_sends_more_to_who_has_shown_a_certificate(
 ) -> None:
     """What the numbers in ``doorway`` stand for, with the library as it is installed."""
     identity = Authority.make().issue([HERE])
-    monkeypatch.setattr(engine, "identity", lambda: identity)
+    monkeypatch.setattr(runtime, "identity", lambda: identity)
     with socket.socket() as probe:
         probe.bind((HERE, 0))
         port = probe.getsockname()[1]

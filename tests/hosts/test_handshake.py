@@ -15,9 +15,9 @@ from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import handshake
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Runners
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -62,8 +62,8 @@ def test_is_refused_by_name(
             with pytest.raises(HostError, match=f"host0: {said}") as error:
                 remotemount(hosts, source, str(workplace / "w"), settings=settings).open()
             assert "install the same wheelmount" in str(error.value.hint)
-            with Runners(list(hosts), settings.start_timeout) as runners:
-                (result,) = runners.run({"host0": Command(("true",))}).values()
+            with Commands(list(hosts), settings.start_timeout) as commands:
+                (result,) = commands.run({"host0": Command(("true",))}).values()
             assert isinstance(result, HostError)
             assert result.hint == error.value.hint
         with remotemount(same, source, str(workplace / "w"), settings=settings) as mount:

@@ -18,7 +18,7 @@ from tests.testbed.kubernetes import MISSING, SLOW, Cluster
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, UnavailableError
 from wheelmount.hosts.credentials import Authority
-from wheelmount.hosts.outpost import GUARDED
+from wheelmount.hosts.launcher import GUARDED
 from wheelmount.hosts.pods import Order
 from wheelmount.hosts.spec import parse
 

@@ -15,10 +15,10 @@ import pytest
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
-from wheelmount.hosts import engine, outpost
+from wheelmount.hosts import launcher, runtime
+from wheelmount.hosts.command_actor import CHUNK, Command
+from wheelmount.hosts.commands import Commands, Result, worst
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import CHUNK, Command
-from wheelmount.hosts.runners import Result, Runners, worst
 from wheelmount.variables import CREDENTIALS
 
 pytestmark = pytest.mark.hosts
@@ -40,8 +40,8 @@ def test_hosts_are_processes_of_their_own(settings: Settings) -> None:
 
 def test_commands_run_on_each_and_tell_what_came_of_it(settings: Settings) -> None:
     script = 'echo "$WHEELMOUNT_HOST $1"; echo bad >&2; exit "$WHEELMOUNT_RANK"'
-    with LocalHosts(2, settings) as hosts, Runners(list(hosts), 30) as runners:
-        results = runners.run({h.name: Command(("an arg",), script.encode()) for h in hosts})
+    with LocalHosts(2, settings) as hosts, Commands(list(hosts), 30) as commands:
+        results = commands.run({h.name: Command(("an arg",), script.encode()) for h in hosts})
         first, second = results["host0"], results["host1"]
         assert isinstance(first, Result)
         assert isinstance(second, Result)
@@ -55,22 +55,22 @@ def test_nothing_is_imported_from_where_anybody_may_write(
 ) -> None:
     (tmp_path / "this.py").write_text("print('a stranger')\n")
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where hosts work, /tmp mostly
-    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
-        result = runners.run({"host0": Command(("python", "-m", "this"))})["host0"]
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        result = commands.run({"host0": Command(("python", "-m", "this"))})["host0"]
         assert isinstance(result, Result)
         assert b"Zen of Python" in result.stdout
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wheelmount.py").write_text("print('a stranger')\n")
-    far = outpost.command(settings, "token", "name", 0, "no mode")
+    far = launcher.command(settings, "token", "name", 0, "no mode")
     done = subprocess.run(far, capture_output=True, text=True, check=False)
-    assert "usage: outpost.py" in done.stderr
+    assert "usage: launcher.py" in done.stderr
     assert "stranger" not in done.stdout
 
 
 def test_large_output_comes_whole(settings: Settings) -> None:
     size = 2 * CHUNK + 12345
-    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
-        result = runners.run({"host0": _script(f"head -c {size} /dev/zero | tr '\\0' x")})["host0"]
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        result = commands.run({"host0": _script(f"head -c {size} /dev/zero | tr '\\0' x")})["host0"]
         assert isinstance(result, Result)
         assert result.stdout == b"x" * size
 
@@ -79,24 +79,24 @@ def test_monarchs_variables_do_not_leak(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CREDENTIALS, "of a worker that this process is a child of")
-    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
-        result = runners.run({"host0": _script("env")})["host0"]
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        result = commands.run({"host0": _script("env")})["host0"]
         assert isinstance(result, Result)
         names = {line.partition(b"=")[0] for line in result.stdout.splitlines()}
-        own = (b"HYPERACTOR", b"BOOTSTRAP", *map(os.fsencode, engine.SWITCHES))
+        own = (b"HYPERACTOR", b"BOOTSTRAP", *map(os.fsencode, runtime.SWITCHES))
         assert not {n for n in names if n.startswith((*own, os.fsencode(CREDENTIALS)))}
 
 
 def test_a_signal_is_a_code_above_128(settings: Settings) -> None:
-    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
-        result = runners.run({"host0": _script("kill -9 $$")})["host0"]
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        result = commands.run({"host0": _script("kill -9 $$")})["host0"]
         assert isinstance(result, Result)
         assert result.code == 128 + signal.SIGKILL
 
 
 def test_a_missing_program_is_an_error(settings: Settings) -> None:
-    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
-        error = runners.run({"host0": Command(("no-such-program",))})["host0"]
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        error = commands.run({"host0": Command(("no-such-program",))})["host0"]
         assert isinstance(error, HostError)
         assert "no-such-program" in error.message
 
@@ -104,8 +104,8 @@ def test_a_missing_program_is_an_error(settings: Settings) -> None:
 def test_a_host_that_dies_while_it_works_is_an_error_and_others_finish(settings: Settings) -> None:
     script = 'if [ "$WHEELMOUNT_RANK" = 1 ]; then kill -9 "$PPID"; fi; sleep 2; echo done'
     started = time.monotonic()
-    with LocalHosts(2, settings) as hosts, Runners(list(hosts), 30) as runners:
-        results = runners.run({host.name: _script(script) for host in hosts})
+    with LocalHosts(2, settings) as hosts, Commands(list(hosts), 30) as commands:
+        results = commands.run({host.name: _script(script) for host in hosts})
         first = results["host0"]
         assert isinstance(first, Result)
         assert first.stdout == b"done\n"
@@ -118,18 +118,18 @@ def test_leaving_ends_what_still_runs(settings: Settings, workplace: Path) -> No
     code = f"""
 import os, signal, threading, time
 from pathlib import Path
-from wheelmount.hosts import engine, outpost
+from wheelmount.hosts import launcher, runtime
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Runners
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands
 def interrupt():
     while not Path({str(mark)!r}).exists():
         time.sleep(.05)
     time.sleep(.2)
     os.kill(os.getpid(), signal.SIGINT)
-with LocalHosts(1) as hosts, Runners(list(hosts), 30) as runners:
+with LocalHosts(1) as hosts, Commands(list(hosts), 30) as commands:
     threading.Thread(target=interrupt, daemon=True).start()
-    runners.run({{"host0": Command(script=b"echo $$ > {mark}; sleep 100 & wait")}})
+    commands.run({{"host0": Command(script=b"echo $$ > {mark}; sleep 100 & wait")}})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert b"KeyboardInterrupt" in done.stderr

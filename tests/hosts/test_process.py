@@ -14,9 +14,9 @@ from tests.conftest import NOBODY
 from tests.testbed import LOGIN, Lab
 from wheelmount.config import Settings
 from wheelmount.hosts import process
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands, Result
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Runners
 
 pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
 
@@ -99,9 +99,9 @@ def test_strangers_are_hung_up_on_from_the_first_moment(settings: Settings) -> N
         before = _own_names()
         with (
             LocalHosts(2, settings, namespaces=False) as hosts,
-            Runners(list(hosts), 30) as runners,
+            Commands(list(hosts), 30) as commands,
         ):
-            runners.run({"host0": Command(("true",)), "host1": Command(("true",))})
+            commands.run({"host0": Command(("true",)), "host1": Command(("true",))})
             mine = _own_names() - before
             answers = stranger.communicate("", timeout=60)[0].splitlines()
     seen = dict(line.split(" ", 1) for line in answers)
@@ -110,7 +110,7 @@ def test_strangers_are_hung_up_on_from_the_first_moment(settings: Settings) -> N
 
 
 def _own_names() -> set[str]:
-    from tests.hosts.test_gate import abstract_sockets
+    from tests.hosts.test_socketguard import abstract_sockets
 
     return {f"@{name}" for name in abstract_sockets()}
 
@@ -137,8 +137,8 @@ def test_what_a_user_runs_has_the_usual_rights_and_its_temporary_files_go(
 
 
 def _run(settings: Settings, script: str) -> list[str]:
-    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30) as runners:
-        result = runners.run({"host0": Command(script=script.encode())})["host0"]
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        result = commands.run({"host0": Command(script=script.encode())})["host0"]
         assert isinstance(result, Result)
         assert result.stderr == b""
         return result.stdout.decode().split()

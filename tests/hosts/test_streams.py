@@ -19,12 +19,12 @@ import pytest
 from tests.conftest import Cli
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, UnreachableError
-from wheelmount.hosts import conduit, engine, sockets
+from wheelmount.hosts import conduit, runtime, sockets
 from wheelmount.hosts.address import SECURE, Address
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands, Result
 from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Runners
 from wheelmount.hosts.sockets import Entrance, Ticket
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
@@ -45,9 +45,9 @@ def _copying(settings: Settings, command: Command, data: bytes) -> tuple[str, Re
     with (
         open(reading, "rb", buffering=0) as stdin,
         LocalHosts(1, settings) as hosts,
-        Runners(list(hosts), 30) as runners,
+        Commands(list(hosts), 30) as commands,
     ):
-        result = runners.run({"host0": command}, lambda _h, _s, piece: digest.update(piece), stdin)
+        result = commands.run({"host0": command}, lambda _h, _s, piece: digest.update(piece), stdin)
     found = result["host0"]
     assert isinstance(found, Result), found
     return digest.hexdigest(), found
@@ -64,8 +64,8 @@ def secured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends in this process, by TLS on loopback."""
     address = Address(SECURE, "127.0.0.1", 0)
     identity = Authority.make().issue(address.names())
-    monkeypatch.setattr(engine, "address", lambda: address)
-    monkeypatch.setattr(engine, "identity", lambda: identity)
+    monkeypatch.setattr(runtime, "address", lambda: address)
+    monkeypatch.setattr(runtime, "identity", lambda: identity)
 
 
 def test_frames_go_by_tls(secured: None) -> None:
@@ -157,16 +157,16 @@ def test_a_reader_that_pauses_is_waited_for_by_who_writes(
             assert int(mark.read_text()) < 32, "it waits"
         taken.append(len(piece))
 
-    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30, lease=1) as runners:
-        results = runners.run({"host0": Command(script=script.encode())}, pause)
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30, lease=1) as commands:
+        results = commands.run({"host0": Command(script=script.encode())}, pause)
     result = results["host0"]
     assert isinstance(result, Result), result
     assert (result.code, sum(taken)) == (5, 64 << 20)
 
 
 def test_a_command_that_nobody_wants_any_more_ends(settings: Settings) -> None:
-    with LocalHosts(1, settings) as hosts, Runners(list(hosts), 30, lease=1) as runners:
-        runners._lease = 1000  # it does not say so any more
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30, lease=1) as commands:
+        commands._lease = 1000  # it does not say so any more
 
         def block(_host: str, _stream: str, _piece: bytes) -> None:
             for state in (True, False):  # it is there, and then it is not
@@ -175,7 +175,7 @@ def test_a_command_that_nobody_wants_any_more_ends(settings: Settings) -> None:
                     time.sleep(0.1)
 
         command = Command(script=b"yes | head -c 1000; sleep 43.21")
-        error = runners.run({"host0": command}, block)["host0"]
+        error = commands.run({"host0": command}, block)["host0"]
         assert isinstance(error, HostError)
         assert "had not been heard of" in error.message
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from wheelmount import config, remotemount
 from wheelmount.errors import WheelmountError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.serve import processes
@@ -100,7 +100,7 @@ class Client:
         if self._mount is not None:
             self._mount.release()
         self._started.close()
-        engine.stop()
+        runtime.stop()
 
 
 def main() -> None:

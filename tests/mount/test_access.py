@@ -14,14 +14,14 @@ import pytest
 
 from tests.conftest import NOBODY
 from wheelmount.config import Settings
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands, Result
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Runners
 from wheelmount.hosts.spec import parse
-from wheelmount.jobs.image import packages_point
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.serve.adapters import NAMES
 from wheelmount.mount.snapshot import access
+from wheelmount.operations.image import packages_point
 
 pytestmark = [
     pytest.mark.fuse,
@@ -158,13 +158,13 @@ def test_a_mount_of_ours_is_below_no_directory_of_another_user(
             spec = parse("local:1")
             with (
                 LocalHosts(1, settings, within={"host0": there.pid}) as hosts,
-                Runners(list(hosts), 60) as runners,
+                Commands(list(hosts), 60) as commands,
                 remotemount(hosts, source, packages_point(spec, source), settings=away) as mount,
             ):
                 (point,) = mount.mntpoints.values()
-                private = runners.private(away.runtime_dir)["host0"]
+                private = commands.private(away.runtime_dir)["host0"]
                 look = f"cat {point}/file; stat -c '%u %a' {private}; ls {runtime / squatted.name}"
-                said = runners.run({"host0": Command(("sh", "-c", look))})["host0"]
+                said = commands.run({"host0": Command(("sh", "-c", look))})["host0"]
         finally:
             there.kill()
     assert isinstance(said, Result)

@@ -206,7 +206,7 @@ import psutil, pytest
 from wheelmount import config, remotemount
 from wheelmount.errors import HostError
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount.delivery import Delivery
+from wheelmount.mount.client.delivery import Delivery
 source, place = Path(sys.argv[1]), sys.argv[2]
 fetch = Delivery.fetch
 def kill(number):

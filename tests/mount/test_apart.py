@@ -14,7 +14,7 @@ from tests.conftest import Cli, mounts_shown
 from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import HostError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.agents import Agents
 from wheelmount.mount.client.remote import RemoteMount, remotemount
@@ -110,7 +110,7 @@ def test_a_client_that_ends_between_two_hosts(
         patch.setattr(Agents, "call", call_first_only)
         with pytest.raises(HostError, match="ends here"):
             mount.refresh()
-    engine.gather({"host1": mount.handles["host1"].abandon.call_one()}, 30)  # as its end does
+    runtime.gather({"host1": mount.handles["host1"].abandon.call_one()}, 30)  # as its end does
     assert (workplace / "host0" / "page").read_text() == "one"
     assert (workplace / "host1" / "page").read_text() != "one"
     done = cli("refresh", source)

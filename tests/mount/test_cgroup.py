@@ -95,7 +95,7 @@ def test_a_store_in_a_job_is_refused_where_its_group_has_no_room(group: Path) ->
         "import sys; open(sys.argv[1], 'w').write('0')\n"
         "from pathlib import Path\n"
         "from wheelmount.errors import StoreError\n"
-        "from wheelmount.mount import capacity\n"
+        "from wheelmount.mount.store import capacity\n"
         "capacity.check(Path('/tmp'), 1 << 20, memory=True)\n"
         "try: capacity.check(Path('/tmp'), 64 << 20, memory=True)\n"
         "except StoreError as error: print(error.message)\n"

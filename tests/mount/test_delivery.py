@@ -16,7 +16,7 @@ import pytest
 from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.errors import TransferError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client import delivery
 from wheelmount.mount.client.delivery import Delivery
@@ -24,7 +24,7 @@ from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.source import Source
 from wheelmount.mount.transfer.receiver import AGAIN
-from wheelmount.mount.transfer.stream import Lender, Outlet
+from wheelmount.mount.transfer.stream import BlockServer, Lender
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -102,12 +102,12 @@ def test_where_streams_are_out_of_reach_bytes_come_through_monarch(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    def closed(lender: Lender, timeout: float) -> Outlet:
-        outlet = Outlet(lender, timeout)
-        outlet.close()
-        return outlet
+    def closed(lender: Lender, timeout: float) -> BlockServer:
+        block_server = BlockServer(lender, timeout)
+        block_server.close()
+        return block_server
 
-    monkeypatch.setattr(delivery, "outlet", closed if kind == "closed" else lambda *_: None)
+    monkeypatch.setattr(delivery, "block_server", closed if kind == "closed" else lambda *_: None)
     with (
         LocalHosts(2, settings, namespaces=False) as hosts,
         remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
@@ -149,7 +149,7 @@ def held(
 
 
 def _deliver(mount: RemoteMount, host: str) -> None:
-    engine.one(mount._agents[host].deliver.call_one(), 60)
+    runtime.one(mount._agents[host].deliver.call_one(), 60)
 
 
 def _layout(mount: RemoteMount) -> Layout:

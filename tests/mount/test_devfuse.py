@@ -821,7 +821,7 @@ def test_what_keeps_an_ordinary_user_from_mounting(workplace: Path) -> None:
     script = """
         import sys
         from wheelmount.errors import UnavailableError
-        from wheelmount.mount.attach import attach
+        from wheelmount.mount.serve.fuse.attach import attach
         try: attach(sys.argv[1])
         except UnavailableError as error: print(error.message, "|", error.hint)
         """

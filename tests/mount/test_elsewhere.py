@@ -19,7 +19,7 @@ from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.store.store import Store
-from wheelmount.mount.transfer.dedup import Elsewhere
+from wheelmount.mount.transfer.dedup import LocalCopies
 
 BLOCK = 64 << 10
 WHEEL = 1 << 20
@@ -124,7 +124,7 @@ def trees(workplace: Path) -> tuple[Path, Layout, Store]:
 def test_what_has_not_arrived_or_is_gone_is_not_found(trees: tuple[Path, Layout, Store]) -> None:
     source, layout, store = trees
     memory = memoryview(bytearray(BLOCK))
-    found = Elsewhere(layout, [store])
+    found = LocalCopies(layout, [store])
     assert found.covers(0)
     assert not found.read(0, memory)
     arrive(store, source, layout)
@@ -140,6 +140,6 @@ def test_a_path_is_a_better_guess_than_a_name(workplace: Path) -> None:
     store = Store.create(workplace / "store" / "one", layout.encode(), mounted=False)
     arrive(store, source, layout)
     memory = memoryview(bytearray(BLOCK))
-    assert Elsewhere(layout, [store]).read(0, memory[:20])
+    assert LocalCopies(layout, [store]).read(0, memory[:20])
     assert bytes(memory[:20]) == b"1" * 10 + b"2" * 10
     shutil.rmtree(store.directory)

@@ -34,7 +34,7 @@ from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.tree import Stamp
 from wheelmount.mount.store.store import Store
-from wheelmount.mount.transfer.stream import REPLY, REQUEST, Outlet
+from wheelmount.mount.transfer.stream import REPLY, REQUEST, BlockServer
 
 # ---- descriptions
 
@@ -300,21 +300,21 @@ def test_requests_of_the_kernel(
 
 @always(st.lists(st.binary(max_size=60), max_size=4))
 def test_requests_of_a_stream(requests: list[bytes]) -> None:
-    with _opened() as (outlet, blocks):
-        _say(outlet, *requests)
-        _say(outlet, outlet.ticket.secret + b"".join(requests))
-        asked = REQUEST.pack(outlet.ticket.secret, 1, False, False)
-        answer = _say(outlet, asked)
+    with _opened() as (block_server, blocks):
+        _say(block_server, *requests)
+        _say(block_server, block_server.ticket.secret + b"".join(requests))
+        asked = REQUEST.pack(block_server.ticket.secret, 1, False, False)
+        answer = _say(block_server, asked)
         good, size = REPLY.unpack_from(answer)
         assert good
         assert answer[REPLY.size + size :] == blocks[1]
 
 
-def _say(outlet: Outlet, *parts: bytes) -> bytes:
-    assert isinstance(outlet.ticket.where, str)
+def _say(block_server: BlockServer, *parts: bytes) -> bytes:
+    assert isinstance(block_server.ticket.where, str)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
-        connection.connect(f"\0{outlet.ticket.where}")
+        connection.connect(f"\0{block_server.ticket.where}")
         answer = b""
         with contextlib.suppress(ConnectionError):
             for part in parts:

@@ -34,7 +34,7 @@ BOUND = 60
 CLIENT = """
 import json, os, sys
 from wheelmount import config, remotemount
-from wheelmount.mount.remote import RemoteMount
+from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.progress import SILENT
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts.spec import parse

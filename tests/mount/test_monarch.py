@@ -14,7 +14,7 @@ from tests.mount.conformance import assert_same
 from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, SourceError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.host import as_hosts
 from wheelmount.hosts.local import LocalHosts
 
@@ -92,7 +92,7 @@ def test_errors_in_a_running_loop_are_raised() -> None:
         raise ZeroDivisionError
 
     async def main() -> Any:
-        engine.complete(fail())
+        runtime.complete(fail())
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(main())

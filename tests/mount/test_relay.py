@@ -12,13 +12,13 @@ from blake3 import blake3
 
 from tests.mount.test_store import arrive
 from wheelmount.errors import TransferError, WheelmountError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.mount.serve.traffic import Traffic
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.store import store as stores
 from wheelmount.mount.store.store import Store
-from wheelmount.mount.transfer.rdma import Said
+from wheelmount.mount.transfer.rdma import BlockInfo
 from wheelmount.mount.transfer.relay import Relay
 from wheelmount.mount.transfer.ring import Staged
 
@@ -28,7 +28,7 @@ BLOCK = 64 << 10
 @pytest.fixture
 def store(source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """All of ``source``, in several blocks."""
-    monkeypatch.setattr(engine, "address", lambda: None)  # sockets of this machine will do
+    monkeypatch.setattr(runtime, "address", lambda: None)  # sockets of this machine will do
     layout = Layout(scan(os.fsencode(source)), BLOCK)
     made = Store.create(workplace / "store" / "test", layout.encode(), mounted=False)
     arrive(made, source, layout)
@@ -40,7 +40,7 @@ def _relay(store: Store, below: tuple[int, ...]) -> Relay:
     async def ensure(_block: int, _urgent: bool) -> WheelmountError | None:
         return None
 
-    async def confirm(block: int) -> Said:
+    async def confirm(block: int) -> BlockInfo:
         view = memoryview(bytearray(store.layout.length(block)))
         store.read_block(block, view)
         return blake3(view).digest(), ()
@@ -54,7 +54,7 @@ def test_only_what_others_are_to_ask_for_is_kept_in_memory(store: Store) -> None
         memory = memoryview(bytearray(BLOCK))
         staged = Staged(0, BLOCK, BLOCK, b"digest", ())
         assert relay.put(staged, 1, False, memory) is memory, "nobody asked for anything yet"
-        await relay.outlet(device=False)
+        await relay.block_server(device=False)
         assert relay.put(staged, 0, False, memory) is memory
         relay.note(1, (b"digest", ()))
         assert relay.put(staged, 1, False, memory) is not memory
@@ -70,7 +70,7 @@ def test_what_is_not_in_memory_is_read_again(store: Store) -> None:
         relay = _relay(store, (1,))
         with pytest.raises(TransferError, match="how to ask"), relay.lend(0, packed=False):
             pass
-        await relay.outlet(device=False)
+        await relay.block_server(device=False)
 
         def twice() -> list[bytes]:
             found = []

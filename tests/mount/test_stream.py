@@ -19,12 +19,19 @@ import pytest
 
 from tests.conftest import NOBODY
 from wheelmount.errors import StoreError, TransferError, UnreachableError
-from wheelmount.hosts import doorway, engine, sockets
+from wheelmount.hosts import doorway, runtime, sockets
 from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.sockets import STEP, Ticket
 from wheelmount.mount.transfer.ring import Staged
-from wheelmount.mount.transfer.stream import GIVEN, REPLY, REQUEST, Inlet, Outlet, outlet
+from wheelmount.mount.transfer.stream import (
+    GIVEN,
+    REPLY,
+    REQUEST,
+    BlockClient,
+    BlockServer,
+    block_server,
+)
 
 SIZE = 3 << 20
 HERE = "127.0.0.1"
@@ -39,8 +46,8 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def _reached(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> Address | None:
     address = None if scheme is None else Address(scheme, HERE, 0)
     identity = Authority.make().issue([HERE])
-    monkeypatch.setattr(engine, "address", lambda: address)
-    monkeypatch.setattr(engine, "identity", lambda: identity)
+    monkeypatch.setattr(runtime, "address", lambda: address)
+    monkeypatch.setattr(runtime, "identity", lambda: identity)
     return address
 
 
@@ -65,34 +72,34 @@ class Lending:
 
 
 @contextlib.contextmanager
-def _opened() -> Iterator[tuple[Outlet, list[bytes]]]:
+def _opened() -> Iterator[tuple[BlockServer, list[bytes]]]:
     lender = Lending()
     before = threading.active_count()
-    outlet = Outlet(lender, timeout=10)
+    server = BlockServer(lender, timeout=10)
     try:
-        yield outlet, lender.blocks
+        yield server, lender.blocks
     finally:
-        outlet.close()
+        server.close()
     deadline = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before, "threads were left"
 
 
-def _run(work: Callable[[Inlet], Coroutine[Any, Any, None]], timeout: float = 10) -> None:
-    inlet = Inlet(timeout)
+def _run(work: Callable[[BlockClient], Coroutine[Any, Any, None]], timeout: float = 10) -> None:
+    client = BlockClient(timeout)
 
     async def main() -> None:
         try:
-            await work(inlet)
+            await work(client)
         finally:
-            inlet.close()
+            client.close()
 
     asyncio.run(main())
-    inlet._threads.shutdown()
+    client._threads.shutdown()
 
 
-async def _read(inlet: Inlet, ticket: Ticket, block: int = 0, packed: bool = False) -> bytes:
+async def _read(client: BlockClient, ticket: Ticket, block: int = 0, packed: bool = False) -> bytes:
     memory = memoryview(bytearray(SIZE))
     changed = (7, 9) if packed else ()
 
@@ -101,33 +108,33 @@ async def _read(inlet: Inlet, ticket: Ticket, block: int = 0, packed: bool = Fal
         assert staged.length == staged.size
         return bytes(memory[: staged.size])
 
-    found, pace = await inlet.read(ticket, block, packed, False, memory, then)
+    found, pace = await client.read(ticket, block, packed, False, memory, then)
     assert min(pace) >= 0
     return found
 
 
 def test_blocks_come_over_few_connections(address: Address | None) -> None:
-    with _opened() as (outlet, blocks):
+    with _opened() as (server, blocks):
 
-        async def work(inlet: Inlet) -> None:
+        async def work(client: BlockClient) -> None:
             for packed in (False, True, False):
-                wanted = (_read(inlet, outlet.ticket, block, packed) for block in (0, 1))
+                wanted = (_read(client, server.ticket, block, packed) for block in (0, 1))
                 assert await asyncio.gather(*wanted) == blocks
-            (idle,) = inlet._idle.values()
+            (idle,) = client._idle.values()
             assert 1 <= len(idle) <= 2
 
         _run(work)
-    assert isinstance(outlet.ticket.where, str) is (address is None)
+    assert isinstance(server.ticket.where, str) is (address is None)
 
 
 def test_what_cannot_be_given_is_said(address: Address | None) -> None:
-    with _opened() as (outlet, blocks):
+    with _opened() as (server, blocks):
 
-        async def work(inlet: Inlet) -> None:
+        async def work(client: BlockClient) -> None:
             with pytest.raises(TransferError, match="there is no block 2") as failure:
-                await _read(inlet, outlet.ticket, 2)
+                await _read(client, server.ticket, 2)
             assert failure.value.hint == "ask for another"
-            assert await _read(inlet, outlet.ticket) == blocks[0]
+            assert await _read(client, server.ticket) == blocks[0]
 
         _run(work)
 
@@ -135,12 +142,12 @@ def test_what_cannot_be_given_is_said(address: Address | None) -> None:
 def test_who_does_not_know_the_secret_gets_nothing(
     address: Address | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with _opened() as (outlet, blocks):
+    with _opened() as (server, blocks):
 
-        async def work(inlet: Inlet) -> None:
+        async def work(client: BlockClient) -> None:
             with pytest.raises(TransferError, match="hung up"):
-                await _read(inlet, replace(outlet.ticket, secret=bytes(16)))
-            assert await _read(inlet, outlet.ticket) == blocks[0]
+                await _read(client, replace(server.ticket, secret=bytes(16)))
+            assert await _read(client, server.ticket) == blocks[0]
 
         _run(work)
     assert "refused who does not know the secret" in caplog.text
@@ -150,8 +157,8 @@ def test_a_process_without_a_certificate_of_ours_gets_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _reached(SECURE, monkeypatch)
-    with _opened() as (outlet, _):
-        ticket = outlet.ticket
+    with _opened() as (server, _):
+        ticket = server.ticket
         assert isinstance(ticket.where, Address)
         with socket.create_connection((ticket.where.host, ticket.where.port), 10) as stranger:
             stranger.sendall(REQUEST.pack(ticket.secret, 0, False, False))
@@ -160,17 +167,17 @@ def test_a_process_without_a_certificate_of_ours_gets_nothing(
                 assert answer[:1] in (b"", b"\x15"), "nothing but the alert of TLS, if that"
         _reached(SECURE, monkeypatch)  # with a certificate of another authority
 
-        async def work(inlet: Inlet) -> None:
+        async def work(client: BlockClient) -> None:
             with pytest.raises(UnreachableError, match="certificate verify failed"):
-                await _read(inlet, ticket)
+                await _read(client, ticket)
 
         _run(work)
 
 
 def test_another_user_of_the_machine_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     _reached(None, monkeypatch)
-    with _opened() as (outlet, _):
-        ticket = outlet.ticket
+    with _opened() as (server, _):
+        ticket = server.ticket
         program = (
             "import os, socket; os.setgroups([]); os.setgid({0}); os.setuid({0})\n"
             "caller = socket.socket(socket.AF_UNIX); caller.settimeout(10)\n"
@@ -187,7 +194,7 @@ def test_another_user_of_the_machine_is_hung_up_on(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_socket_of_another_user_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may have taken the name of an outlet that is gone."""
+    """Who may have taken the name of an server that is gone."""
     program = (
         "import os, socket; os.setgroups([]); os.setgid({0}); os.setuid({0})\n"
         "server = socket.socket(socket.AF_UNIX); server.bind(chr(0) + {1!r}); server.listen()\n"
@@ -200,9 +207,9 @@ def test_a_socket_of_another_user_is_not_read_from(monkeypatch: pytest.MonkeyPat
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
 
-        async def work(inlet: Inlet) -> None:
+        async def work(client: BlockClient) -> None:
             with pytest.raises(UnreachableError, match="somebody else's"):
-                await _read(inlet, Ticket(name, bytes(16)))
+                await _read(client, Ticket(name, bytes(16)))
 
         _run(work)
         assert other.stdout.read() == b"b''\n", "nor is it told the secret"
@@ -223,12 +230,12 @@ def test_strangers_take_no_more_than_a_few_connections(
 ) -> None:
     most = 5
     monkeypatch.setattr(doorway, "MOST", most)
-    with _opened() as (outlet, blocks), contextlib.ExitStack() as stack:
-        assert isinstance(outlet.ticket.where, Address)
-        place = outlet.ticket.where.host, outlet.ticket.where.port
+    with _opened() as (server, blocks), contextlib.ExitStack() as stack:
+        assert isinstance(server.ticket.where, Address)
+        place = server.ticket.where.host, server.ticket.where.port
 
-        async def work(inlet: Inlet) -> None:
-            assert await _read(inlet, outlet.ticket) == blocks[0]
+        async def work(client: BlockClient) -> None:
+            assert await _read(client, server.ticket) == blocks[0]
             before = threading.active_count()
             silent = [stack.enter_context(socket.create_connection(place)) for _ in range(30)]
             for each in silent:
@@ -237,10 +244,10 @@ def test_strangers_take_no_more_than_a_few_connections(
             while sum(map(_is_open, silent)) > most and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert 0 < sum(map(_is_open, silent)) <= most
-            assert await _read(inlet, outlet.ticket) == blocks[0], "by the connection it had"
+            assert await _read(client, server.ticket) == blocks[0], "by the connection it had"
             assert threading.active_count() <= before + most + 1  # and who watches them
-            fresh = Inlet(10)
-            assert await _read(fresh, outlet.ticket) == blocks[0], "and by a new one"
+            fresh = BlockClient(10)
+            assert await _read(fresh, server.ticket) == blocks[0], "and by a new one"
             fresh.close()
 
         _run(work)
@@ -251,9 +258,9 @@ def test_who_drips_a_greeting_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(doorway, "GLANCE", 0.1)
     monkeypatch.setattr(doorway.Doorway.sweep, "__defaults__", (0.5,))
     _reached(SECURE, monkeypatch)
-    with _opened() as (outlet, _):
-        assert isinstance(outlet.ticket.where, Address)
-        place = outlet.ticket.where.host, outlet.ticket.where.port
+    with _opened() as (server, _):
+        assert isinstance(server.ticket.where, Address)
+        place = server.ticket.where.host, server.ticket.where.port
         with socket.create_connection(place) as dripping:
             deadline = time.monotonic() + 2 * sockets.CONNECT_TIMEOUT
             dripping.sendall(b"\x16\x03\x01\x04\x00")
@@ -264,21 +271,21 @@ def test_who_drips_a_greeting_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_is_gone_cannot_be_reached(address: Address | None) -> None:
-    with _opened() as (outlet, _):
-        ticket = outlet.ticket
+    with _opened() as (server, _):
+        ticket = server.ticket
 
-        async def kept(inlet: Inlet) -> None:
-            await _read(inlet, ticket)
-            outlet.close()
+        async def kept(client: BlockClient) -> None:
+            await _read(client, ticket)
+            server.close()
             with pytest.raises(TransferError) as failure:
-                await _read(inlet, ticket)  # over the connection that it had, and over none
+                await _read(client, ticket)  # over the connection that it had, and over none
             assert not isinstance(failure.value, UnreachableError), "it was reached once"
 
         _run(kept)
 
-    async def new(inlet: Inlet) -> None:
+    async def new(client: BlockClient) -> None:
         with pytest.raises(UnreachableError):
-            await _read(inlet, ticket)
+            await _read(client, ticket)
 
     _run(new)
 
@@ -292,9 +299,9 @@ def silent() -> Iterator[tuple[Ticket, socket.socket]]:
 
 
 def test_a_wait_is_bounded(silent: tuple[Ticket, socket.socket]) -> None:
-    async def work(inlet: Inlet) -> None:
+    async def work(client: BlockClient) -> None:
         with pytest.raises(TimeoutError, match="timed out"):
-            await _read(inlet, silent[0])
+            await _read(client, silent[0])
 
     _run(work, timeout=0.2)
 
@@ -311,11 +318,11 @@ class Late(Lending):
 
 def test_who_waits_itself_says_so(address: Address | None) -> None:
     lender = Late()
-    late = Outlet(lender, timeout=0.3)
+    late = BlockServer(lender, timeout=0.3)
 
-    async def work(inlet: Inlet) -> None:
+    async def work(client: BlockClient) -> None:
         for _ in range(2):
-            assert await _read(inlet, late.ticket) == lender.blocks[0]
+            assert await _read(client, late.ticket) == lender.blocks[0]
 
     try:
         _run(work, timeout=0.5)
@@ -340,8 +347,8 @@ def test_a_block_may_take_longer_than_a_timeout_as_long_as_it_comes(
     thread = threading.Thread(target=slow)
     thread.start()
 
-    async def work(inlet: Inlet) -> None:
-        assert await _read(inlet, ticket) == data
+    async def work(client: BlockClient) -> None:
+        assert await _read(client, ticket) == data
 
     _run(work, timeout=1)
     thread.join()
@@ -350,12 +357,12 @@ def test_a_block_may_take_longer_than_a_timeout_as_long_as_it_comes(
 def test_who_takes_a_block_slowly_gets_all_of_it(address: Address | None) -> None:
     """A link that needs longer for a block than the time-out of who gives it."""
     lender = Lending()
-    outlet = Outlet(lender, timeout=0.5)
+    server = BlockServer(lender, timeout=0.5)
     try:
         with contextlib.ExitStack() as stack:
-            connection = stack.enter_context(sockets.connect(outlet.ticket.where))
+            connection = stack.enter_context(sockets.connect(server.ticket.where))
             connection.settimeout(10)
-            connection.sendall(REQUEST.pack(outlet.ticket.secret, 0, False, False))
+            connection.sendall(REQUEST.pack(server.ticket.secret, 0, False, False))
             reply = bytearray(REPLY.size)
             assert sockets.receive(connection, memoryview(reply))
             kind, size = REPLY.unpack(reply)
@@ -369,7 +376,7 @@ def test_who_takes_a_block_slowly_gets_all_of_it(address: Address | None) -> Non
                 time.sleep(0.1)
             assert found == lender.blocks[0]
     finally:
-        outlet.close()
+        server.close()
 
 
 def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None:
@@ -386,9 +393,9 @@ def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None
     thread = threading.Thread(target=drip)
     thread.start()
 
-    async def work(inlet: Inlet) -> None:
+    async def work(client: BlockClient) -> None:
         with pytest.raises(TimeoutError, match="too slowly"):
-            await _read(inlet, ticket)
+            await _read(client, ticket)
 
     _run(work, timeout=0.3)
     thread.join()
@@ -406,8 +413,8 @@ def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None
 def test_nonsense_is_no_block(silent: tuple[Ticket, socket.socket], said: bytes) -> None:
     ticket, server = silent
 
-    async def work(inlet: Inlet) -> None:
-        reading = asyncio.ensure_future(_read(inlet, ticket))
+    async def work(client: BlockClient) -> None:
+        reading = asyncio.ensure_future(_read(client, ticket))
         connection, _ = await asyncio.to_thread(server.accept)
         with connection:
             connection.sendall(said)
@@ -420,8 +427,8 @@ def test_nonsense_is_no_block(silent: tuple[Ticket, socket.socket], said: bytes)
 def test_a_read_that_is_cancelled_leaves_nothing(silent: tuple[Ticket, socket.socket]) -> None:
     ticket, server = silent
 
-    async def work(inlet: Inlet) -> None:
-        reading = asyncio.ensure_future(_read(inlet, ticket))
+    async def work(client: BlockClient) -> None:
+        reading = asyncio.ensure_future(_read(client, ticket))
         connection, _ = await asyncio.to_thread(server.accept)
         with connection:
             assert await asyncio.to_thread(connection.recv, REQUEST.size, socket.MSG_WAITALL)
@@ -429,7 +436,7 @@ def test_a_read_that_is_cancelled_leaves_nothing(silent: tuple[Ticket, socket.so
             assert await asyncio.to_thread(connection.recv, 1) == b""
         with pytest.raises(asyncio.CancelledError):
             await reading
-        assert not inlet._idle[ticket.where]
+        assert not client._idle[ticket.where]
 
     _run(work)
 
@@ -439,19 +446,19 @@ def test_a_thread_that_cannot_start_costs_one_connection(monkeypatch: pytest.Mon
     refused: list[threading.Thread] = []
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == "wheelmount-outlet" and not refused:
+        if thread.name == "wheelmount-server" and not refused:
             refused.append(thread)
             raise RuntimeError("can't start new thread")
         start(thread)
 
     _reached(None, monkeypatch)
-    with _opened() as (outlet, blocks):
+    with _opened() as (server, blocks):
         monkeypatch.setattr(threading.Thread, "start", refuse)
 
-        async def work(inlet: Inlet) -> None:
+        async def work(client: BlockClient) -> None:
             with pytest.raises(TransferError, match=r"hung up|reset|pipe"):
-                await _read(inlet, outlet.ticket)
-            assert await _read(inlet, outlet.ticket) == blocks[0]
+                await _read(client, server.ticket)
+            assert await _read(client, server.ticket) == blocks[0]
 
         _run(work)
     assert refused
@@ -460,6 +467,6 @@ def test_a_thread_that_cannot_start_costs_one_connection(monkeypatch: pytest.Mon
 def test_who_cannot_listen_gives_in_another_way(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "address", lambda: Address(OPEN, "192.0.2.1", 0))  # nobody's
-    assert outlet(Lending(), 10) is None
+    monkeypatch.setattr(runtime, "address", lambda: Address(OPEN, "192.0.2.1", 0))  # nobody's
+    assert block_server(Lending(), 10) is None
     assert "bytes go through Monarch" in caplog.text

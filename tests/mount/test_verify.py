@@ -19,7 +19,7 @@ from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.serve import processes, server
 from wheelmount.mount.serve.control import Task
 from wheelmount.mount.snapshot.layout import Extent
-from wheelmount.mount.store import verify
+from wheelmount.mount.store import proofs
 from wheelmount.mount.store import verify as verification
 from wheelmount.mount.store.store import current
 
@@ -121,17 +121,17 @@ def test_the_log_of_hashes_does_not_grow_with_refreshes(tmp_path: Path) -> None:
     block = memoryview(os.urandom(100))
     for generation in range(1, 2000):
         extents = [Extent(2 * generation, 0, 0, 60), Extent(2 * generation + 1, 0, 60, 40)]
-        verify.add(tmp_path, generation, extents, block, b"")
-        verify.trim(tmp_path, 2, range(2 * generation, 2 * generation + 2))
-    assert (tmp_path / verify.LOG).stat().st_size <= 1 << 17
-    assert [each.length for each in verify.read(tmp_path)[3999]] == [40]
+        proofs.add(tmp_path, generation, extents, block, b"")
+        proofs.trim(tmp_path, 2, range(2 * generation, 2 * generation + 2))
+    assert (tmp_path / proofs.LOG).stat().st_size <= 1 << 17
+    assert [each.length for each in proofs.read(tmp_path)[3999]] == [40]
 
 
 def test_what_an_abandoned_generation_brought_is_no_proof(tmp_path: Path) -> None:
-    verify.add(tmp_path, 2, [Extent(9, 0, 0, 5), Extent(9, 5, 5, 5)], memoryview(bytes(10)), b"")
-    verify.add(tmp_path, 3, [Extent(9, 0, 0, 7)], memoryview(bytes(7)), b"d" * 32)
-    verify.copy(tmp_path, 4, {10: 9})
-    assert verify.read(tmp_path) == {n: [verify.Proof(0, 7, b"d" * 32)] for n in (9, 10)}
+    proofs.add(tmp_path, 2, [Extent(9, 0, 0, 5), Extent(9, 5, 5, 5)], memoryview(bytes(10)), b"")
+    proofs.add(tmp_path, 3, [Extent(9, 0, 0, 7)], memoryview(bytes(7)), b"d" * 32)
+    proofs.copy(tmp_path, 4, {10: 9})
+    assert proofs.read(tmp_path) == {n: [proofs.Proof(0, 7, b"d" * 32)] for n in (9, 10)}
 
 
 def test_the_command_names_repairs_and_ends_with_74(

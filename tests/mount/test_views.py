@@ -393,11 +393,11 @@ def test_a_mount_that_goes_leaves_others_alone_that_begin_meanwhile(
     directory, task = standing
     program = (
         "import sys\n"
-        "from wheelmount.mount import point\n"
-        "from wheelmount.mount.attach import attach\n"
-        "point.unmount(sys.argv[1], force=True); print(flush=True); input()\n"
+        "from wheelmount.mount.kernel import points\n"
+        "from wheelmount.mount.serve.fuse.attach import attach\n"
+        "points.unmount(sys.argv[1], force=True); print(flush=True); input()\n"
         "server = attach(sys.argv[1]); print(flush=True)\n"
-        "while input(): print(point.mounted(sys.argv[1]), flush=True)\n"
+        "while input(): print(points.mounted(sys.argv[1]), flush=True)\n"
     )
     other = started("unshare", "--mount", sys.executable, "-c", program, task.mntpoint)
     assert other.stdin is not None

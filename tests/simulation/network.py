@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from wheelmount.errors import TransferError
 from wheelmount.mount.serve.traffic import TCP
-from wheelmount.mount.transfer.rdma import Said
+from wheelmount.mount.transfer.rdma import BlockInfo
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
 from wheelmount.mount.transfer.stream import PULSE, Pace
 
@@ -23,7 +23,7 @@ CHUNK = 1024
 class Giver(Protocol):
     """What a node gives: a relay, or the client's ring."""
 
-    async def digest(self, block: int, *, urgent: bool = False) -> Said: ...
+    async def digest(self, block: int, *, urgent: bool = False) -> BlockInfo: ...
 
     def lend(
         self, block: int, packed: bool
@@ -81,13 +81,13 @@ class Line:
         self._network, self._node, self._key, self._timeout = network, node, key, timeout
         self._closed = asyncio.Event()
 
-    async def digest(self, host: str, block: int) -> Said:
+    async def digest(self, host: str, block: int) -> BlockInfo:
         """See ``Wire``."""
         return await self._unless_closed(self._digest(self._network.nodes[host], block))
 
-    async def _digest(self, other: Node, block: int) -> Said:
+    async def _digest(self, other: Node, block: int) -> BlockInfo:
         await self._travel(other)
-        said: Said = await self._hear(other, self._giver(other).digest(block))
+        said: BlockInfo = await self._hear(other, self._giver(other).digest(block))
         await self._travel(other)
         return said
 

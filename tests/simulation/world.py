@@ -25,7 +25,7 @@ from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.tree import Tree
 from wheelmount.mount.transfer import relay
-from wheelmount.mount.transfer.rdma import Said
+from wheelmount.mount.transfer.rdma import BlockInfo
 from wheelmount.mount.transfer.receiver import Receiver
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring, Staged
 from wheelmount.mount.transfer.topology import SMALL, routes
@@ -109,11 +109,11 @@ class Client:
         self.going.set()
         self._ring = Ring(self, slots=4, lease=30, readers=readers)
 
-    def fill(self, block: int, view: memoryview) -> Said:
+    def fill(self, block: int, view: memoryview) -> BlockInfo:
         view[:] = self._bytes.blocks[block]
         return self._bytes.digests[block], ()
 
-    async def digest(self, block: int, *, urgent: bool = False) -> Said:
+    async def digest(self, block: int, *, urgent: bool = False) -> BlockInfo:
         del urgent  # all are, to the client
         await self.going.wait()
         return self._bytes.digests[block], ()
@@ -223,7 +223,7 @@ class World:
                 timeout=TIMEOUT,
                 tell=functools.partial(_tell, told),
             )
-            await receiver.relay.outlet(device=False)
+            await receiver.relay.block_server(device=False)
             node.givers[key] = receiver.relay
             self._hosts[name] = Host(node, store, receiver, told)
         self._say(f"generation {number}: {len(living)} hosts, {bytes_.layout.blocks} blocks")
@@ -319,7 +319,7 @@ class World:
     async def _notice(self, name: str) -> None:
         await asyncio.sleep(NOTICED)
         for host in self._hosts.values():
-            host.receiver.lose(name)
+            host.receiver.mark_dead(name)
 
     async def _mend(self, node: Node, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -352,7 +352,7 @@ async def _all(tasks: list[Any]) -> None:
 
 def play(seed: int, *, verbose: bool = False) -> World:
     """Play what a seed stands for."""
-    with mock.patch.object(relay, "outlet", lambda *_: None):  # no sockets here
+    with mock.patch.object(relay, "block_server", lambda *_: None):  # no sockets here
         world = World(seed, verbose=verbose)
         world.play()
     return world

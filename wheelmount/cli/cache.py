@@ -10,8 +10,8 @@ import click
 
 from wheelmount import config
 from wheelmount.cli import options
-from wheelmount.jobs import cache as caches
-from wheelmount.jobs.image import parse_size
+from wheelmount.operations import cache as caches
+from wheelmount.operations.image import parse_size
 
 
 @click.group()

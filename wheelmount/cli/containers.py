@@ -22,10 +22,10 @@ from wheelmount.containers.overlay import Overlay
 from wheelmount.containers.terminal import Size, raw
 from wheelmount.errors import ContainerError, InputError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import containers, elsewhere, environments, instances, overlays, shells
-from wheelmount.jobs.environments import Needed
-from wheelmount.jobs.image import BESIDE, Image
-from wheelmount.jobs.launch import Launch
+from wheelmount.operations import containers, each_host, environments, instances, overlays, shells
+from wheelmount.operations.environments import Needed
+from wheelmount.operations.image import BESIDE, Image
+from wheelmount.operations.launch import Launch
 
 packages_option = click.option(
     "--packages",
@@ -149,7 +149,7 @@ def _pipe(
 def _elsewhere(spec: HostSpec, *words: str) -> int:
     """Have every host carry out a command about itself."""
     progress = ConsoleProgress()
-    results = elsewhere.run(spec, words, config.load(), progress)
+    results = each_host.run(spec, words, config.load(), progress)
     show = output.Show(as_json="--json" in words, live=False, directory=None)
     return show.end(results, progress)
 

@@ -46,7 +46,7 @@ def examine(
         return _code(report)
     if fix:
         raise InputError("--fix is for this machine", hint="run it on the host by `wheelmount run`")
-    from wheelmount.jobs import survey  # with Monarch
+    from wheelmount.operations import survey  # with Monarch
 
     progress = ConsoleProgress(quiet=quiet)
     found = survey.survey(spec, config.load(), progress)

@@ -13,8 +13,8 @@ import click
 from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.errors import InputError
-from wheelmount.jobs import cache, environments
-from wheelmount.jobs.environments import Needed
+from wheelmount.operations import cache, environments
+from wheelmount.operations.environments import Needed
 from wheelmount.wheels import uvsettings, venv
 from wheelmount.wheels.given import file_of
 from wheelmount.wheels.inline import Inline

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from wheelmount.containers.overlay import KINDS
-from wheelmount.jobs.image import Image, parse_bind, parse_images, parse_size
+from wheelmount.operations.image import Image, parse_bind, parse_images, parse_size
 
 
 class _Size(click.ParamType[int]):

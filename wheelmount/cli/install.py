@@ -13,8 +13,8 @@ from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.image_options import container
 from wheelmount.errors import InputError, WaitError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import cache, installs
-from wheelmount.jobs.image import Image
+from wheelmount.operations import cache, installs
+from wheelmount.operations.image import Image
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 

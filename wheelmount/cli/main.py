@@ -24,7 +24,7 @@ try:
     from wheelmount import __version__
     from wheelmount.cli.console import ConsoleProgress
     from wheelmount.errors import WheelmountError
-    from wheelmount.hosts import engine
+    from wheelmount.hosts import runtime
 except KeyboardInterrupt:  # there is nothing to take down yet
     sys.exit(INTERRUPTED)
 
@@ -95,7 +95,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; the only place that turns an error into an exit code."""
     try:
-        engine.own_process()
+        runtime.own_process()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _interrupt)  # as ^C: everything is taken down on the way out
         code = cli.main(standalone_mode=False)

@@ -20,10 +20,10 @@ from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError, StoreError, WheelmountError
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import overlays, records
 from wheelmount.mount.kernel.points import View
 from wheelmount.mount.serve import processes, traffic
 from wheelmount.mount.serve.control import Task
+from wheelmount.operations import overlays, records
 from wheelmount.progress import SILENT
 
 
@@ -56,7 +56,7 @@ def mount(
     """
     if mntpoint is not None:
         mntpoint = os.path.abspath(mntpoint)  # noqa: PTH100 - must not follow symlinks
-    from wheelmount.jobs import mounts  # with Monarch, which other commands here do without
+    from wheelmount.operations import mounts  # with Monarch, which other commands here do without
 
     settings = replace(config.load(), adapter=adapter)
     settings = replace(settings, access=access or settings.access)
@@ -77,7 +77,7 @@ def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
     TARGETS are mount points, sources or identities that status shows. Only what changed travels;
     hosts show the old tree until the new one is whole.
     """
-    from wheelmount.jobs import apart, mounts, sessions
+    from wheelmount.operations import apart, mounts, sessions
 
     settings, progress = config.load(), ConsoleProgress(quiet=quiet)
     found = _find(settings, targets)
@@ -131,7 +131,7 @@ def verify(targets: tuple[str, ...], repair: bool, as_json: bool, quiet: bool) -
     TARGETS are mount points, sources or identities that status shows; default all. Files that
     differ are named; the command ends with 74 if one stays damaged.
     """
-    from wheelmount.jobs import apart, mounts, sessions
+    from wheelmount.operations import apart, mounts, sessions
 
     settings, progress = config.load(), ConsoleProgress(quiet=quiet)
     works = [
@@ -216,7 +216,7 @@ def umount(targets: tuple[str, ...], everything: bool, force: bool) -> None:
             for directory in found:
                 processes.stop(directory, force=force)
     if standing:
-        from wheelmount.jobs import apart, sessions
+        from wheelmount.operations import apart, sessions
 
         works = [partial(sessions.unmount, *each, force) for each in standing.values()]
         apart.raise_first(apart.each(works, ConsoleProgress(), "unmount"))
@@ -263,7 +263,7 @@ def _ask(
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """What sessions on other machines say, each with what is known of it."""
     if standing:
-        from wheelmount.jobs import apart, sessions
+        from wheelmount.operations import apart, sessions
 
         works = [partial(sessions.ask, session) for session, _ in standing]
         answers = apart.each(works, SILENT, "ask")

@@ -26,7 +26,7 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import NO_DEPS, PRE, Wanted
 
 if TYPE_CHECKING:
-    from wheelmount.jobs.launch import Launch  # with Monarch
+    from wheelmount.operations.launch import Launch  # with Monarch
 
 
 class _Hosts(click.ParamType[HostSpec]):
@@ -185,7 +185,7 @@ def launch(command: Callable[..., Any]) -> Callable[..., Any]:
         timeout: float | None,
         **values: Any,
     ) -> Any:
-        from wheelmount.jobs.launch import Launch  # with Monarch
+        from wheelmount.operations.launch import Launch  # with Monarch
 
         values["launch"] = Launch(variables=variables, cwd=cwd, timeout=timeout)
         return command(*arguments, spec=replace(spec, only=only), **values)

@@ -19,7 +19,7 @@ from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import InputError, SourceError, WheelmountError
 
 if TYPE_CHECKING:
-    from wheelmount.hosts.runners import Output, Result, Results  # with Monarch
+    from wheelmount.hosts.commands import Output, Result, Results  # with Monarch
 
 HELD = 256 << 10
 """Bytes of a stream that are kept in memory; more go to a file."""
@@ -99,7 +99,7 @@ class Show:
 
     def end(self, results: Results, progress: ConsoleProgress) -> int:
         """Show what came of it; gives the exit code."""
-        from wheelmount.hosts.runners import worst
+        from wheelmount.hosts.commands import worst
 
         if self._as_json:
             self._print_json(results)

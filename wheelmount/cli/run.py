@@ -17,10 +17,10 @@ from wheelmount.cli.image_options import container
 from wheelmount.cli.launcher import Launcher, Module
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import containers, environments, scripts
-from wheelmount.jobs.environments import Needed
-from wheelmount.jobs.image import Image
-from wheelmount.jobs.launch import Launch
+from wheelmount.operations import containers, environments, scripts
+from wheelmount.operations.environments import Needed
+from wheelmount.operations.image import Image
+from wheelmount.operations.launch import Launch
 from wheelmount.wheels import inline
 from wheelmount.wheels.inline import Inline
 

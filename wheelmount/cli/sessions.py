@@ -27,7 +27,7 @@ def up(spec: HostSpec, name: str, quiet: bool) -> None:
     """
     if spec.session is not None:
         raise InputError("a session cannot be made of another", hint="give hosts of another kind")
-    from wheelmount.jobs import sessions  # with Monarch, which other commands do without
+    from wheelmount.operations import sessions  # with Monarch, which other commands do without
 
     session = Session(name, config.load())
     record, made = sessions.up(spec, session, ConsoleProgress(quiet=quiet))
@@ -40,7 +40,7 @@ def up(spec: HostSpec, name: str, quiet: bool) -> None:
 @options.quiet
 def down(names: tuple[str, ...], everything: bool, quiet: bool) -> None:
     """End sessions with their mounts and hosts: NAMES, or the session `default`."""
-    from wheelmount.jobs import apart, sessions
+    from wheelmount.operations import apart, sessions
 
     settings = config.load()
     found = [Session(name, settings) for name in names or (DEFAULT,)]

@@ -72,7 +72,7 @@ def download(
             house.prune(progress)
         return
     if not targets:
-        from wheelmount.jobs.targets import of_hosts  # Monarch: half a second
+        from wheelmount.operations.targets import of_hosts  # Monarch: half a second
 
         targets = of_hosts(spec, config.load(), progress)
     if dry_run:

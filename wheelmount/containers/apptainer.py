@@ -29,7 +29,7 @@ from wheelmount.errors import ContainerError, UnavailableError
 CAP_SYS_RESOURCE = 24
 
 GRACE = 2.0
-"""Seconds a stopped container or build gets to end by itself; less than a host's runner gives."""
+"""Seconds a stopped container or build gets to end by itself; fewer than a host's actor gives."""
 
 _NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
 

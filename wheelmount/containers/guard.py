@@ -26,7 +26,7 @@ PR_SET_SECCOMP = 22
 SECCOMP_MODE_FILTER = 2  # linux/seccomp.h
 
 GRACE = 2.0
-"""Seconds a stopped container gets to end by itself; less than a host's runner gives."""
+"""Seconds a stopped container gets to end by itself; fewer than a host's actor gives."""
 
 GLANCE = 0.02
 """Seconds between looks at what is still there."""

@@ -1,10 +1,10 @@
-"""What actors are made of, of Monarch as ``gate`` loads it; nothing else imports it before."""
+"""What actors are made of, from Monarch loaded by ``socketguard`` before anything imports it."""
 
 from __future__ import annotations
 
-from wheelmount.hosts import gate
+from wheelmount.hosts import socketguard
 
-gate.load()
+socketguard.load()
 
 from monarch.actor import Actor, concurrent_endpoint  # noqa: E402 - see above
 from monarch.rdma import RDMABuffer, RDMATcpFallbackWarning  # noqa: E402

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 import wheelmount
 from wheelmount.errors import HostError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 
 Versions = Mapping[str, str]
@@ -52,7 +52,7 @@ class Handshake(Actor):  # type: ignore[misc]
 
 def begin(procs: Any) -> Any:
     """Ask a process on a host for its versions; gives a future of Monarch."""
-    return procs.spawn(f"{engine.NAME}handshake", Handshake).versions.call_one()
+    return procs.spawn(f"{runtime.NAME}handshake", Handshake).versions.call_one()
 
 
 def compare(host: str, theirs: Versions) -> None:

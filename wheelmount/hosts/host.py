@@ -9,7 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from wheelmount.errors import InputError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -112,7 +112,7 @@ class Hosts(ABC):
     def _reached(self) -> list[Host]:
         """Hosts that run, by their addresses; each is yet to answer."""
         pairs = zip(self._names, self.addresses, strict=True)
-        return [Host(name, engine.attach(address)) for name, address in pairs]
+        return [Host(name, runtime.attach(address)) for name, address in pairs]
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -129,8 +129,8 @@ class Hosts(ABC):
 
 
 def answers(hosts: Sequence[Host], timeout: float) -> dict[str, Any]:
-    """Have an answer of each host, by its name; see ``engine.gather``."""
-    return engine.gather({host.name: host.mesh.initialized for host in hosts}, timeout)
+    """Have an answer of each host, by its name; see ``runtime.gather``."""
+    return runtime.gather({host.name: host.mesh.initialized for host in hosts}, timeout)
 
 
 def as_hosts(host_mesh: Any) -> list[Host]:

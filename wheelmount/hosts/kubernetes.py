@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 from wheelmount import variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
-from wheelmount.hosts import outpost, pods
+from wheelmount.hosts import launcher, pods
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.credentials import OF_HOSTS, Authority
 from wheelmount.hosts.network import NetworkHosts, counted
@@ -134,7 +134,7 @@ class KubernetesHosts(NetworkHosts):
         self._order = replace(self._order, authority=Authority.make(OF_HOSTS).encode().decode())
         self._made = True
         try:
-            self._process = self._spawn(outpost.GUARDED if self._guarded else outpost.DETACHED)
+            self._process = self._spawn(launcher.GUARDED if self._guarded else launcher.DETACHED)
             found = self._await_pods(self._process)
             self._order = replace(self._order, job=found["job"])
             self._names = list(found["pods"])
@@ -184,7 +184,7 @@ class KubernetesHosts(NetworkHosts):
         if self._made and not self._guarded:
             if process is not None:
                 _end(process)
-            process = self._spawn(outpost.ENDED)
+            process = self._spawn(launcher.ENDED)
         self._made = False
         if process is not None and _end(process):
             log.warning(

@@ -20,7 +20,7 @@ from typing import Any
 from wheelmount import config, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
-from wheelmount.hosts import engine, worker
+from wheelmount.hosts import runtime, worker
 from wheelmount.hosts.host import Hosts
 from wheelmount.variables import CREDENTIALS
 
@@ -64,7 +64,7 @@ class LocalHosts(Hosts):
 
     def start(self) -> None:
         """Start them, and wait until each answers."""
-        engine.start()
+        runtime.start()
         self.directory.mkdir(mode=0o700)
         guard = None
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, WaitError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.host import Hosts, answers
@@ -100,12 +100,12 @@ class NetworkHosts(Hosts):
         self.check()
         if first.scheme == OPEN:
             log.warning("security: %s: %s", ", ".join(map(str, self._addresses)), DANGER)
-        engine.start(first.reached_from(), self.authority())
+        runtime.start(first.reached_from(), self.authority())
         for name, address in zip(self._names, self._addresses, strict=True):
             log.debug("host: %s is at %s", name, address)
         hosts = self._reached()
         try:
-            engine.raise_first(answers(hosts, timeout))
+            runtime.raise_first(answers(hosts, timeout))
         except WaitError as error:
             if first.scheme == SECURE:
                 error.hint = (

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
-from wheelmount.hosts.outpost import DETACHED, ENDED, GUARDED
+from wheelmount.hosts.launcher import DETACHED, ENDED, GUARDED
 from wheelmount.variables import CREDENTIALS
 
 PORT = 26600

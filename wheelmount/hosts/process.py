@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 
 from wheelmount import variables
-from wheelmount.hosts import gate
+from wheelmount.hosts import socketguard
 
 log = logging.getLogger("wheelmount")
 
@@ -53,7 +53,7 @@ def main() -> None:
     """Be a process of Monarch."""
     os.environ.pop(PROGRAM, None)
     module = os.environ.pop(MODULE, "monarch._src.actor.bootstrap_main")
-    gate.close()
+    socketguard.close()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -87,7 +87,7 @@ def _raise_limit() -> None:
 
 def settle() -> None:
     """Be private no more in what is made from here on; Monarch's sockets stay closed to others."""
-    gate.close()
+    socketguard.close()
     before = os.environ.get(BEFORE)
     if before is not None:
         os.umask(json.loads(before)["umask"])

@@ -22,7 +22,7 @@ from typing import Any
 from wheelmount import logs, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
-from wheelmount.hosts import outpost
+from wheelmount.hosts import launcher
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.credentials import OF_HOSTS, Authority, encode
 from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
@@ -177,7 +177,7 @@ class SlurmHosts(NetworkHosts):
         return f"wheelmount-{self._token}"
 
     def _worker(self, port: int, mode: str) -> list[str]:
-        return outpost.command(self._settings, self._token, "", port, mode, apart=self._apart)
+        return launcher.command(self._settings, self._token, "", port, mode, apart=self._apart)
 
     def _wanted(self) -> list[str]:
         options = [f"--{option}" for option in self._options]
@@ -187,7 +187,7 @@ class SlurmHosts(NetworkHosts):
 
     def _run(self, port: int, where: list[str]) -> None:
         """Start workers by ``srun``, which ends them when its input ends if they are guarded."""
-        mode = outpost.GUARDED if self._guarded else outpost.ATTENDED
+        mode = launcher.GUARDED if self._guarded else launcher.ATTENDED
         command = ["srun", *self._wanted(), *where, "--input=all", "--"]
         command += self._worker(port, mode)
         log.debug("run: %s", shlex.join(command))
@@ -222,7 +222,7 @@ class SlurmHosts(NetworkHosts):
         """
         credentials = self.authority().encode()
         run = ["srun", f"--ntasks={self._count}", "--ntasks-per-node=1", "--input=all", "--"]
-        run += self._worker(port, outpost.ATTENDED)
+        run += self._worker(port, launcher.ATTENDED)
         script = (
             f"#!/bin/bash\n{shlex.join(run)} <<'CREDENTIALS'\n{credentials.decode()}CREDENTIALS\n"
         )

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from wheelmount.errors import UnreachableError
-from wheelmount.hosts import engine, gate
+from wheelmount.hosts import runtime, socketguard
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.doorway import Doorway
 
@@ -54,7 +54,7 @@ def listen() -> tuple[Where, socket.socket]:
     Raises:
         OSError: it cannot listen there.
     """
-    address = engine.address()
+    address = runtime.address()
     if address is not None:
         listening = socket.create_server((address.host, 0), backlog=BACKLOG)
         return replace(address, port=listening.getsockname()[1]), listening
@@ -77,7 +77,7 @@ def connect(where: Where) -> socket.socket:
                 connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                 connection.settimeout(CONNECT_TIMEOUT)
                 connection.connect(_abstract(where))
-                if not gate.own(connection):  # a name is anybody's once its owner is gone
+                if not socketguard.own(connection):  # a name is anybody's once its owner is gone
                     raise UnreachableError(f"{name(where)} is somebody else's")
             else:
                 place = where.host, where.port
@@ -102,7 +102,7 @@ def prepare(connection: socket.socket) -> None:
 
 def trust(protocol: ssl._SSLMethod) -> ssl.SSLContext:
     """For TLS with certificates of the user's own authority, asked for both ways."""
-    identity = engine.identity()
+    identity = runtime.identity()
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=identity["HYPERACTOR_TLS_CA"])
@@ -187,19 +187,19 @@ class Entrance:
         self._serve_one = serve
         self._open: set[socket.socket] = set()
         self._closed = False
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._doorway = Doorway()
         where, self._listening = listen()
         self.ticket = Ticket(where, secrets.token_bytes(16))
         self._context = None
         if isinstance(where, Address) and where.scheme == SECURE:
             self._context = trust(ssl.PROTOCOL_TLS_SERVER)
-        threading.Thread(target=self._accept, name="wheelmount-outlet", daemon=True).start()
+        threading.Thread(target=self._accept, name="wheelmount-block_server", daemon=True).start()
 
     def close(self) -> None:
         """Hang up on all, and let nobody connect."""
         self._doorway.close()
-        with self._turn:
+        with self._lock:
             self._closed = True
             for each in [self._listening, *self._open]:
                 hang_up(each)
@@ -217,7 +217,7 @@ class Entrance:
     def _accept_one(self) -> None:
         connection, _ = self._listening.accept()
         serving = threading.Thread(
-            target=self._serve, args=(connection,), name="wheelmount-outlet", daemon=True
+            target=self._serve, args=(connection,), name="wheelmount-block_server", daemon=True
         )
         try:
             serving.start()
@@ -228,7 +228,7 @@ class Entrance:
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             stack.enter_context(connection)
-            if not gate.own(connection):
+            if not socketguard.own(connection):
                 return
             if connection.family != socket.AF_UNIX:
                 self._doorway.take(connection)
@@ -236,7 +236,7 @@ class Entrance:
             if self._context is not None:
                 connection = self._context.wrap_socket(connection, server_side=True)
                 stack.enter_context(connection)
-            with self._turn:
+            with self._lock:
                 if self._closed:
                     return
                 self._open.add(connection)
@@ -244,7 +244,7 @@ class Entrance:
                 prepare(connection)
                 self._serve_one(connection, lambda: self._doorway.let_in(connection))
             finally:
-                with self._turn:
+                with self._lock:
                     self._open.discard(connection)
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 from wheelmount import variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError
-from wheelmount.hosts import outpost
+from wheelmount.hosts import launcher
 from wheelmount.hosts.address import Address
 from wheelmount.hosts.credentials import OF_HOSTS, Authority, encode
 from wheelmount.hosts.network import INSTALL, NetworkHosts
@@ -107,7 +107,7 @@ class SshHosts(NetworkHosts):
     def start(self) -> None:
         """Start workers, all at once, and wait until each answers."""
         self._authority = Authority.of_process()
-        mode = outpost.GUARDED if self._guarded else outpost.DETACHED
+        mode = launcher.GUARDED if self._guarded else launcher.DETACHED
         try:
             for name, target in zip(self._names, self._targets, strict=True):
                 self._processes.append(self._spawn(target, name, mode))
@@ -119,7 +119,7 @@ class SshHosts(NetworkHosts):
             raise
 
     def _spawn(self, target: Target, name: str, mode: str) -> subprocess.Popen[bytes]:
-        argv = outpost.command(self._settings, self._token, name, 0, mode, apart=self._apart)
+        argv = launcher.command(self._settings, self._token, name, 0, mode, apart=self._apart)
         command = target.command(argv, self._settings.start_timeout)
         log.debug("run: %s", shlex.join(command))
         return subprocess.Popen(
@@ -176,7 +176,7 @@ class SshHosts(NetworkHosts):
         if not piece or len(rest) > MOST_HEARD:
             raise HostError(f"{name}: {_last_words(process)}", hint=_hint(process))
         for line in lines:
-            said = outpost.hear(self._token, line)
+            said = launcher.hear(self._token, line)
             if said is None:  # a greeting, or what a shell reads as it starts
                 log.debug("%s says: %s", name, line[:200].decode(errors="replace"))
             elif "error" in said:
@@ -204,7 +204,7 @@ class SshHosts(NetworkHosts):
             for process in self._processes:
                 process.kill()
             self._processes = [
-                self._spawn(target, name, outpost.ENDED)
+                self._spawn(target, name, launcher.ENDED)
                 for name, target in zip(self._names, self._targets, strict=True)
             ]
             for process in self._processes:

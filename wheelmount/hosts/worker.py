@@ -25,7 +25,7 @@ import psutil
 from wheelmount import config, logs
 from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
-from wheelmount.hosts import engine, gate, process
+from wheelmount.hosts import process, runtime, socketguard
 from wheelmount.hosts.address import DANGER, OPEN, Address
 from wheelmount.variables import CREDENTIALS
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--credentials", action="store_true")
     arguments = parser.parse_args()
     given = _read_credentials() if arguments.credentials else None
-    engine.own_process()
+    runtime.own_process()
     if arguments.guard is not None:
         os.set_inheritable(arguments.guard, False)
         guarded = (arguments.guard, Path(arguments.address.removeprefix(LOCAL)))
@@ -63,8 +63,8 @@ def main() -> None:
             listen_at(Address.parse(arguments.address), settings, given)
         mark = os.environ.get(MARK)
         if mark is None:
-            runtime = settings.private_runtime()
-            process.prepare(process.make_directory(runtime, process.OF_WORKER))
+            directory = settings.private_runtime()
+            process.prepare(process.make_directory(directory, process.OF_WORKER))
         else:
             process.prepare(temporary(Path(mark)))
             logs.bound(2)
@@ -100,7 +100,7 @@ def forget(mark: Path) -> None:
 
 def serve(address: str) -> NoReturn:
     """Wait for clients, for ever."""
-    gate.close()
+    socketguard.close()
     from monarch.actor import run_worker_loop_forever
 
     run_worker_loop_forever(address=address, ca="trust_all_connections")
@@ -122,7 +122,7 @@ def listen_at(address: Address, settings: Settings, given: bytes | None = None) 
     from wheelmount.hosts.credentials import Authority, decode
 
     address.check_own()
-    os.environ[engine.ADDRESS] = str(replace(address, port=0))
+    os.environ[runtime.ADDRESS] = str(replace(address, port=0))
     if given is None and (text := os.environ.pop(CREDENTIALS, None)) is not None:
         given = text.encode()
     if address.scheme == OPEN:
@@ -130,7 +130,7 @@ def listen_at(address: Address, settings: Settings, given: bytes | None = None) 
         return
     names = address.names()
     identity = Authority.of_user(settings).issue(names) if given is None else decode(given, names)
-    engine.identify(identity, others=True)
+    runtime.identify(identity, others=True)
 
 
 def _guard(pipe: int, socket: Path) -> None:

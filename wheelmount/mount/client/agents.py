@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from wheelmount.config import Settings
-from wheelmount.hosts import engine, handshake
+from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.host import Host
 
 
@@ -31,12 +31,12 @@ class Agents(Mapping[str, Any]):
         from wheelmount.mount.host.agent import Agent
 
         for host in hosts:
-            procs = host.mesh.spawn_procs({"procs": 1}, name=f"{engine.NAME}mount")
+            procs = host.mesh.spawn_procs({"procs": 1}, name=f"{runtime.NAME}mount")
             self._procs[host.name] = procs
             self._greetings[host.name] = handshake.begin(procs)
             identity = f"{self._identity}-{host.name}"
             self._agents[host.name] = procs.spawn(
-                f"{engine.NAME}agent", Agent, host.name, asdict(self._settings), identity
+                f"{runtime.NAME}agent", Agent, host.name, asdict(self._settings), identity
             )
 
     def greet(self) -> None:
@@ -47,8 +47,8 @@ class Agents(Mapping[str, Any]):
             WaitError: one does not answer.
         """
         greetings, self._greetings = self._greetings, {}
-        answers = engine.gather(greetings, self._settings.start_timeout)
-        for name, theirs in engine.raise_first(answers).items():
+        answers = runtime.gather(greetings, self._settings.start_timeout)
+        for name, theirs in runtime.raise_first(answers).items():
             handshake.compare(name, theirs)
 
     def take(self, agents: Mapping[str, Any]) -> None:
@@ -69,11 +69,11 @@ class Agents(Mapping[str, Any]):
             timeout: seconds; default those that a mount may take to come up.
 
         Returns:
-            See ``engine.gather``.
+            See ``runtime.gather``.
         """
         wanted = self._agents if names is None else [n for n in names if n in self._agents]
         calls = {name: call(self._agents[name]) for name in wanted}
-        return engine.gather(calls, timeout or self._settings.start_timeout)
+        return runtime.gather(calls, timeout or self._settings.start_timeout)
 
     def only(self, names: Iterable[str]) -> Agents:
         """Those of some hosts in so far as there are any, to be called."""
@@ -90,8 +90,8 @@ class Agents(Mapping[str, Any]):
                 meshes.append(procs)
             else:  # another process started it
                 quits[name] = agent.quit.call_one()
-        engine.stop_meshes(*meshes)
-        engine.gather(quits, self._settings.start_timeout)
+        runtime.stop_meshes(*meshes)
+        runtime.gather(quits, self._settings.start_timeout)
 
     def forget(self, names: Iterable[str]) -> None:
         """Let go of those of hosts that are lost, and have ended with them."""

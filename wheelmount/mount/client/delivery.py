@@ -12,12 +12,12 @@ from typing import Any
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, StoreError, TransferError, WaitError, WheelmountError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.mount.client.agents import Agents
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.source import Source
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring
-from wheelmount.mount.transfer.stream import outlet
+from wheelmount.mount.transfer.stream import block_server
 from wheelmount.mount.transfer.topology import SMALL, Route, routes
 from wheelmount.progress import Progress, Task
 
@@ -66,10 +66,10 @@ class Delivery:
         self._wanted: list[set[str]] = []
         self._outcome: dict[str, Any] = {}
         self._fault: BaseException | None = None
-        self._outlet = outlet(self._ring, settings.fetch_timeout)
-        ticket = None if self._outlet is None else self._outlet.ticket
+        self._block_server = block_server(self._ring, settings.fetch_timeout)
+        ticket = None if self._block_server is None else self._block_server.ticket
         try:
-            with engine.quiet():  # Monarch looks for a GPU's library, and says that there is none
+            with runtime.quiet():  # Monarch looks for a GPU's library, and says that there is none
                 self.origin = offer(
                     self._ring,
                     ticket,
@@ -79,8 +79,8 @@ class Delivery:
                     settings.start_timeout,
                 )
         except BaseException:
-            if self._outlet is not None:
-                self._outlet.close()
+            if self._block_server is not None:
+                self._block_server.close()
             raise
 
     @property
@@ -110,7 +110,7 @@ class Delivery:
             agents: of all that the mount has, by name, to be told of those that are lost.
 
         Returns:
-            See ``engine.gather``.
+            See ``runtime.gather``.
         """
         # Every wait for a block is bounded; so is the whole by the sum.
         bound = self._settings.fetch_timeout * (self.layout.blocks + STUCK_AFTER)
@@ -118,7 +118,7 @@ class Delivery:
         with self._progress.task("send", unit="B") as task:
             task.total(self.layout.size * len(calls))
             self._task = task
-            outcome = engine.gather(
+            outcome = runtime.gather(
                 calls, bound, lambda name, error: self._lose(name, error, agents)
             )
             if not any(isinstance(end, WheelmountError) for end in outcome.values()):
@@ -133,7 +133,7 @@ class Delivery:
             for other, agent in agents.items():
                 if other != name:
                     with contextlib.suppress(Exception):
-                        agent.lose.broadcast(name)
+                        agent.mark_dead.broadcast(name)
 
     def begin(self, names: Iterable[str], agents: Mapping[str, Any]) -> None:
         """Have hosts fetch everything while this process goes on; see ``wait``.
@@ -194,10 +194,10 @@ class Delivery:
             origin = self.origin
             calls = {name: a.prepare.call_one(origin, ways[name]) for name, a in agents.items()}
             try:
-                failed = engine.errors(self.fetch(calls, agents))
+                failed = runtime.errors(self.fetch(calls, agents))
                 lost = gone(failed)
                 if len(lost) < len(failed) or len(lost) == len(calls):
-                    engine.raise_first(failed)
+                    runtime.raise_first(failed)
                 if edited := self._source.edited():
                     raise TransferError(
                         f"{os.fsdecode(edited[0])} changed while it was copied",
@@ -207,7 +207,7 @@ class Delivery:
                 agents.call(lambda agent: agent.abandon.call_one())
                 raise
             ready = calls.keys() - lost
-            return failed | engine.errors(
+            return failed | runtime.errors(
                 agents.call(lambda agent: agent.advance.call_one(), ready)
             )
         finally:
@@ -221,7 +221,7 @@ class Delivery:
 
     def wait(self, timeout: float | None = None) -> None:
         """See ``RemoteMount.wait``."""
-        engine.raise_first(self.failures(timeout))
+        runtime.raise_first(self.failures(timeout))
 
     def failures(self, timeout: float | None = None) -> dict[str, WheelmountError]:
         """Wait until hosts have everything; gives by host why one has not.
@@ -237,7 +237,7 @@ class Delivery:
                 raise WaitError(f"not everything arrived within {timeout:g} s")
         if self._fault is not None:
             raise self._fault
-        return engine.errors(self._outcome)
+        return runtime.errors(self._outcome)
 
     def end(self) -> None:
         """Offer it no more."""
@@ -246,8 +246,8 @@ class Delivery:
         if not self.ended:
             self.ended = True
             withdraw(self.origin)
-            if self._outlet is not None:
-                self._outlet.close()
+            if self._block_server is not None:
+                self._block_server.close()
             self._ring.close()
         for thread in self._threads:
             thread.join(self._settings.start_timeout)

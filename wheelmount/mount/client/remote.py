@@ -21,7 +21,7 @@ from wheelmount.errors import (
     WaitError,
     WheelmountError,
 )
-from wheelmount.hosts import engine, rdma
+from wheelmount.hosts import rdma, runtime
 from wheelmount.hosts.host import Host, as_hosts
 from wheelmount.mount.client.agents import Agents
 from wheelmount.mount.client.delivery import Delivery
@@ -142,7 +142,7 @@ class RemoteMount:
             HostError, WaitError: a host is lost. Whatever it is, nothing stays mounted.
         """
         self._keep = keep
-        engine.start()
+        runtime.start()
         try:
             self._agents.spawn(self.hosts)  # they start while the tree is read
             tree = self._scan()
@@ -211,7 +211,7 @@ class RemoteMount:
         names = list(names)
         if not names:
             return set()
-        return set(engine.errors(self._agents.call(lambda agent: agent.view.call_one(), names)))
+        return set(runtime.errors(self._agents.call(lambda agent: agent.view.call_one(), names)))
 
     def _part(self, names: Iterable[str]) -> None:
         """Let go of hosts that are lost: the mount is that of the others."""
@@ -281,7 +281,7 @@ class RemoteMount:
             MountError: there is none on a host.
             HostError, WaitError: a host is lost.
         """
-        engine.start()
+        runtime.start()
         self._keep = True
         try:
             if handles is None:
@@ -305,7 +305,7 @@ class RemoteMount:
         self._delivery = made = self._offer(whole)
         ways = made.routes(self._agents)
         calls = {n: a.resume.call_one(made.origin, ways[n], size) for n, a in self._agents.items()}
-        engine.raise_first(engine.gather(calls, self._settings.start_timeout))
+        runtime.raise_first(runtime.gather(calls, self._settings.start_timeout))
         self._begin(made, list(self._agents))
 
     def _mount(self, names: list[str], made: Delivery) -> None:
@@ -315,7 +315,7 @@ class RemoteMount:
         self._agents.greet()
         client = points.View.here()
         views = self._agents.call(lambda agent: agent.view.call_one())
-        engine.raise_first({name: views[name] for name in names})
+        runtime.raise_first({name: views[name] for name in names})
         views = {name: view for name, view in views.items() if isinstance(view, points.View)}
         paths = points.place(self._mntpoint, list(views), list(views.values()), self.source, client)
         places = dict(zip(views, paths, strict=True))
@@ -328,7 +328,7 @@ class RemoteMount:
             order = Order(self.source, path, cover, self._keep)
             calls[name] = self._agents[name].open.call_one(order, made.origin, ways[name])
         settings = self._settings
-        engine.raise_first(engine.gather(calls, settings.start_timeout + settings.fetch_timeout))
+        runtime.raise_first(runtime.gather(calls, settings.start_timeout + settings.fetch_timeout))
 
     @property
     def sent(self) -> int:
@@ -385,7 +385,7 @@ class RemoteMount:
             with contextlib.suppress(WaitError):  # they still arrive
                 failed = self._delivery.failures(0)
         try:
-            engine.raise_first(failed)
+            runtime.raise_first(failed)
         except WheelmountError as error:
             return error
         return self.shortfall()
@@ -433,14 +433,14 @@ class RemoteMount:
             self._lost |= self._delivery.changed  # what was torn on the way to the hosts
         if self._behind:
             answers = self._agents.call(lambda agent: agent.advance.call_one(), self._behind)
-            self._behind = engine.errors(answers).keys()
-            failed |= engine.errors(answers)
+            self._behind = runtime.errors(answers).keys()
+            failed |= runtime.errors(answers)
         self._pass_over(failed)
 
     def _current(self, layout: Layout) -> Layout:
         """What hosts show: ``layout``, unless another client has refreshed the mount."""
         answers = self._agents.call(lambda agent: agent.is_current.call_one())
-        failed = engine.errors(answers)
+        failed = runtime.errors(answers)
         self._pass_over({name: failed[name] for name in self._gone(failed)})
         if any(answer is False for answer in answers.values()):
             standing = reattach.find(self._agents, self._settings.start_timeout)
@@ -456,9 +456,9 @@ class RemoteMount:
             WheelmountError: why another failed, or if no host is left.
         """
         gone = self._gone(failed)
-        engine.raise_first({name: error for name, error in failed.items() if name not in gone})
+        runtime.raise_first({name: error for name, error in failed.items() if name not in gone})
         if len(gone) == len(self._agents):
-            engine.raise_first(failed)
+            runtime.raise_first(failed)
         self._part(gone)
         self._parted |= {name: failed[name] for name in gone}
 
@@ -519,7 +519,7 @@ class RemoteMount:
         with self._progress.task("compare", unit="files") as task:
             task.total(len(succession.doubts))
             answers = agents.call(lambda agent: agent.digests.call_one(wanted), timeout=bound)
-            theirs = engine.raise_first(answers).values()
+            theirs = runtime.raise_first(answers).values()
             same = []
             for doubt in succession.doubts:
                 mine = file_digest(os.fsencode(self.source) + b"/" + succession.path(doubt))
@@ -531,7 +531,7 @@ class RemoteMount:
     def keep(self) -> None:
         """Wait for all bytes, and let the mounts stay when this process ends."""
         self.wait(warn=False)
-        engine.raise_first(self._agents.call(lambda agent: agent.keep.call_one()))
+        runtime.raise_first(self._agents.call(lambda agent: agent.keep.call_one()))
         self._keep = True
 
     def verify(self, *, repair: bool = False) -> dict[str, Verified]:
@@ -548,11 +548,11 @@ class RemoteMount:
             HostError, WaitError, MountError, StoreError: a host could not look.
         """
         if self._delivery is not None:
-            engine.raise_first(self._delivery.failures())
+            runtime.raise_first(self._delivery.failures())
         with self._progress.task("verify", unit="hosts") as task:
             bound = self._settings.start_timeout + VERIFY_TIMEOUT
             answers = self._agents.call(lambda agent: agent.verify.call_one(), timeout=bound)
-            found: dict[str, Verified] = engine.raise_first(answers)
+            found: dict[str, Verified] = runtime.raise_first(answers)
             if repair:
                 for name, each in found.items():
                     self._repair(name, each)
@@ -568,7 +568,7 @@ class RemoteMount:
             left[damage.path] -= 1
             call = self._agents[name].repair.call_one(damage, data, not left[damage.path])
             try:
-                engine.one(call, self._settings.fetch_timeout)
+                runtime.one(call, self._settings.fetch_timeout)
             except WheelmountError as error:
                 log.warning("%s: %s", name, error.message)
                 left[damage.path] += 1
@@ -582,7 +582,7 @@ class RemoteMount:
         for name, agent in self._agents.items():
             if data is None and name != besides:
                 with contextlib.suppress(WheelmountError):  # another may have them
-                    data = engine.one(agent.piece.call_one(damage), self._settings.fetch_timeout)
+                    data = runtime.one(agent.piece.call_one(damage), self._settings.fetch_timeout)
         return data
 
     def status(self) -> dict[str, Any]:
@@ -603,7 +603,7 @@ class RemoteMount:
         failed = self._close(list(self._agents), force=force)
         if not failed or force:
             self._end_delivery()
-        engine.raise_first(failed)
+        runtime.raise_first(failed)
 
     def clear(self) -> None:
         """Take it down whoever uses it, when something has failed; says where it stays after all.
@@ -620,7 +620,7 @@ class RemoteMount:
     def _close(self, names: list[str], *, force: bool) -> dict[str, WheelmountError]:
         """Take it down on some hosts; gives by host why it stays, or may stay, on some of them."""
         closed = self._agents.call(lambda agent: agent.close.call_one(force), names)
-        failed = engine.errors(closed)
+        failed = runtime.errors(closed)
         self._agents.dismiss(closed.keys() - failed.keys())
         gone = self._gone(n for n, error in failed.items() if not isinstance(error, MountError))
         self._agents.forget(gone)

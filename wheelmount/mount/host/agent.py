@@ -17,7 +17,7 @@ from typing import Any
 
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, StoreError
-from wheelmount.hosts import engine, process
+from wheelmount.hosts import process, runtime
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.host.reattach import Adopted
@@ -30,10 +30,10 @@ from wheelmount.mount.serve.traffic import Traffic
 from wheelmount.mount.snapshot.source import file_digest
 from wheelmount.mount.store import store as stores
 from wheelmount.mount.store import verify
-from wheelmount.mount.store.store import Recut, Store
+from wheelmount.mount.store.store import ReblockedStore, Store
 from wheelmount.mount.store.verify import Damage, Verified
 from wheelmount.mount.transfer import dedup
-from wheelmount.mount.transfer.rdma import Key, Origin, Said, fetch_description
+from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin, fetch_description
 from wheelmount.mount.transfer.receiver import Receiver
 from wheelmount.mount.transfer.relay import Relay
 from wheelmount.mount.transfer.ring import Staged
@@ -130,7 +130,9 @@ class Agent(Actor):  # type: ignore[misc]
             processes.discard(self._directory, store, mntpoint if made else None)
             raise
 
-    async def _receive(self, store: Store | Recut, source: Origin, route: Route) -> Receiver:
+    async def _receive(
+        self, store: Store | ReblockedStore, source: Origin, route: Route
+    ) -> Receiver:
         settings = self._settings
         look = None
         if isinstance(store, Store):
@@ -166,12 +168,12 @@ class Agent(Actor):  # type: ignore[misc]
         return self._receivers[key].relay
 
     @concurrent_endpoint
-    async def outlet(self, key: Key, device: bool) -> Ticket | None:
-        """By what another host is to get blocks of a tree; see ``Relay.outlet``."""
-        return await (await self._relay(key)).outlet(device)
+    async def block_server(self, key: Key, device: bool) -> Ticket | None:
+        """By what another host is to get blocks of a tree; see ``Relay.block_server``."""
+        return await (await self._relay(key)).block_server(device)
 
     @concurrent_endpoint
-    async def digest(self, key: Key, block: int) -> Said | None:
+    async def digest(self, key: Key, block: int) -> BlockInfo | None:
         """What a block of a tree is; see ``Relay.say``."""
         return await (await self._relay(key)).say(block)
 
@@ -187,10 +189,10 @@ class Agent(Actor):  # type: ignore[misc]
             receiver.relay.release(block, packed, sent)
 
     @concurrent_endpoint
-    async def lose(self, host: str) -> None:
+    async def mark_dead(self, host: str) -> None:
         """Hear that a host is gone."""
         for receiver in self._receivers.values():
-            receiver.lose(host)
+            receiver.mark_dead(host)
 
     @concurrent_endpoint
     async def deliver(self) -> None:
@@ -270,7 +272,7 @@ class Agent(Actor):  # type: ignore[misc]
         await self._give(source, block_size)
 
     async def _give(self, source: Origin, block_size: int) -> None:
-        recut = Recut(self._shown, block_size)
+        recut = ReblockedStore(self._shown, block_size)
         if recut.layout.key not in self._receivers:  # it did not come in just these blocks
             await self._receive(recut, source, Route())
 
@@ -424,7 +426,7 @@ class Agent(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def quit(self) -> None:
         """End this process, soon; for a client that did not start it."""
-        engine.quit_soon()
+        runtime.quit_soon()
 
 
 RECONNECT, RECONNECTIONS = 0.1, 50

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wheelmount.errors import MountError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.tree import ROOT, Tree
 
@@ -102,7 +102,7 @@ def find(agents: Mapping[str, Any], timeout: float) -> Standing:
         HostError, WaitError: a host is lost.
     """
     calls = {name: agent.adopt.call_one() for name, agent in agents.items()}
-    found: dict[str, Adopted] = engine.raise_first(engine.gather(calls, timeout))
+    found: dict[str, Adopted] = runtime.raise_first(runtime.gather(calls, timeout))
     groups: dict[bytes, list[str]] = {}
     for name, each in found.items():
         groups.setdefault(each.identity, []).append(name)
@@ -135,5 +135,5 @@ def _layout(agent: Any, length: int, timeout: float) -> Layout:
     """What a host shows."""
     description = bytearray()
     while len(description) < length:
-        description += engine.one(agent.describe.call_one(len(description), MESSAGE), timeout)
+        description += runtime.one(agent.describe.call_one(len(description), MESSAGE), timeout)
     return Layout.decode(bytes(description))

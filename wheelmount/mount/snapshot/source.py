@@ -8,10 +8,10 @@ from collections import Counter
 
 from blake3 import blake3
 
+from wheelmount.mount.snapshot.bursts import BurstLock
 from wheelmount.mount.snapshot.layout import Extent, Layout
 from wheelmount.mount.snapshot.scan import data_pieces
 from wheelmount.mount.snapshot.tree import Stamp, Tree
-from wheelmount.mount.snapshot.turn import Turn
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -43,7 +43,7 @@ class Source:
         self._ctimes: dict[int, int] = {}  # where they are no longer the tree's
         self._restless: Counter[int] = Counter()
         self._settling = threading.RLock()
-        self._turn = Turn()
+        self._bursts = BurstLock()
 
     def edited(self) -> list[bytes]:
         """Paths of those of ``changed`` that were edited; the others cannot be read."""
@@ -61,7 +61,7 @@ class Source:
         numbers = [extent.inode for extent in extents]
         while True:
             ctimes = [self._ctimes.get(number) for number in numbers]
-            with self._turn.at(len(extents)):
+            with self._bursts.hold(len(extents)):
                 changed = self._read_all(extents, view)
             digest = blake3(view).digest()
             with self._settling:

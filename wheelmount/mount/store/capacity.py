@@ -21,7 +21,7 @@ from wheelmount.mount.kernel import points, syscalls
 from wheelmount.mount.kernel.points import Mounted
 from wheelmount.mount.snapshot.encoded import PAGE, holes, pages
 from wheelmount.mount.snapshot.layout import Layout
-from wheelmount.mount.store.verify import RECORD
+from wheelmount.mount.store.proofs import RECORD
 
 SLACK = 1 << 20
 """Bytes of a tmpfs for a few small files of the store's own."""

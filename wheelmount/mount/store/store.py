@@ -28,11 +28,11 @@ from blake3 import blake3
 
 from wheelmount.errors import StoreError, TransferError
 from wheelmount.mount.kernel import syscalls
+from wheelmount.mount.snapshot.bursts import BurstLock
 from wheelmount.mount.snapshot.encoded import Mapped, Summary
 from wheelmount.mount.snapshot.layout import Cut, Extent, Layout, described
 from wheelmount.mount.snapshot.tree import TreeView, many_objects
-from wheelmount.mount.snapshot.turn import Turn
-from wheelmount.mount.store import capacity, verify
+from wheelmount.mount.store import capacity, proofs
 from wheelmount.mount.store.capacity import Need
 from wheelmount.mount.store.files import Files, NewFiles
 
@@ -78,7 +78,7 @@ class Store:
         self._mapped: Mapped | None = None
         self._previous = previous
         self._dress = dress
-        self._turn = Turn()
+        self._bursts = BurstLock()
         self._have = _map(directory / f"{generation}.have")
         self._changed = _map(directory / f"{generation}.changed")
         self._complete = self._sound = False
@@ -230,7 +230,7 @@ class Store:
                 store._new_files.make()
             else:
                 store._new_files.follow(previous._files)
-                verify.copy(directory, generation, layout.copies)
+                proofs.copy(directory, generation, layout.copies)
         except BaseException as error:
             _delete(directory, generation)
             if isinstance(error, OSError):
@@ -282,11 +282,11 @@ class Store:
         with self._writing():
             try:
                 extents = list(self.layout.extents(block))
-                with self._turn.at(len(extents)):
+                with self._bursts.hold(len(extents)):
                     for extent in extents:
                         self._new_files.write(extent, data)
                 digest = digest or blake3(data).digest()
-                verify.add(self.directory, self.generation, extents, data, digest)
+                proofs.add(self.directory, self.generation, extents, data, digest)
             except OSError as error:
                 raise capacity.failure(self.directory, error) from None
             self._have[block] = 1
@@ -318,7 +318,7 @@ class Store:
         """
         try:
             extents = list((layout or self.layout).extents(block))
-            with self._turn.at(len(extents)):
+            with self._bursts.hold(len(extents)):
                 for extent in extents:
                     self._files.read_into(extent, view)
         except OSError as error:
@@ -366,8 +366,8 @@ class Store:
             if self.owned:
                 syscalls.resize_tmpfs(self.directory, self._used() + self._holes())
             summary = self.summary
-            expected = summary.files + summary.size // verify.SMALL
-            verify.trim(self.directory, expected, self.tree.inodes)
+            expected = summary.files + summary.size // proofs.SMALL
+            proofs.trim(self.directory, expected, self.tree.inodes)
 
     def _holes(self) -> int:
         """Bytes that readers may yet take: whoever maps a hole and reads it is given a page."""
@@ -521,7 +521,7 @@ def _map(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0)
 
 
-class Recut:
+class ReblockedStore:
     """All of a store that is whole, to be given to hosts that are added later.
 
     What ``Receiver`` asks of a ``Store``, but nothing is ever missing.

@@ -21,7 +21,7 @@ LEAST = 64 << 10
 """Bytes; fewer have arrived sooner than they are found."""
 
 
-class Elsewhere:
+class LocalCopies:
     """Finds blocks of a layout among the files of other stores.
 
     A file is looked for by its size and, in this order, by its path, the last two parts of that,
@@ -79,7 +79,7 @@ def _keys(path: bytes, size: int) -> tuple[int, int, int]:
     return hash((size, path)), hash((size, *parts[-2:])), hash((size, parts[-1]))
 
 
-def find(settings: Settings, own: Path, store: Store) -> Elsewhere | None:
+def find(settings: Settings, own: Path, store: Store) -> LocalCopies | None:
     """Look for the files of a store that is to be filled.
 
     Takes about a second for 100,000 files in other mounts.
@@ -109,5 +109,5 @@ def find(settings: Settings, own: Path, store: Store) -> Elsewhere | None:
     if not others:
         return None
     others.sort(key=lambda other: len(other.missing()))
-    found = Elsewhere(store.layout, others)
+    found = LocalCopies(store.layout, others)
     return found if found else None

@@ -2,7 +2,7 @@
 
 The client offers its directory so, and every host what it has received. Where both ends have an
 RDMA device that Monarch takes, a block is staged and read by ``RDMABuffer``. Else it comes by a
-stream (``Outlet``); where no stream can be had, by ``RDMABuffer`` again, whose bytes then go
+stream (``BlockServer``); where no stream can be had, by ``RDMABuffer`` again, whose bytes then go
 through Monarch's messages.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from blake3 import blake3
 
 from wheelmount.errors import TransferError
-from wheelmount.hosts import engine, rdma
+from wheelmount.hosts import rdma, runtime
 from wheelmount.hosts.actor import (
     Actor,
     RDMABuffer,
@@ -47,7 +47,7 @@ PIECE = 1 << 20
 Key = tuple[bytes, bool, int]
 """See ``Layout.key``."""
 
-Said = tuple[bytes, tuple[int, ...]]
+BlockInfo = tuple[bytes, tuple[int, ...]]
 """``digest`` and ``changed`` of ``Staged``."""
 
 
@@ -82,11 +82,11 @@ class Offer:
         if not done.cancelled() and done.exception() is None:
             self._ring.release(block, packed)
 
-    async def digest(self, block: int) -> Said | None:
+    async def digest(self, block: int) -> BlockInfo | None:
         """What a block is, which is not to be read; None: ask again, it takes a while."""
         return await within(self._soon, self._digest(block))
 
-    async def _digest(self, block: int) -> Said:
+    async def _digest(self, block: int) -> BlockInfo:
         staged = await self._stage(block, False)
         self._ring.release(block)
         return staged.digest, staged.changed
@@ -207,7 +207,7 @@ class SourceActor(Actor):  # type: ignore[misc]
     """The client's end: lives in the client's own process, and offers the rings of its deliveries.
 
     One for all deliveries of a process, as Monarch keeps some 225 KiB of each actor that has ended
-    (torchmonarch 0.7.0). ``outlet``, ``digest``, ``stage`` and ``release`` are as of a host's
+    (torchmonarch 0.7.0). ``block_server``, ``digest``, ``stage`` and ``release`` are as of a host's
     ``Agent``.
     """
 
@@ -237,12 +237,12 @@ class SourceActor(Actor):  # type: ignore[misc]
         return _find(name).tree[offset : offset + PIECE]
 
     @concurrent_endpoint
-    async def outlet(self, name: str, device: bool) -> Ticket | None:
+    async def block_server(self, name: str, device: bool) -> Ticket | None:
         """See ``choose``."""
         return choose(_find(name).ticket, device)
 
     @concurrent_endpoint
-    async def digest(self, name: str, block: int) -> Said | None:
+    async def digest(self, name: str, block: int) -> BlockInfo | None:
         """See ``Offer.digest``."""
         return await _find(name).offer.digest(block)
 
@@ -273,7 +273,7 @@ def choose(ticket: Ticket | None, device: bool) -> Ticket | None:
     """By what somebody is to get blocks from this process.
 
     Args:
-        ticket: of an outlet, if there is one.
+        ticket: of an block_server, if there is one.
         device: whether the other end has an RDMA device.
 
     Returns:
@@ -294,7 +294,7 @@ def offer(
 
     Args:
         ring: its blocks.
-        ticket: of their outlet; None where there is none.
+        ticket: of their block_server; None where there is none.
         timeout: seconds within which hosts must hear something.
         description: of its tree, as it is to be sent ahead.
         arrived: called with a host's name and a number of bytes as they arrive.
@@ -311,12 +311,12 @@ def offer(
     with _spawning:
         key = str(context().actor_instance.actor_id)
         if key not in _actors:
-            name = f"{engine.NAME}source_{secrets.token_hex(4)}"
+            name = f"{runtime.NAME}source_{secrets.token_hex(4)}"
             _actors[key] = this_proc().spawn(name, SourceActor)
     origin = Origin(_actors[key], secrets.token_hex(8))
     _offered[origin.name] = _Offered(ring, ticket, timeout, description, arrived)
     try:
-        engine.one(origin.actor.open.call_one(origin.name), start_timeout)
+        runtime.one(origin.actor.open.call_one(origin.name), start_timeout)
     except BaseException:
         _offered.pop(origin.name, None)
         raise
@@ -326,7 +326,7 @@ def offer(
 def withdraw(origin: Origin) -> None:
     """Offer a directory no more; bounded, and fine where Monarch is ending."""
     if origin.name in _offered:
-        engine.gather({"": origin.actor.close.call_one(origin.name)}, engine.MESH_TIMEOUT)
+        runtime.gather({"": origin.actor.close.call_one(origin.name)}, runtime.MESH_TIMEOUT)
         _offered.pop(origin.name, None)
 
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from blake3 import blake3
 
 from wheelmount.errors import StoreError, TransferError, WheelmountError
-from wheelmount.hosts.engine import translate
+from wheelmount.hosts.runtime import translate
 from wheelmount.mount.serve.traffic import CLIENT, Traffic
-from wheelmount.mount.store.store import Recut, Store
+from wheelmount.mount.store.store import ReblockedStore, Store
 from wheelmount.mount.transfer.compression import Choice, Processors, unpack
-from wheelmount.mount.transfer.dedup import Elsewhere
-from wheelmount.mount.transfer.rdma import Said
+from wheelmount.mount.transfer.dedup import LocalCopies
+from wheelmount.mount.transfer.rdma import BlockInfo
 from wheelmount.mount.transfer.relay import Relay
 from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.topology import LEAST_BLOCK, MOST_BLOCK, SHARE, Route
@@ -63,7 +63,7 @@ class Receiver:
     def __init__(
         self,
         host: str,
-        store: Store | Recut,
+        store: Store | ReblockedStore,
         wire: Wire,
         route: Route,
         *,
@@ -71,14 +71,14 @@ class Receiver:
         compress: str,
         timeout: float,
         tell: Callable[[int, str | None], None],
-        look: Callable[[], Elsewhere | None] | None = None,
+        look: Callable[[], LocalCopies | None] | None = None,
     ) -> None:
         self.layout = store.layout
         self.traffic = Traffic()
         self._host = host
         self._store = store
         self._look = look
-        self._looking: asyncio.Task[Elsewhere | None] | None = None
+        self._looking: asyncio.Task[LocalCopies | None] | None = None
         self._wire = wire
         self._route = route
         self._in_flight = in_flight
@@ -203,13 +203,13 @@ class Receiver:
         if self._flying:
             await asyncio.wait(self._flying.values(), timeout=self._timeout)
 
-    def lose(self, host: str) -> None:
+    def mark_dead(self, host: str) -> None:
         """Do not wait for a host any more: it is gone."""
         self._lost.add(host)
         for call in self._calls[host]:
             call.cancel()
 
-    async def _confirm(self, block: int) -> Said:
+    async def _confirm(self, block: int) -> BlockInfo:
         """See with the client that a block is right which arrived before this receiver was."""
         digest, changed = await self._wire.digest(CLIENT, block)
         memory = self._buffer()
@@ -329,7 +329,7 @@ class Receiver:
         self._count(staged.length)
         return True
 
-    async def _here(self, block: int) -> Elsewhere | None:
+    async def _here(self, block: int) -> LocalCopies | None:
         """Where a block may be on this host already, as soon as that is known."""
         if self._look is None:
             return None
@@ -338,7 +338,7 @@ class Receiver:
         found = await asyncio.shield(self._looking)
         return found if found is not None and found.covers(block) else None
 
-    async def _reuse(self, here: Elsewhere, block: int, host: str) -> bool:
+    async def _reuse(self, here: LocalCopies, block: int, host: str) -> bool:
         """Take a block from where it may be on this host, if it is what another has."""
         said = await self._wire.digest(host, block)
         memory = self._buffer()
@@ -371,7 +371,7 @@ class Receiver:
             return staged, None
         return staged, self.relay.put(staged, block, packed, memory)
 
-    def _write(self, block: int, view: memoryview, said: Said) -> bool:
+    def _write(self, block: int, view: memoryview, said: BlockInfo) -> bool:
         digest, changed = said
         if len(view) != self.layout.length(block) or blake3(view).digest() != digest:
             return False

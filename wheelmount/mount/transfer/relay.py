@@ -11,10 +11,10 @@ from typing import Any
 from wheelmount.errors import TransferError, WheelmountError
 from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.serve.traffic import Traffic
-from wheelmount.mount.store.store import Recut, Store
-from wheelmount.mount.transfer.rdma import Offer, Said, choose, within
+from wheelmount.mount.store.store import ReblockedStore, Store
+from wheelmount.mount.transfer.rdma import BlockInfo, Offer, choose, within
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring, Staged
-from wheelmount.mount.transfer.stream import PULSE, Outlet, outlet
+from wheelmount.mount.transfer.stream import PULSE, BlockServer, block_server
 
 KEPT = 12
 """Blocks a host keeps staged for others; they are read from its store again where need be."""
@@ -35,9 +35,9 @@ class Relay:
 
     def __init__(
         self,
-        store: Store | Recut,
+        store: Store | ReblockedStore,
         ensure: Callable[[int, bool], Awaitable[WheelmountError | None]],
-        confirm: Callable[[int], Awaitable[Said]],
+        confirm: Callable[[int], Awaitable[BlockInfo]],
         traffic: Traffic,
         timeout: float,
         below: Sequence[int],
@@ -50,19 +50,19 @@ class Relay:
         self._timeout = timeout
         self._below = below
         self._ring = Ring(self, slots=KEPT, lease=timeout, readers=self._readers)
-        self._given: dict[int, Said] = {}
+        self._given: dict[int, BlockInfo] = {}
         self._offer: Offer | None = None
-        self._outlet: Outlet | None = None
+        self._block_server: BlockServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    def note(self, block: int, said: Said) -> None:
+    def note(self, block: int, said: BlockInfo) -> None:
         """A block is being written to the store."""
         self._given[block] = said
 
     def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
         """Keep a block as it came, if somebody is to ask for it; see ``Ring.put``."""
-        if self._outlet is None or self._offer is not None:  # whose memory is registered
+        if self._block_server is None or self._offer is not None:  # whose memory is registered
             return memory
         if not self._readers(block):
             return memory
@@ -72,15 +72,15 @@ class Relay:
         """See ``Ring``; none are expected where others ask who were not, as of all that is here."""
         return self._below[block % len(self._below)]
 
-    async def outlet(self, device: bool) -> Ticket | None:
+    async def block_server(self, device: bool) -> Ticket | None:
         """See ``choose``."""
         self._check()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._outlet = outlet(self, self._timeout)
-        return choose(None if self._outlet is None else self._outlet.ticket, device)
+            self._block_server = block_server(self, self._timeout)
+        return choose(None if self._block_server is None else self._block_server.ticket, device)
 
-    async def digest(self, block: int, *, urgent: bool = False) -> Said:
+    async def digest(self, block: int, *, urgent: bool = False) -> BlockInfo:
         """What a block is, once it is here.
 
         Args:
@@ -97,7 +97,7 @@ class Relay:
             self._given[block] = await self._confirm(block)
         return self._given[block]
 
-    async def say(self, block: int) -> Said | None:
+    async def say(self, block: int) -> BlockInfo | None:
         """As ``digest``; None: ask again, it takes a while."""
         return await within(PULSE * self._timeout, self.digest(block))
 
@@ -133,7 +133,7 @@ class Relay:
             self._traffic.sent = self._ring.sent
             yield lent
 
-    def fill(self, block: int, view: memoryview) -> Said:
+    def fill(self, block: int, view: memoryview) -> BlockInfo:
         """A block as it came; see ``Filler``."""
         self._store.read_block(block, view)
         return self._given[block]
@@ -141,8 +141,8 @@ class Relay:
     def close(self) -> None:
         """Give nothing: what is here is of no use to anybody."""
         self._closed = True
-        if self._outlet is not None:
-            self._outlet.close()
+        if self._block_server is not None:
+            self._block_server.close()
         if self._offer is not None:
             self._offer.close()
 

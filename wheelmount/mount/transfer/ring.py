@@ -103,19 +103,19 @@ class Ring:
         """The memory of each slot, ``block_size`` bytes."""
         self._free = [_Slot(n) for n in range(slots)]
         self._used: OrderedDict[Key, _Slot] = OrderedDict()  # least recently used first
-        self._turn = threading.Condition()
+        self._condition = threading.Condition()
         self._closed = False
         self.sent = 0
         """Bytes that were fetched from it."""
 
     def close(self) -> None:
         """Give its memory back; nothing more is staged. What is lent stays as it is."""
-        with self._turn:
+        with self._condition:
             self._closed = True
             self._free.clear()
             self._used.clear()
             self.slots = [memoryview(b"")] * len(self.slots)
-            self._turn.notify_all()
+            self._condition.notify_all()
 
     def stage(self, block: int, packed: bool = False) -> Staged:
         """Have a block in the ring, and keep it there until ``release``.
@@ -140,10 +140,10 @@ class Ring:
                 slot.staged = self._fill(slot.number, block, packed)
             except BaseException as error:
                 slot.error = error
-                with self._turn:
+                with self._condition:
                     if self._used.get(key) is slot:
                         self._empty(key, slot)
-                    self._turn.notify_all()
+                    self._condition.notify_all()
                 raise
             finally:
                 slot.ready.set()
@@ -157,13 +157,13 @@ class Ring:
     def release(self, block: int, packed: bool = False, sent: int = 0) -> None:
         """Let go of a block that ``stage`` gave, and of which ``sent`` bytes were fetched."""
         self._count(sent)
-        with self._turn:
+        with self._condition:
             slot = self._used.get((block, packed))
         if slot is not None:
             self._drop((block, packed), slot, given=sent > 0)
 
     def _drop(self, key: Key, slot: _Slot, *, given: bool = False, lent: bool = False) -> None:
-        with self._turn:
+        with self._condition:
             slot.holders = max(0, slot.holders - 1)
             slot.lent -= lent
             slot.given += given
@@ -172,7 +172,7 @@ class Ring:
             over = over and slot.ready.is_set() and not slot.holders
             if over and self._used.get(key) is slot:
                 self._empty(key, slot)
-            self._turn.notify_all()
+            self._condition.notify_all()
 
     def _empty(self, key: Key, slot: _Slot) -> None:
         del self._used[key]
@@ -211,7 +211,7 @@ class Ring:
             Memory for it: the same again if nobody can be made to make room.
         """
         key = block, packed
-        with self._turn:
+        with self._condition:
             if key in self._used:
                 return memory
             slot = self._vacate(time.monotonic())
@@ -224,12 +224,12 @@ class Ring:
         return memory
 
     def _count(self, sent: int) -> None:
-        with self._turn:
+        with self._condition:
             self.sent += sent
 
     def _take(self, key: Key, timeout: float, *, lent: bool) -> tuple[_Slot, bool]:
         deadline = time.monotonic() + timeout
-        with self._turn:
+        with self._condition:
             while True:
                 if self._closed:
                     raise TransferError(CLOSED)
@@ -250,7 +250,7 @@ class Ring:
                         f"all blocks of a ring were taken for {timeout:g} s",
                         hint="raise WHEELMOUNT_RING, or look for hosts that hang",
                     )
-                self._turn.wait(min(1.0, deadline - now))
+                self._condition.wait(min(1.0, deadline - now))
 
     def _vacate(self, now: float) -> _Slot | None:
         if self._free:

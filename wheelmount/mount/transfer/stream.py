@@ -2,8 +2,8 @@
 
 Where there is no RDMA device, Monarch's ``RDMABuffer`` travels in its messages, at a third of the
 speed of a socket (``benchmarks.rdma``). So there blocks are asked for and come over connections of
-their own (``BlockServer``, ``BlockClient``; see ``hosts.sockets``); where they are to be had, and by
-which secret, is told through Monarch.
+their own (``BlockServer``, ``BlockClient``; see ``hosts.sockets``); where a block server is, and
+the secret that it asks for, is told through Monarch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import msgpack
 from wheelmount.errors import TransferError, UnreachableError
 from wheelmount.hosts import sockets
 from wheelmount.hosts.address import SECURE
-from wheelmount.hosts.engine import translate
+from wheelmount.hosts.runtime import translate
 from wheelmount.hosts.sockets import Entrance, Ticket, Where
 from wheelmount.mount.serve.traffic import LOCAL, TCP, TLS
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
@@ -66,7 +66,7 @@ class Lender(Protocol):
     ) -> AbstractContextManager[tuple[Staged, memoryview]]: ...
 
 
-class Outlet:
+class BlockServer:
     """Gives blocks to others, until it is closed.
 
     Args:
@@ -122,13 +122,13 @@ class _Pulses:
     """Says ``WAIT`` to all who wait for a block, so that they do not think that this end is gone.
 
     Args:
-        timeout: see ``Outlet``.
+        timeout: see ``BlockServer``.
     """
 
     def __init__(self, timeout: float) -> None:
         self._patience = STUCK_AFTER * timeout
         self._waiting: dict[socket.socket, float] = {}
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = threading.Event()
         args = (PULSE * timeout,)
         threading.Thread(target=self._run, args=args, name="wheelmount-pulse", daemon=True).start()
@@ -136,17 +136,17 @@ class _Pulses:
     @contextlib.contextmanager
     def at(self, connection: socket.socket) -> Iterator[None]:
         """While a block is waited for that is to go to a connection; nothing else is sent there."""
-        with self._turn:
+        with self._lock:
             self._waiting[connection] = time.monotonic() + self._patience
         try:
             yield
         finally:
-            with self._turn:
+            with self._lock:
                 del self._waiting[connection]
 
     def _run(self, interval: float) -> None:
         while not self._closed.wait(interval):
-            with self._turn:
+            with self._lock:
                 now = time.monotonic()
                 for connection, until in self._waiting.items():
                     if now < until:
@@ -162,10 +162,10 @@ def _reply(kind: int, said: tuple[Any, ...]) -> bytes:
     return REPLY.pack(kind, len(head)) + head
 
 
-def outlet(lender: Lender, timeout: float) -> Outlet | None:
-    """An outlet, if this process can have one; see there."""
+def block_server(lender: Lender, timeout: float) -> BlockServer | None:
+    """An block_server, if this process can have one; see there."""
     try:
-        return Outlet(lender, timeout)
+        return BlockServer(lender, timeout)
     except OSError as error:
         log.warning("bytes go through Monarch's messages: %s", error)
         return None
@@ -198,8 +198,8 @@ class Pace(NamedTuple):
 _Arrived = tuple[Staged, Pace]
 
 
-class Inlet:
-    """Gets blocks from outlets, over connections that are kept for the next block.
+class BlockClient:
+    """Gets blocks from block_servers, over connections that are kept for the next block.
 
     Args:
         timeout: seconds within which some bytes of a block must come, or word that the other end
@@ -210,7 +210,7 @@ class Inlet:
         self._timeout = timeout
         self._idle: defaultdict[Where, list[socket.socket]] = defaultdict(list)
         self._reached: set[Where] = set()
-        self._threads = ThreadPoolExecutor(READERS, "wheelmount-inlet")
+        self._threads = ThreadPoolExecutor(READERS, "wheelmount-block_client")
         self._readings: set[_Reading] = set()
         self._resting = self._closed = False
 
@@ -226,7 +226,7 @@ class Inlet:
         """Get a block, and go on with it on the same thread.
 
         Args:
-            ticket: of an outlet.
+            ticket: of an block_server.
             block: which.
             packed: whether to have it compressed, if it is worth it.
             urgent: whether a reader waits for it.
@@ -240,7 +240,7 @@ class Inlet:
         Raises:
             UnreachableError: nobody could be connected to, the first time already.
             TimeoutError: it took too long.
-            TransferError: the other end cannot give it, or hung up; or this inlet is closed.
+            TransferError: the other end cannot give it, or hung up; or this block_client is closed.
         """
         if self._closed:
             raise TransferError("nothing is fetched any more")
@@ -317,13 +317,13 @@ class _Reading:
         self.ticket = ticket
         self._request = REQUEST.pack(ticket.secret, block, packed, urgent)
         self._memory = memory
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self.given_up = False
 
     def give_up(self) -> None:
         """Wake the thread that reads, if it does."""
-        with self._turn:
+        with self._lock:
             self.given_up = True
             if self._connection is not None:
                 sockets.hang_up(self._connection)
@@ -336,7 +336,7 @@ class _Reading:
             OSError: the connection failed in another way, or it took too long.
             TransferError: the other end cannot give it.
         """
-        with self._turn:
+        with self._lock:
             self._connection = connection
             if self.given_up:
                 sockets.hang_up(connection)
@@ -346,7 +346,7 @@ class _Reading:
             connection.close()
             raise
         finally:
-            with self._turn:
+            with self._lock:
                 self._connection = None
         return arrived
 

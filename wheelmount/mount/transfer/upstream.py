@@ -12,9 +12,9 @@ from wheelmount.errors import TransferError, UnreachableError
 from wheelmount.hosts import rdma
 from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.serve.traffic import CLIENT, MESSAGES, RDMA
-from wheelmount.mount.transfer.rdma import Key, Origin, Said
+from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
-from wheelmount.mount.transfer.stream import Inlet, Pace, way
+from wheelmount.mount.transfer.stream import BlockClient, Pace, way
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ class Wire(Protocol):
     ``WheelmountError`` when it cannot give what it is asked for.
     """
 
-    async def digest(self, host: str, block: int) -> Said:
+    async def digest(self, host: str, block: int) -> BlockInfo:
         """What a block is, from a host or ``CLIENT``."""
 
     async def read(
@@ -78,13 +78,13 @@ class Upstream:
         self._actors = {**peers, CLIENT: source.actor}
         self._names: dict[str, Key | str] = dict.fromkeys(peers, key) | {CLIENT: source.name}
         self._timeout = timeout
-        self._inlet = Inlet(timeout)
+        self._client = BlockClient(timeout)
         self._tickets: dict[str, Ticket | None] = {}
 
-    async def digest(self, host: str, block: int) -> Said:
+    async def digest(self, host: str, block: int) -> BlockInfo:
         """See ``Wire``."""
         actor, name = self._actors[host], self._names[host]
-        said: Said = await self._ask(lambda: actor.digest.call_one(name, block))
+        said: BlockInfo = await self._ask(lambda: actor.digest.call_one(name, block))
         return said
 
     async def read(
@@ -99,7 +99,7 @@ class Upstream:
         """See ``Wire``."""
         if ticket := await self._ticket(host):
             try:
-                result, pace = await self._inlet.read(ticket, block, packed, urgent, memory, then)
+                result, pace = await self._client.read(ticket, block, packed, urgent, memory, then)
             except UnreachableError:
                 self._tickets[host] = None
             else:
@@ -115,19 +115,19 @@ class Upstream:
 
     def rest(self) -> None:
         """See ``Wire``."""
-        self._inlet.rest()
+        self._client.rest()
 
     def close(self) -> None:
         """See ``Wire``; a transfer by ``RDMABuffer`` goes on.
 
         If it were given up, Monarch's fallback over TCP would fail at the sender, for all others.
         """
-        self._inlet.close()
+        self._client.close()
 
     async def _ticket(self, host: str) -> Ticket | None:
         """By what blocks of a host are to be had; None: by ``RDMABuffer``."""
         if host not in self._tickets:
-            call = self._actors[host].outlet.call_one(self._names[host], rdma.usable())
+            call = self._actors[host].block_server.call_one(self._names[host], rdma.usable())
             self._tickets.setdefault(host, await self._answer(call))
         return self._tickets[host]
 

@@ -50,7 +50,7 @@ from wheelmount.mount.serve.adapters import FOREVER, Wait
 from wheelmount.mount.serve.fuse import abi
 from wheelmount.mount.serve.fuse.abi import Flag, Op
 from wheelmount.mount.serve.fuse.references import References
-from wheelmount.mount.serve.fuse.wire import Agreement, Later, Session, Wire
+from wheelmount.mount.serve.fuse.wire import Agreement, Pending, Session, Wire
 from wheelmount.mount.serve.vfs import Change, Usage
 from wheelmount.mount.snapshot.tree import Inode
 
@@ -147,7 +147,7 @@ class DirectFuse:
         Cancelling this leaves a thread behind that takes one more request: let the process end.
         """
         async with trio.open_nursery() as self._nursery:
-            self._later = Later(self._wire, self._nursery)
+            self._later = Pending(self._wire, self._nursery)
             if self._resumed:
                 self._wire.resend()
             await trio.to_thread.run_sync(self._loop, abandon_on_cancel=True)

@@ -119,7 +119,7 @@ Task = Callable[..., Awaitable[object]]
 """Answers a request, whose ``unique`` is its first argument."""
 
 
-class Later:
+class Pending:
     """To be made in trio's thread; ``start`` and ``end`` may be called in others.
 
     Args:

@@ -17,10 +17,18 @@ from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
 from wheelmount.errors import HostError, TransferError, WheelmountError
-from wheelmount.hosts import conduit, engine, handshake, sockets
+from wheelmount.hosts import conduit, handshake, runtime, sockets
 from wheelmount.hosts.collection import Collection
+from wheelmount.hosts.command_actor import (
+    CHUNK,
+    LEASE,
+    PATIENCE,
+    PIPE,
+    Command,
+    CommandActor,
+    Report,
+)
 from wheelmount.hosts.host import Host
-from wheelmount.hosts.runner import CHUNK, LEASE, PATIENCE, PIPE, Command, Report, Runner
 
 TAIL = 64 << 10
 """Bytes of a stream's end that a result keeps where the output went elsewhere."""
@@ -85,13 +93,13 @@ class Results(dict[str, Result | WheelmountError]):
     shortfall: WheelmountError | None = None
 
 
-class Runners:
+class Commands:
     """Runs commands on hosts. A context manager; leaving it ends what still runs.
 
     Args:
         hosts: where.
         timeout: seconds within which a host must answer (not: a command finish).
-        actors: the hosts' runners by name, if they are there already; they stay.
+        actors: the hosts' commands by name, if they are there already; they stay.
         lease: seconds that a command runs on of which hosts do not hear that it is still wanted.
     """
 
@@ -111,31 +119,31 @@ class Runners:
         self._running: set[tuple[str, str]] = set()
         self._threads = ThreadPoolExecutor(CALLERS, "wheelmount-conduit")
 
-    def __enter__(self) -> Runners:
+    def __enter__(self) -> Commands:
         if not self.actors:
             for rank, host in enumerate(self._hosts):
                 # Of its own: a process that receives a mount's bytes must never wait for them.
-                procs = host.mesh.spawn_procs({"procs": 1}, name=f"{engine.NAME}run")
+                procs = host.mesh.spawn_procs({"procs": 1}, name=f"{runtime.NAME}run")
                 self._procs[host.name] = procs
                 self._greetings[host.name] = handshake.begin(procs)
                 self.actors[host.name] = procs.spawn(
-                    f"{engine.NAME}runner", Runner, host.name, rank, self._lease
+                    f"{runtime.NAME}commands", CommandActor, host.name, rank, self._lease
                 )
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self._threads.shutdown(wait=False)
         ends = {(name, key): self.actors[name].end.call_one(key) for name, key in self._running}
-        engine.gather(ends, self._timeout)
+        runtime.gather(ends, self._timeout)
         if self._procs:
             closes = {name: self.actors[name].close.call_one() for name in self._procs}
-            closed = engine.gather(closes, self._timeout)
+            closed = runtime.gather(closes, self._timeout)
             # A host that is lost has nothing to stop.
             here = [name for name, end in closed.items() if not isinstance(end, WheelmountError)]
-            engine.stop_meshes(*(self._procs[name] for name in here))
+            runtime.stop_meshes(*(self._procs[name] for name in here))
 
     def keep(self) -> None:
-        """Leave the runners on their hosts when this is left."""
+        """Leave the commands on their hosts when this is left."""
         self._procs = {}
 
     def private(self, runtime_dir: str) -> dict[str, str]:
@@ -148,7 +156,7 @@ class Runners:
             HostError, WaitError: a host is lost, or does not answer.
         """
         calls = {name: each.private.call_one(runtime_dir) for name, each in self.actors.items()}
-        return engine.raise_first(engine.gather(calls, self._timeout))
+        return runtime.raise_first(runtime.gather(calls, self._timeout))
 
     def run(
         self,
@@ -199,13 +207,13 @@ class Runners:
                 if tell is not None:
                     tell.close()
 
-        engine.complete(everything())
+        runtime.complete(everything())
         return Results({name: results[name] for name in commands})
 
     async def _greet(self, host: str) -> None:
         """See that a host is of this version, before its first command."""
         if (greeting := self._greetings.pop(host, None)) is not None:
-            handshake.compare(host, await engine.answer(greeting, self._timeout))
+            handshake.compare(host, await runtime.answer(greeting, self._timeout))
 
     async def _run(
         self,
@@ -221,7 +229,7 @@ class Runners:
         actor, key = self.actors[host], secrets.token_hex(8)
         self._running.add((host, key))
         start = actor.start.call_one(key, command, stdin is not None)
-        place = await engine.answer(start, self._timeout)
+        place = await runtime.answer(start, self._timeout)
         trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(self._renew(actor, key, trouble))]
         if stdin is not None:
@@ -241,7 +249,7 @@ class Runners:
 
         try:
             while True:
-                report: Report = await engine.answer(actor.report.call_one(key, limit), bound)
+                report: Report = await runtime.answer(actor.report.call_one(key, limit), bound)
                 await pass_on("stdout", report.stdout)
                 await pass_on("stderr", report.stderr)
                 if report.code is not None:
@@ -262,7 +270,7 @@ class Runners:
                 task.cancel()
             if not trouble.cancel():
                 trouble.exception()  # said, or the command has ended in spite of it
-        await engine.answer(actor.end.call_one(key), self._timeout)
+        await runtime.answer(actor.end.call_one(key), self._timeout)
         self._running.discard((host, key))
         return Result(
             report.code,
@@ -288,7 +296,7 @@ class Runners:
 
     async def _call(self, actor: Any, key: str, way: int, limit: int) -> socket.socket | None:
         """A connection for a stream of a command; None where messages are the only way."""
-        ticket = await engine.answer(actor.reach.call_one(), self._timeout)
+        ticket = await runtime.answer(actor.reach.call_one(), self._timeout)
         if ticket is None:
             return None
         loop = asyncio.get_running_loop()
@@ -327,7 +335,7 @@ class Runners:
                     await pass_on(*frame)
             except OSError:
                 # Of a host that is lost, or has ended the command, this says so.
-                await engine.answer(actor.report.call_one(key, 1), self._timeout + PATIENCE)
+                await runtime.answer(actor.report.call_one(key, 1), self._timeout + PATIENCE)
                 raise HostError(
                     "the connection was cut by which a command's output came",
                     hint="look at the network, and run it again",
@@ -341,7 +349,7 @@ class Runners:
         try:
             while True:
                 await asyncio.sleep(self._lease / 6)
-                await engine.answer(actor.renew.call_one(key), self._timeout)
+                await runtime.answer(actor.renew.call_one(key), self._timeout)
         except WheelmountError as error:
             _settle(trouble, error)
 
@@ -352,11 +360,11 @@ class Runners:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(WheelmountError):  # the command has ended
             while len(data := await reader.read()) < MUCH:
-                if not await engine.answer(actor.feed.call_one(key, data), None) or not data:
+                if not await runtime.answer(actor.feed.call_one(key, data), None) or not data:
                     return
             connection = await self._call(actor, key, conduit.GIVE, CHUNK * 2)
             while connection is None:
-                if not await engine.answer(actor.feed.call_one(key, data), None) or not data:
+                if not await runtime.answer(actor.feed.call_one(key, data), None) or not data:
                     return
                 data = await reader.read()
             with _open(connection):
@@ -369,7 +377,7 @@ class Runners:
                     await loop.run_in_executor(self._threads, conduit.end, connection)
                     return
                 except OSError:
-                    if not await engine.answer(actor.wants_input.call_one(key), self._timeout):
+                    if not await runtime.answer(actor.wants_input.call_one(key), self._timeout):
                         return
             error = HostError(
                 "the connection was cut by which a command's input went",

@@ -25,7 +25,7 @@ import psutil
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, OvertimeError
-from wheelmount.hosts import collection, conduit, engine, process, sockets, worker
+from wheelmount.hosts import collection, conduit, process, runtime, sockets, worker
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.hosts.sockets import Entrance, Ticket
 
@@ -121,7 +121,7 @@ class _Run:
         self._outputs: dict[str, int] = {}
         self._input = -1
         self._connections: set[socket.socket] = set()
-        self._turn = threading.Condition()
+        self._condition = threading.Condition()
         self._ending = False
         self._overtime: threading.Event | None = None
         self._reason = b""
@@ -286,16 +286,16 @@ class _Run:
 
     @contextlib.contextmanager
     def _using(self, connection: socket.socket) -> Iterator[None]:
-        with self._turn:
+        with self._condition:
             if self._ending:
                 raise ConnectionError("the command has ended")
             self._connections.add(connection)
         try:
             yield
         finally:
-            with self._turn:
+            with self._condition:
                 self._connections.discard(connection)
-                self._turn.notify_all()
+                self._condition.notify_all()
 
     def end(self) -> None:
         self._timer.cancel()
@@ -333,11 +333,11 @@ class _Run:
                     yield each
 
     def _close(self) -> None:
-        with self._turn:  # the threads of connections use what is closed then
+        with self._condition:  # the threads of connections use what is closed then
             self._ending = True
             for connection in self._connections:
                 sockets.hang_up(connection)
-            self._turn.wait_for(lambda: not self._connections)
+            self._condition.wait_for(lambda: not self._connections)
         for descriptor in self._outputs.values():
             if descriptor >= 0:
                 # What the command left running may write on, as to a file that is gone.
@@ -396,7 +396,7 @@ async def _ready(reading: Sequence[int] = (), writing: Sequence[int] = ()) -> No
             loop.remove_writer(descriptor)
 
 
-class Runner(Actor):  # type: ignore[misc]
+class CommandActor(Actor):  # type: ignore[misc]
     """Runs commands on its host."""
 
     def __init__(self, host: str, rank: int, lease: float) -> None:
@@ -488,7 +488,7 @@ class Runner(Actor):  # type: ignore[misc]
     @concurrent_endpoint
     async def quit(self) -> None:
         """End this process, soon; for a client that did not start it."""
-        engine.quit_soon()
+        runtime.quit_soon()
 
     @concurrent_endpoint
     async def close(self) -> None:

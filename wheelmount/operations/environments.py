@@ -15,14 +15,14 @@ from packaging.specifiers import SpecifierSet
 from wheelmount.config import Settings
 from wheelmount.containers import probe
 from wheelmount.errors import InputError, MountError, WaitError
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Results
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import cache, containers, scripts, sites, targets
-from wheelmount.jobs.containers import SCRIPT
-from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
-from wheelmount.jobs.launch import Launch
 from wheelmount.mount.kernel.points import PRIVATE
+from wheelmount.operations import cache, clusters, containers, scripts, targets
+from wheelmount.operations.containers import SCRIPT
+from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
+from wheelmount.operations.launch import Launch
 from wheelmount.progress import Progress
 from wheelmount.wheels import carried, venv
 from wheelmount.wheels.carried import Carried
@@ -203,17 +203,17 @@ def _on_mounts(
         )
     with contextlib.ExitStack() as stack:
 
-        def hosts() -> sites.Site:
-            return stack.enter_context(sites.at(spec, settings, progress, namespaces=True))
+        def hosts() -> clusters.Cluster:
+            return stack.enter_context(clusters.at(spec, settings, progress, namespaces=True))
 
-        site = hosts() if image is None and spec.kind != "local" else None
-        environment = stack.enter_context(_made(needed, image, site, settings, progress))
-        site = site or hosts()
+        cluster = hosts() if image is None and spec.kind != "local" else None
+        environment = stack.enter_context(_made(needed, image, cluster, settings, progress))
+        cluster = cluster or hosts()
         point = _point(environment)
-        with site.mount(environment.folder, point, fixed=True) as mounted:
+        with cluster.mount(environment.folder, point, fixed=True) as mounted:
             paths = mounted.mntpoints
             if source is not None:
-                results = site.run_on_mounts(
+                results = cluster.run_on_mounts(
                     source,
                     mntpoint,
                     lambda host, path: command(host, path, paths[host]),
@@ -222,7 +222,7 @@ def _on_mounts(
                 )
             else:
                 commands = {host: command(host, None, path) for host, path in paths.items()}
-                results = site.run(commands, "run", launch)
+                results = cluster.run(commands, "run", launch)
         results.shortfall = results.shortfall or mounted.shortfall()
     return results
 
@@ -231,12 +231,12 @@ def _on_mounts(
 def _made(
     needed: Needed,
     image: Image | None,
-    site: sites.Site | None,
+    cluster: clusters.Cluster | None,
     settings: Settings,
     progress: Progress,
 ) -> Iterator[Environment]:
     """The environment, made if it is not there, and kept from being removed meanwhile."""
-    target, python = _interpreter(needed, image, site)
+    target, python = _interpreter(needed, image, cluster)
     if needed.python and not SpecifierSet(needed.python).contains(_release(target)):
         raise InputError(
             f"the script requires Python {needed.python}, and this is {target.python_version}",
@@ -271,7 +271,7 @@ def _release(target: Target) -> str:
 
 
 def _interpreter(
-    needed: Needed, image: Image | None, site: sites.Site | None
+    needed: Needed, image: Image | None, cluster: clusters.Cluster | None
 ) -> tuple[Target, str | Carried]:
     """What the environment is for, and where its interpreter is: one for all hosts."""
     if image is not None:
@@ -281,8 +281,8 @@ def _interpreter(
         }
         if not pythons:
             raise InputError("no image to run it in", hint="give --image")
-    elif site is not None:
-        pythons = dict.fromkeys(targets.ask_bases(site))
+    elif cluster is not None:
+        pythons = dict.fromkeys(targets.ask_bases(cluster))
     else:
         pythons = {(Target.here(), base_executable()): None}
     if needed.interpreter and len({target.platform for target, _ in pythons}) == 1:

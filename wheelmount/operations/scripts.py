@@ -9,11 +9,11 @@ from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, SourceError
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Results
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs.launch import Launch
-from wheelmount.jobs.mounts import on_mounts
+from wheelmount.operations.launch import Launch
+from wheelmount.operations.mounts import on_mounts
 from wheelmount.progress import Progress
 from wheelmount.wheels import venv
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wheelmount.config import Settings
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Results
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import sites
+from wheelmount.operations import clusters
 from wheelmount.progress import Progress
 
 
@@ -22,5 +22,5 @@ def run(spec: HostSpec, argv: Sequence[str], settings: Settings, progress: Progr
         progress: told about each step.
     """
     command = Command(("python", "-m", "wheelmount.cli.main", *argv))
-    with sites.at(spec, settings, progress, namespaces=False) as site:
-        return site.run({host.name: command for host in site.hosts}, "ask")
+    with clusters.at(spec, settings, progress, namespaces=False) as cluster:
+        return cluster.run({host.name: command for host in cluster.hosts}, "ask")

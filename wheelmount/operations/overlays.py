@@ -12,7 +12,7 @@ from wheelmount.containers.overlay import Overlay
 from wheelmount.errors import WheelmountError
 
 if TYPE_CHECKING:
-    from wheelmount.hosts.runners import Results  # with Monarch
+    from wheelmount.hosts.commands import Results  # with Monarch
 
 ASK = "python", "-m", "wheelmount.cli.main", "overlay", "ls", "--json"
 """Has a host tell of its own."""

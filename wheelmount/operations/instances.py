@@ -9,16 +9,16 @@ from pathlib import Path
 from wheelmount.config import Settings
 from wheelmount.containers.instance import Instance
 from wheelmount.errors import ContainerError, MountError
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Results
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Result, Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import sites
-from wheelmount.jobs.image import Image, Shown, carry_out, mark_of, order, packages_point
-from wheelmount.jobs.launch import Launch
-from wheelmount.jobs.sites import Site
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.mount.serve import processes
+from wheelmount.operations import clusters
+from wheelmount.operations.clusters import Cluster
+from wheelmount.operations.image import Image, Shown, carry_out, mark_of, order, packages_point
+from wheelmount.operations.launch import Launch
 from wheelmount.progress import Progress
 
 _OWN = "instance-"
@@ -46,38 +46,38 @@ def on_standing(
         name = f"{_OWN}{image.instance}-{mark_of(packages)}-{{host}}"
         where = f"{PRIVATE}/{name}"
 
-    def running(site: Site, places: Mapping[str, Shown]) -> list[str]:
+    def running(cluster: Cluster, places: Mapping[str, Shown]) -> list[str]:
         asked = {
             host: carry_out(order(host, image, shown, Launch(), settings), ())
             for host, shown in places.items()
         }
-        answers = site.runners.run(asked)
+        answers = cluster.commands.run(asked)
         return [name for name, r in answers.items() if isinstance(r, Result) and r.code == 0]
 
-    with sites.at(spec, settings, progress, namespaces=False) as site:
-        points = site.places(where, settings)
+    with clusters.at(spec, settings, progress, namespaces=False) as cluster:
+        points = cluster.places(where, settings)
         places = {host: Shown(packages, path) for host, path in points.items()}
         commands = {host: command(host, shown) for host, shown in places.items()}
-        found = running(site, places)
+        found = running(cluster, places)
         if len(found) == len(commands):
-            return site.run(commands, "run", launch)
+            return cluster.run(commands, "run", launch)
         if found:
             raise ContainerError(
                 f"instance {image.instance} runs on {', '.join(found)} only",
                 hint=f"end it there first: wheelmount instance stop {image.instance}",
             )
-        mounted = site.mount(packages, where)
+        mounted = cluster.mount(packages, where)
         if not isinstance(mounted, RemoteMount):  # those of a session stay by themselves
             with mounted:
-                return site.run(commands, "run", launch)
+                return cluster.run(commands, "run", launch)
         mounted.open()
         try:
             mounted.keep()
-            results = site.run(commands, "run", launch)
+            results = cluster.run(commands, "run", launch)
         except BaseException:
             mounted.clear()
             raise
-        if running(site, places):
+        if running(cluster, places):
             mounted.release()
         else:
             mounted.close(force=True)

@@ -11,18 +11,18 @@ import watchfiles
 
 from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Results
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import sites
-from wheelmount.jobs.launch import Launch
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 from wheelmount.mount.snapshot import access
 from wheelmount.mount.store.verify import Verified
+from wheelmount.operations import clusters
+from wheelmount.operations.launch import Launch
 from wheelmount.progress import Progress
 
 Refreshed = tuple[bool, dict[str, str], WheelmountError | None]
@@ -48,8 +48,8 @@ def mount(
         progress.log(f"only root may come in, as {above} is closed to others; or give --public")
     if spec.session is not None:
         with (
-            sites.at(spec, settings, progress, namespaces=True) as site,
-            site.mount(source, mntpoint) as standing,
+            clusters.at(spec, settings, progress, namespaces=True) as cluster,
+            cluster.mount(source, mntpoint) as standing,
         ):
             mount = standing
         return mount.mntpoints, mount.shortfall()
@@ -67,7 +67,7 @@ def mount(
                 made.clear()
                 raise
     finally:
-        engine.stop()
+        runtime.stop()
     return made.mntpoints, made.shortfall()
 
 
@@ -110,7 +110,7 @@ def _standing(
             yield mount
         finally:
             mount.release()
-            engine.stop()
+            runtime.stop()
 
 
 def refreshed(directories: Sequence[Path], settings: Settings, progress: Progress) -> Refreshed:
@@ -166,5 +166,5 @@ def on_mounts(
     is at its own path, which needs mount namespaces where hosts are on this machine.
     """
     namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
-    with sites.at(spec, settings, progress, namespaces=namespaces) as site:
-        return site.run_on_mounts(source, mntpoint, command, step, launch)
+    with clusters.at(spec, settings, progress, namespaces=namespaces) as cluster:
+        return cluster.run_on_mounts(source, mntpoint, command, step, launch)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WheelmountError
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Result
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import sites
-from wheelmount.jobs.containers import local_names
-from wheelmount.jobs.sites import Site
+from wheelmount.operations import clusters
+from wheelmount.operations.clusters import Cluster
+from wheelmount.operations.containers import local_names
 from wheelmount.progress import Progress
 from wheelmount.wheels.interpreter import describe
 from wheelmount.wheels.target import Target
@@ -29,8 +29,8 @@ def of_hosts(spec: HostSpec, settings: Settings, progress: Progress) -> list[Tar
     """
     if spec.kind == "local":
         return here(spec)
-    with sites.at(spec, settings, progress, namespaces=False) as site:
-        return ask(site, {host.name: "" for host in site.hosts})
+    with clusters.at(spec, settings, progress, namespaces=False) as cluster:
+        return ask(cluster, {host.name: "" for host in cluster.hosts})
 
 
 def here(spec: HostSpec, venv: str = "") -> list[Target]:
@@ -55,11 +55,11 @@ def here(spec: HostSpec, venv: str = "") -> list[Target]:
         ) from None
 
 
-def ask(site: Site, venvs: Mapping[str, str]) -> list[Target]:
+def ask(cluster: Cluster, venvs: Mapping[str, str]) -> list[Target]:
     """What hosts are, or their virtual environments that are there already, each target once.
 
     Args:
-        site: the hosts.
+        cluster: the hosts.
         venvs: by host, path of the environment, or nothing.
 
     Raises:
@@ -67,18 +67,18 @@ def ask(site: Site, venvs: Mapping[str, str]) -> list[Target]:
     """
     program = ("python", "-m", "wheelmount.wheels.interpreter")
     commands = {name: Command((*program, venv)) for name, venv in venvs.items()}
-    results = site.run(commands, "ask")
+    results = cluster.run(commands, "ask")
     return list(dict.fromkeys(_target(name, result) for name, result in results.items()))
 
 
-def ask_bases(site: Site) -> list[tuple[Target, str]]:
+def ask_bases(cluster: Cluster) -> list[tuple[Target, str]]:
     """What the Python of each host is, and the path of what it is made of.
 
     Raises:
         HostError: a host does not say it.
     """
     program = ("python", "-m", "wheelmount.wheels.interpreter", "--base")
-    results = site.run({host.name: Command(program) for host in site.hosts}, "ask")
+    results = cluster.run({host.name: Command(program) for host in cluster.hosts}, "ask")
     found = []
     for name, result in results.items():
         version, platform, path = (*_said(name, result).strip().split(None, 2), "", "", "")[:3]

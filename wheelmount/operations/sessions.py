@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from wheelmount.errors import HostError, InputError, WheelmountError
-from wheelmount.hosts import engine, handshake
+from wheelmount.hosts import handshake, runtime
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands
 from wheelmount.hosts.host import Hosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Runners
 from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import overlays
-from wheelmount.jobs.mounts import Refreshed
-from wheelmount.jobs.records import VERSIONS, MountNote, hosts_of, mounts_of
-from wheelmount.jobs.sites import RUNNERS, join
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.serve import processes
 from wheelmount.mount.store.verify import Verified
+from wheelmount.operations import overlays
+from wheelmount.operations.clusters import COMMANDS, join
+from wheelmount.operations.mounts import Refreshed
+from wheelmount.operations.records import VERSIONS, MountNote, hosts_of, mounts_of
 from wheelmount.progress import SILENT, Progress
 
 PATIENCE = 10.0
@@ -64,17 +64,17 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
 def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
     settings = session.settings
     hosts = spec.make(settings, namespaces=True, guarded=False, progress=progress)
-    with engine.to_stay(), progress.task("start", unit="hosts") as task:
+    with runtime.to_stay(), progress.task("start", unit="hosts") as task:
         hosts.start()
         try:
-            with Runners(list(hosts), settings.start_timeout) as runners:
+            with Commands(list(hosts), settings.start_timeout) as commands:
                 ready = {host.name: Command(("true",)) for host in hosts}
-                engine.raise_first(dict(runners.run(ready)))
-                runners.keep()
+                runtime.raise_first(dict(commands.run(ready)))
+                commands.keep()
             record = session.make(str(spec), spec.kind, hosts)
             record.notes[VERSIONS] = dict(handshake.here())
             session.write(record)
-            session.keep({RUNNERS: runners.actors})
+            session.keep({COMMANDS: commands.actors})
         except BaseException:
             hosts.stop()
             raise
@@ -97,14 +97,16 @@ def down(session: Session, progress: Progress) -> None:
 
 def _end(session: Session, record: Record) -> None:
     hosts = hosts_of(session, record)
-    with engine.to_stay():
+    with runtime.to_stay():
         with contextlib.suppress(HostError):
             hosts.attach()
             for mount in _mounts(session, record, hosts):
                 mount.clear()
-            runners, bound = session.handles()[RUNNERS], session.settings.start_timeout
-            engine.gather({name: actor.close.call_one() for name, actor in runners.items()}, bound)
-            engine.gather({name: actor.quit.call_one() for name, actor in runners.items()}, bound)
+            commands, bound = session.handles()[COMMANDS], session.settings.start_timeout
+            runtime.gather(
+                {name: actor.close.call_one() for name, actor in commands.items()}, bound
+            )
+            runtime.gather({name: actor.quit.call_one() for name, actor in commands.items()}, bound)
         noted = {note.identity for note in mounts_of(record).values()}
         for directory in processes.find(session.settings):  # of hosts here that did not answer
             if processes.identity(directory) in noted:
@@ -130,11 +132,11 @@ def refresh(
     Yields:
         See ``mounts.Refreshed``.
     """
-    with join(session, progress) as site:
+    with join(session, progress) as cluster:
         for _ in occasions:
-            before = site.refreshed
-            with site.mount(Path(note.source), note.mntpoint) as mount:
-                yield site.refreshed > before, mount.mntpoints, mount.shortfall()
+            before = cluster.refreshed
+            with cluster.mount(Path(note.source), note.mntpoint) as mount:
+                yield cluster.refreshed > before, mount.mntpoints, mount.shortfall()
 
 
 def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshed:
@@ -147,8 +149,8 @@ def verified(
     session: Session, note: MountNote, repair: bool, progress: Progress
 ) -> tuple[dict[str, Verified], dict[str, str]]:
     """Have the hosts of one of its mounts verify what they show; see ``mounts.verified``."""
-    with join(session, progress) as site:
-        return site.verify(note.identity, repair=repair)
+    with join(session, progress) as cluster:
+        return cluster.verify(note.identity, repair=repair)
 
 
 def unmount(session: Session, identities: Sequence[str], force: bool, _progress: Progress) -> None:
@@ -157,9 +159,9 @@ def unmount(session: Session, identities: Sequence[str], force: bool, _progress:
     Raises:
         MountError: one is in use on a host, and by whom.
     """
-    with join(session, SILENT) as site:
+    with join(session, SILENT) as cluster:
         for identity in identities:
-            site.unmount(identity, force=force)
+            cluster.unmount(identity, force=force)
 
 
 def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -175,10 +177,10 @@ def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], li
     timeout = min(session.settings.start_timeout, PATIENCE)
     bounded = Session(session.name, replace(session.settings, start_timeout=timeout))
     hosts = hosts_of(bounded, record)
-    with engine.to_stay():
+    with runtime.to_stay():
         hosts.attach()
-        with Runners(list(hosts), timeout, session.handles()[RUNNERS]) as runners:
-            answers = runners.run({host.name: Command(overlays.ASK) for host in hosts})
+        with Commands(list(hosts), timeout, session.handles()[COMMANDS]) as commands:
+            answers = commands.run({host.name: Command(overlays.ASK) for host in hosts})
         mounts = [
             {
                 "identity": mount.identity,

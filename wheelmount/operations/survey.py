@@ -11,7 +11,7 @@ from typing import Any
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WheelmountError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import elsewhere
+from wheelmount.operations import each_host
 from wheelmount.progress import Progress
 
 SAME = "python", "versions", "kernel"
@@ -32,7 +32,7 @@ def survey(
     Returns:
         By host, its report, with ``skew``: seconds that its clock is ahead of this one's.
     """
-    results = elsewhere.run(spec, ["doctor", "--json"], settings, progress)
+    results = each_host.run(spec, ["doctor", "--json"], settings, progress)
     now = time.time()
     found: dict[str, Report | WheelmountError] = {}
     for name, result in results.items():

@@ -19,7 +19,7 @@ GLANCE, LONGEST = 0.01, 1.0
 """Seconds between looks at whether it does, and until a thread goes on in any case."""
 
 
-class Turn:
+class BurstLock:
     """Whose turn it is among the threads of a process."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Turn:
         self._until = 0.0  # when who has it should be done
 
     @contextmanager
-    def at(self, files: int) -> Iterator[None]:
+    def hold(self, files: int) -> Iterator[None]:
         """While so many files are opened; waits for others first if they are many."""
         alone = files > MANY and self._take()
         if alone:

@@ -17,10 +17,10 @@ import pytest
 
 from tests.conftest import NOBODY
 from wheelmount.config import Settings
-from wheelmount.hosts import gate
+from wheelmount.hosts import socketguard
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands, Result
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Runners
 from wheelmount.mount.client.remote import remotemount
 
 pytestmark = [pytest.mark.hosts, pytest.mark.fuse]
@@ -72,14 +72,14 @@ def test_other_users_are_hung_up_on(settings: Settings, source: Path, workplace:
     with (
         LocalHosts(1, settings, namespaces=False) as hosts,
         remotemount(hosts, source, str(workplace / "mnt"), settings=settings) as mount,
-        Runners(list(hosts), 30) as runners,
+        Commands(list(hosts), 30) as commands,
     ):
         mount.wait(60)  # all that Monarch opens for a transfer is open
         names = abstract_sockets()
         answers = {(_connect(name, NOBODY), _connect(name, os.getuid())) for name in names}
         assert ("hung up", "in") in answers
         assert answers <= {("hung up", "in"), ("gone", "gone"), ("hung up", "gone")}
-        result = runners.run({"host0": Command(("echo", "still there"))})["host0"]
+        result = commands.run({"host0": Command(("echo", "still there"))})["host0"]
         assert isinstance(result, Result)
         assert result.stdout == b"still there\n"
 
@@ -109,7 +109,7 @@ def test_a_name_that_another_user_has_taken_is_not_called(user: int) -> None:
         address = struct.pack("=H", socket.AF_UNIX) + b"\0" + name.encode()
         memory = ctypes.create_string_buffer(address, len(address))
         place = ctypes.cast(memory, ctypes.c_void_p)
-        done = gate._CLOSED["connect"](caller.fileno(), place, len(address))
+        done = socketguard._CLOSED["connect"](caller.fileno(), place, len(address))
         number = ctypes.get_errno()
         if user == NOBODY:
             assert (done, number) == (-1, errno.ECONNREFUSED)
@@ -126,8 +126,8 @@ def test_what_cannot_be_closed_is_said(
     def other_format(_library: Path) -> dict[str, list[int]]:
         raise ValueError("it is of another format")
 
-    monkeypatch.setattr(gate, "_slots", other_format)
-    assert gate.close.__wrapped__() is False
+    monkeypatch.setattr(socketguard, "_slots", other_format)
+    assert socketguard.close.__wrapped__() is False
     assert "other users of this machine can connect" in caplog.text
 
 
@@ -135,15 +135,15 @@ GIVEN_BACK = """
 import atexit, ctypes, importlib, sys
 from pathlib import Path
 import wheelmount
-assert "wheelmount.hosts.gate" not in sys.modules
-from wheelmount.hosts import gate
-gate.load()  # as a program that uses Monarch by itself would
-slots = gate._slots(Path(importlib.import_module(gate.LIBRARY).__file__))
+assert "wheelmount.hosts.socketguard" not in sys.modules
+from wheelmount.hosts import socketguard
+socketguard.load()  # as a program that uses Monarch by itself would
+slots = socketguard._slots(Path(importlib.import_module(socketguard.LIBRARY).__file__))
 own = [slot for name in ("accept4", "connect") for slot in slots[name]]
 def called():
     return [ctypes.c_void_p.from_address(slot).value for slot in own]
 before = called()
-assert before and gate.close()
+assert before and socketguard.close()
 assert not set(called()) & set(before)
 atexit._run_exitfuncs()
 assert called() == before
@@ -162,4 +162,4 @@ def test_a_socket_of_a_network_is_left_to_certificates() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()[:2]) as caller,
     ):
-        assert gate._own(caller.fileno())
+        assert socketguard._own(caller.fileno())

@@ -26,10 +26,10 @@ from monarch.actor import Actor, endpoint, this_host
 import monarch.actor
 from wheelmount import config, remotemount
 from wheelmount.errors import HostError
-from wheelmount.hosts import engine
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Runners
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands
 
 class Theirs(Actor):
     @endpoint
@@ -81,9 +81,9 @@ def test_a_program_has_its_environment_and_its_hook_back(
     same()
     from wheelmount.hosts.address import Address
     from wheelmount.hosts.credentials import Authority
-    engine.identify(Authority.make().issue(Address("tls", "127.0.0.1", 0).names()))
+    runtime.identify(Authority.make().issue(Address("tls", "127.0.0.1", 0).names()))
     same()
-    engine.stop()
+    runtime.stop()
     assert monarch.actor.unhandled_fault_hook is hook
     """
     assert _run(body, source, workplace, when).returncode == 0
@@ -118,7 +118,7 @@ def test_a_loss_of_wheelmount_s_own_does_not_end_the_program(source: Path, workp
     monarch.actor.unhandled_fault_hook = faults.append
     with (
         LocalHosts(2, namespaces=False) as hosts,
-        Runners(list(hosts), 30) as runners,
+        Commands(list(hosts), 30) as commands,
         remotemount(hosts, os.environ["SOURCE"], os.environ["MNT"]) as mount,
     ):
         mount.wait(60)
@@ -126,7 +126,7 @@ def test_a_loss_of_wheelmount_s_own_does_not_end_the_program(source: Path, workp
         for process in psutil.Process(hosts.pids[0]).children():
             if "wheelmount.mount.serve.server" not in process.cmdline():
                 process.kill()
-        results = runners.run({host.name: Command(("sleep", "0.1")) for host in hosts})
+        results = commands.run({host.name: Command(("sleep", "0.1")) for host in hosts})
         assert isinstance(results["host0"], HostError), results
         assert results["host1"].code == 0, results
         time.sleep(2)  # for what else Monarch has to say

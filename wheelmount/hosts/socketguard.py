@@ -176,9 +176,9 @@ def _watch(accepted: int) -> None:
 @functools.cache
 def _doorway() -> Doorway | None:
     """Of this process; None where it asks for no certificates."""
-    from wheelmount.hosts import engine  # which has this module closed first
+    from wheelmount.hosts import runtime  # which has this module closed first
 
-    address, certificate = engine.address(), engine.identity().get(CERTIFICATE)
+    address, certificate = runtime.address(), runtime.identity().get(CERTIFICATE)
     if address is None or address.scheme != SECURE or certificate is None:
         return None
     return Doorway(doorway.answer(certificate))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
-from wheelmount.hosts import gate, process
+from wheelmount.hosts import process, socketguard
 from wheelmount.hosts.address import OPEN, SECURE, Address
 
 if TYPE_CHECKING:  # cryptography takes its time
@@ -118,7 +118,7 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
             return
         lacking = {name: SWITCHES[name] for name in VARIABLES_ONLY if name not in os.environ}
         with quiet(), variables({**lacking, process.TEMPORARY: _temporary()}):
-            gate.close()
+            socketguard.close()
             import monarch.actor
             from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
             from monarch.config import configure

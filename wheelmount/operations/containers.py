@@ -10,13 +10,13 @@ from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.errors import InputError
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Result, Results
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Result, Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import instances, scripts, sites
-from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
-from wheelmount.jobs.launch import Launch
-from wheelmount.jobs.mounts import on_mounts
+from wheelmount.operations import clusters, instances, scripts
+from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
+from wheelmount.operations.launch import Launch
+from wheelmount.operations.mounts import on_mounts
 from wheelmount.progress import Progress
 from wheelmount.wheels.missing import absent
 
@@ -71,9 +71,9 @@ def execute(
             launch,
         )
     else:
-        with sites.at(spec, settings, progress, namespaces=False) as site:
-            commands = {host.name: ordered(host.name, None) for host in site.chosen}
-            results = site.run(commands, "run", launch)
+        with clusters.at(spec, settings, progress, namespaces=False) as cluster:
+            commands = {host.name: ordered(host.name, None) for host in cluster.chosen}
+            results = cluster.run(commands, "run", launch)
     explain(results, image, packages, progress)
     return results
 
@@ -144,7 +144,7 @@ def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
     if spec.kind != "local":  # the names of those are known when they answer
         return
     known = local_names(spec)
-    sites.check([*filter(None, image.paths), *spec.only], known)
+    clusters.check([*filter(None, image.paths), *spec.only], known)
     if image.paths:
         for name in spec.only or known:
             image.own(name)

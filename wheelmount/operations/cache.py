@@ -18,7 +18,7 @@ from pathlib import Path
 from wheelmount.config import Settings
 from wheelmount.errors import WaitError
 from wheelmount.hosts.session import Session
-from wheelmount.jobs.records import mounts_of
+from wheelmount.operations.records import mounts_of
 from wheelmount.wheels.scratch import abandoned, scratch
 
 _IN_USE = ".in-use"

@@ -1,6 +1,6 @@
 """Starts a worker on the machine where this runs, for a client elsewhere.
 
-Run there by ssh or Slurm as ``python -m wheelmount.hosts.outpost TOKEN NAME PORT MODE``. It says
+Run there by ssh or Slurm as ``python -m wheelmount.hosts.launcher TOKEN NAME PORT MODE``. It says
 lines of JSON, each behind the token and a blank, for what login shells print may be around them:
 ``{"listens": …}`` with the address that it wants credentials for, and then expects those
 (``credentials.decode``) as the beginning of its input; ``{"address": …}`` when the worker is about
@@ -57,13 +57,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         settings = config.load()
-        outpost = Outpost(settings, arguments.token, arguments.name or own_name())
+        launcher = Launcher(settings, arguments.token, arguments.name or own_name())
         if arguments.mode == ENDED:
-            outpost.end()
+            launcher.end()
             return 0
         address = own_address(arguments.port)
         say(arguments.token, listens=str(address))
-        process = outpost.start(address, read_credentials(), guarded=arguments.mode != DETACHED)
+        process = launcher.start(address, read_credentials(), guarded=arguments.mode != DETACHED)
     except WheelmountError as error:
         say(arguments.token, error=error.message, hint=error.hint)
         return error.exit_code
@@ -76,10 +76,10 @@ def main() -> int:
         return process.wait()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-        outpost.end()
+        launcher.end()
 
 
-class Outpost:
+class Launcher:
     """The place of one worker on this machine.
 
     Args:
@@ -145,7 +145,7 @@ def say(token: str, **what: str | None) -> None:
 
 
 def hear(token: str, line: bytes | bytearray) -> dict[str, Any] | None:
-    """What an outpost says with a line; None if somebody else does."""
+    """What a launcher says with a line; None if somebody else does."""
     mark, _, text = line.partition(b" ")
     if mark != token.encode():
         return None
@@ -195,7 +195,7 @@ def own_address(port: int) -> Address:
 
 _RUN = (
     "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
-    'runpy.run_module("wheelmount.hosts.outpost", run_name="__main__", alter_sys=True)'
+    'runpy.run_module("wheelmount.hosts.launcher", run_name="__main__", alter_sys=True)'
 )
 """As ``-m``, but nothing is imported from the working directory, which may be anybody's."""
 

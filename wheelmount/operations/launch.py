@@ -9,7 +9,7 @@ from io import RawIOBase
 
 from wheelmount.errors import InputError
 from wheelmount.hosts.collection import Collection
-from wheelmount.hosts.runners import Output
+from wheelmount.hosts.commands import Output
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Kind
 from wheelmount.errors import InputError
 from wheelmount.hosts import collection
-from wheelmount.hosts.runner import Command
+from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs.launch import Launch
 from wheelmount.mount.kernel.points import PRIVATE
+from wheelmount.operations.launch import Launch
 from wheelmount.wheels import redirect
 
 BESIDE = "img.sif"

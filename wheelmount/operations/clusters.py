@@ -16,22 +16,22 @@ import psutil
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, MountError, WaitError, WheelmountError
-from wheelmount.hosts import engine, handshake
+from wheelmount.hosts import handshake, runtime
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands, Results
 from wheelmount.hosts.host import Host, Hosts
-from wheelmount.hosts.runner import Command
-from wheelmount.hosts.runners import Results, Runners
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import records
-from wheelmount.jobs.launch import Launch
-from wheelmount.jobs.records import MOUNTS, MountNote, mounts_of
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.kernel import points
 from wheelmount.mount.store.verify import Verified
+from wheelmount.operations import records
+from wheelmount.operations.launch import Launch
+from wheelmount.operations.records import MOUNTS, MountNote, mounts_of
 from wheelmount.progress import Progress
 
-RUNNERS = "runners"
-"""Key of the runners among a session's handles; the others are identities of mounts."""
+COMMANDS = "commands"
+"""Key of the commands among a session's handles; the others are identities of mounts."""
 
 ARRIVAL = 1.0
 """Seconds that a command whose working directory is in a mount waits for all bytes, at most. Then
@@ -42,13 +42,13 @@ GLANCE = 0.1
 """Seconds between looks at whether another process is done."""
 
 
-class Site(ABC):
+class Cluster(ABC):
     """Hosts to work on while a command lasts.
 
     Args:
         hosts: what they are.
         only: names of those that are to run commands; empty for all.
-        runners: run commands there.
+        commands: run commands there.
         progress: told about each step.
 
     Attributes:
@@ -56,9 +56,9 @@ class Site(ABC):
     """
 
     def __init__(
-        self, hosts: Hosts, only: Sequence[str], runners: Runners, progress: Progress
+        self, hosts: Hosts, only: Sequence[str], commands: Commands, progress: Progress
     ) -> None:
-        self.hosts, self.runners = hosts, runners
+        self.hosts, self.commands = hosts, commands
         self.chosen = _chosen(hosts, only)
         self._progress = progress
         self._mounts: list[RemoteMount] = []
@@ -102,7 +102,9 @@ class Site(ABC):
         if launch.collect is not None:
             launch.collect.prepare(list(numbered))
         with self._progress.task(step, unit="hosts") as task:
-            results = self.runners.run(numbered, launch.output, launch.stdin, launch.collect, hosts)
+            results = self.commands.run(
+                numbered, launch.output, launch.stdin, launch.collect, hosts
+            )
             task.advance(len(names))
         explain(self.hosts, results.values())
         failures = (mount.failure() for mount in self._mounts)
@@ -111,7 +113,7 @@ class Site(ABC):
 
     def places(self, mntpoint: str, settings: Settings) -> dict[str, str]:
         """Where each host has, or will have, a mount point with ``{host}`` or ``point.PRIVATE``."""
-        private = self.runners.private(settings.runtime_dir)
+        private = self.commands.private(settings.runtime_dir)
         return {
             host.name: points.within(mntpoint.replace("{host}", host.name), private[host.name])
             for host in self.chosen
@@ -186,7 +188,7 @@ def explain(hosts: Hosts, errors: Iterable[object]) -> None:
 @contextlib.contextmanager
 def at(
     spec: HostSpec, settings: Settings, progress: Progress, *, namespaces: bool
-) -> Iterator[Site]:
+) -> Iterator[Cluster]:
     """Where a command is to work.
 
     Args:
@@ -205,27 +207,27 @@ def at(
     try:
         with (
             made as hosts,
-            Runners(_chosen(hosts, spec.only), settings.start_timeout) as runners,
+            Commands(_chosen(hosts, spec.only), settings.start_timeout) as commands,
         ):
             try:
-                yield _Passing(hosts, spec.only, runners, settings, progress)
+                yield _Passing(hosts, spec.only, commands, settings, progress)
             except HostError as error:
                 explain(hosts, [error])
                 raise
     finally:
-        engine.stop()
+        runtime.stop()
 
 
-class _Passing(Site):
+class _Passing(Cluster):
     def __init__(
         self,
         hosts: Hosts,
         only: Sequence[str],
-        runners: Runners,
+        commands: Commands,
         settings: Settings,
         progress: Progress,
     ) -> None:
-        super().__init__(hosts, only, runners, progress)
+        super().__init__(hosts, only, commands, progress)
         self._settings = settings
 
     def mount(
@@ -263,13 +265,13 @@ def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iter
     check(only, record.names)
     hosts = records.hosts_of(session, record)
     try:
-        with engine.to_stay(), engine.watching(lambda: session.check(record)):
+        with runtime.to_stay(), runtime.watching(lambda: session.check(record)):
             hosts.attach()
             progress.log(f"connected to session {session.name}: {len(record.names)} hosts")
-            actors = session.handles()[RUNNERS]
+            actors = session.handles()[COMMANDS]
             try:
-                with Runners(list(hosts), session.settings.start_timeout, actors) as runners:
-                    yield Standing(session, hosts, runners, progress, only)
+                with Commands(list(hosts), session.settings.start_timeout, actors) as commands:
+                    yield Standing(session, hosts, commands, progress, only)
             finally:
                 hosts.settle()
     except HostError as error:
@@ -279,13 +281,13 @@ def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iter
         raise
 
 
-class Standing(Site):
+class Standing(Cluster):
     """Hosts of a session, on which mounts stay as well.
 
     Args:
         session: whose they are.
         hosts: its hosts.
-        runners: that wait there.
+        commands: that wait there.
         progress: told about each step.
         only: names of those that are to run commands; empty for all.
 
@@ -297,11 +299,11 @@ class Standing(Site):
         self,
         session: Session,
         hosts: Hosts,
-        runners: Runners,
+        commands: Commands,
         progress: Progress,
         only: Sequence[str] = (),
     ) -> None:
-        super().__init__(hosts, only, runners, progress)
+        super().__init__(hosts, only, commands, progress)
         self.refreshed = 0
         self._session = session
 

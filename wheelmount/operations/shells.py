@@ -11,14 +11,14 @@ from pathlib import Path
 from wheelmount.config import Settings
 from wheelmount.containers.terminal import Size, Terminal
 from wheelmount.errors import InputError
-from wheelmount.hosts import engine
-from wheelmount.hosts.runners import Results
+from wheelmount.hosts import runtime
+from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.jobs import sites
-from wheelmount.jobs.containers import check, local_names
-from wheelmount.jobs.image import Image, Shown, carry_out, order, packages_point
-from wheelmount.jobs.launch import Launch
 from wheelmount.mount.client.remote import remotemount
+from wheelmount.operations import clusters
+from wheelmount.operations.containers import check, local_names
+from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
+from wheelmount.operations.launch import Launch
 from wheelmount.progress import Progress
 
 
@@ -52,13 +52,13 @@ def pipe(
     _refuse_new_instance(image, packages)
     if spec.kind == "local":
         _choose(local_names(spec), spec.only)
-    with sites.at(spec, settings, progress, namespaces=False) as site:
-        names = [each.name for each in site.hosts]
+    with clusters.at(spec, settings, progress, namespaces=False) as cluster:
+        names = [each.name for each in cluster.hosts]
         chosen = _choose(names, spec.only)
         with contextlib.ExitStack() as stack:
             shown = None
             if packages is not None:
-                mount = stack.enter_context(site.mount(packages, packages_point(spec, packages)))
+                mount = stack.enter_context(cluster.mount(packages, packages_point(spec, packages)))
                 shown = Shown(packages, mount.mntpoints[chosen])
             ordered = order(chosen, image, shown, launch, settings)
             if terminal is not None:
@@ -67,7 +67,7 @@ def pipe(
                 )
             rank = {"WHEELMOUNT_RANK": str(names.index(chosen))}
             command = dataclasses.replace(carry_out(ordered, argv), environment=rank)
-            return site.runners.run({chosen: command}, launch.output, launch.stdin)
+            return cluster.commands.run({chosen: command}, launch.output, launch.stdin)
 
 
 def attach(
@@ -119,7 +119,7 @@ def attach(
             with remotemount(hosts, packages, where, settings=settings, progress=progress) as mount:
                 return run(Shown(packages, next(iter(mount.mntpoints.values()))))
         finally:
-            engine.stop()
+            runtime.stop()
 
 
 def _kind() -> dict[str, str]:
@@ -128,7 +128,7 @@ def _kind() -> dict[str, str]:
 
 
 def _choose(names: Sequence[str], only: Sequence[str]) -> str:
-    sites.check(only, names)
+    clusters.check(only, names)
     chosen = only or names
     if len(chosen) != 1:
         raise InputError(

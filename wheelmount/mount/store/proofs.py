@@ -1,0 +1,135 @@
+"""What the bytes of a store are to be: the hashes with which they came, kept beside the files.
+
+One log for all generations of a store: a file keeps its number from one to the next, and is brought
+in one of them. Each piece of a file that a block brought has a record with its blake3. Where a
+block is a piece of one file, that is the hash the client gave; else it is made from the block's
+bytes, right after they were compared with the client's hash and before they are in a file.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from wheelmount.mount.snapshot.layout import Extent
+
+LOG = "proofs"
+"""Name of the log in a store."""
+
+RECORD = struct.Struct("<QQQQ32s")
+"""Generation, number of the file, offset, length, blake3."""
+
+_COPY = (1 << 64) - 1
+"""Length in a record which says that a file has the bytes of another; ``offset`` is its number."""
+
+SMALL = 64 << 10
+"""Bytes of a small block."""
+
+_LEAST = 1 << 16
+"""Bytes of a log that is not worth being made shorter."""
+
+
+class Proof(NamedTuple):
+    """A piece of a file, bytes, and its blake3."""
+
+    offset: int
+    length: int
+    digest: bytes
+
+
+def add(
+    store: Path, generation: int, extents: Iterable[Extent], block: memoryview, digest: bytes
+) -> None:
+    """Note what a block brought.
+
+    Args:
+        store: its directory.
+        generation: for which it came.
+        extents: what the block is made of.
+        block: its bytes, which are right.
+        digest: blake3 of them.
+    """
+    records = []
+    for number, offset, begin, length in extents:
+        if length != len(block):
+            digest = blake3(block[begin : begin + length]).digest()
+        records.append(RECORD.pack(generation, number, offset, length, digest))
+    _append(store, records)
+
+
+def copy(store: Path, generation: int, copies: Mapping[int, int]) -> None:
+    """Note the files of a generation that have the bytes of others, by number."""
+    zeros = bytes(32)
+    _append(store, [RECORD.pack(generation, n, old, _COPY, zeros) for n, old in copies.items()])
+
+
+def _append(store: Path, records: list[bytes]) -> None:
+    fd = os.open(store / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, b"".join(records))  # at once: threads write between one another
+    finally:
+        os.close(fd)
+
+
+def read(store: Path) -> dict[int, list[Proof]]:
+    """Proofs of files, by number; a file that has none was empty, or brought without."""
+    found = {}
+    raw = _read(store)
+    for number in raw:
+        origin, seen = number, set()
+        while origin in raw and raw[origin][1] is None and origin not in seen:
+            seen.add(origin)
+            origin = raw[origin][2]
+        proofs = raw[origin][1] if origin in raw else None
+        if proofs is not None:
+            found[number] = [Proof(*each) for each in sorted(proofs.values())]
+    return found
+
+
+_File = tuple[int, "dict[int, tuple[int, int, bytes]] | None", int]
+"""Generation, pieces by offset, or None and the number of the file that has the same bytes."""
+
+
+def _read(store: Path) -> dict[int, _File]:
+    try:
+        log = (store / LOG).read_bytes()
+    except FileNotFoundError:
+        return {}
+    files: dict[int, _File] = {}
+    whole = memoryview(log)[: len(log) - len(log) % RECORD.size]
+    for generation, number, offset, length, digest in RECORD.iter_unpack(whole):
+        known = files.get(number)
+        if length == _COPY:
+            files[number] = generation, None, offset
+        elif known is None or known[0] != generation or known[1] is None:
+            # What an abandoned generation brought under this number is another file.
+            files[number] = generation, {offset: (offset, length, digest)}, 0
+        else:
+            known[1][offset] = offset, length, digest
+    return files
+
+
+def trim(store: Path, expected: int, numbers: Container[int]) -> None:
+    """Make a log shorter that is mostly about files which are gone.
+
+    Args:
+        store: its directory; nothing arrives meanwhile.
+        expected: number of records that one generation may need.
+        numbers: of the files that are left.
+    """
+    log = store / LOG
+    size = log.stat().st_size if log.exists() else 0
+    if size <= max(_LEAST, 2 * expected * RECORD.size):
+        return
+    new = store / f"{LOG}.new"
+    with new.open("wb") as file:
+        for number, proofs in read(store).items():
+            if number in numbers:
+                for offset, length, digest in proofs:
+                    file.write(RECORD.pack(0, number, offset, length, digest))
+    new.replace(log)
