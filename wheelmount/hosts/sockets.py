@@ -194,7 +194,7 @@ class Entrance:
         self._context = None
         if isinstance(where, Address) and where.scheme == SECURE:
             self._context = trust(ssl.PROTOCOL_TLS_SERVER)
-        threading.Thread(target=self._accept, name="wheelmount-block_server", daemon=True).start()
+        threading.Thread(target=self._accept, name="wheelmount-server", daemon=True).start()
 
     def close(self) -> None:
         """Hang up on all, and let nobody connect."""
@@ -217,7 +217,7 @@ class Entrance:
     def _accept_one(self) -> None:
         connection, _ = self._listening.accept()
         serving = threading.Thread(
-            target=self._serve, args=(connection,), name="wheelmount-block_server", daemon=True
+            target=self._serve, args=(connection,), name="wheelmount-server", daemon=True
         )
         try:
             serving.start()

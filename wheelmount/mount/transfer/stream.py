@@ -210,7 +210,7 @@ class BlockClient:
         self._timeout = timeout
         self._idle: defaultdict[Where, list[socket.socket]] = defaultdict(list)
         self._reached: set[Where] = set()
-        self._threads = ThreadPoolExecutor(READERS, "wheelmount-block_client")
+        self._threads = ThreadPoolExecutor(READERS, "wheelmount-fetch")
         self._readings: set[_Reading] = set()
         self._resting = self._closed = False
 
