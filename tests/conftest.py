@@ -75,7 +75,7 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in [n for n in os.environ if n.startswith("WHEELMOUNT_HOST")]:
         monkeypatch.delenv(name)
     yield place
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (_mounts(place) or _processes(place)) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [str(path) for name in ("runtime", "store") for path in (place / name).rglob("*")]

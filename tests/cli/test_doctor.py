@@ -82,7 +82,7 @@ def _kill_serving(*records: dict[str, Any]) -> None:
     for record in records:
         server = psutil.Process(record["server"])
         os.kill(record["pid"], signal.SIGKILL)
-        psutil.wait_procs([server], timeout=5)
+        psutil.wait_procs([server], timeout=60)
 
 
 def test_what_is_in_the_making_is_not_left(settings: Settings, workplace: Path) -> None:

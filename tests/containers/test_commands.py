@@ -218,7 +218,7 @@ def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
     said = bytearray()
 
     def expect(text: bytes) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while text not in said:
             assert time.monotonic() < deadline, said
             if select.select([terminal], [], [], 1)[0]:

@@ -52,7 +52,7 @@ def processes(mark: str) -> list[str]:
     return found
 
 
-def wait_until(condition: object, seconds: float = 20) -> None:
+def wait_until(condition: object, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline

@@ -68,7 +68,7 @@ def _processes(lab: Lab, host: str) -> list[str]:
 
 
 def _assert_clean(lab: Lab, hosts: Sequence[str] | None = None) -> None:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     for host in hosts or lab.hosts:
         while _processes(lab, host) and time.monotonic() < deadline:
             time.sleep(0.2)

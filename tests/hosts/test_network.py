@@ -260,7 +260,7 @@ def _assert_clean(lab: Lab) -> None:
     python = Path(sys.executable).name
     look = "cat /proc/[0-9]*/comm; cat /proc/self/mountinfo; ls -d /mnt/* /tmp/wheelmount-0/[!w]*/*"
     for host in lab.hosts:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while True:
             seen = lab.run(host, ["sh", "-c", look]).stdout
             if seen.split().count(python) <= 2 or time.monotonic() > deadline:

@@ -21,7 +21,7 @@ HostsBy = Callable[..., None]
 def hosts_by(workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> HostsBy:
     """Starts a host by an ssh that does something else."""
 
-    def start(program: str, seconds: float = 20) -> None:
+    def start(program: str, seconds: float = 60) -> None:
         ssh = workplace / "ssh"
         ssh.write_text(f"#!/bin/sh\n{program}\n")
         ssh.chmod(0o755)

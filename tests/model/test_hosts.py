@@ -448,7 +448,7 @@ class HostsModel(RuleBasedStateMachine):
             with contextlib.suppress(MountError):
                 for directory in processes.find(_settings(self._place), str(self._source.path)):
                     processes.stop(directory, force=True)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         left: set[str] = set()
         while time.monotonic() < deadline:
             left = _mounts(self._place) | _processes(self._place)

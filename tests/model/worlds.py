@@ -250,7 +250,7 @@ class Mount(World):
         self._kills += 1
         before = processes.status(self._served.directory)["server"]
         os.kill(before, signal.SIGKILL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with contextlib.suppress(MountError):
                 if processes.status(self._served.directory)["server"] != before:

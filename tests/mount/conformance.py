@@ -166,7 +166,7 @@ def assert_shown(source: Path, shown: Shown) -> None:
 
 def await_last(stores: Iterable[Path]) -> None:
     """Wait until stores hold one generation each: till then names of others are counted too."""
-    deadline = time.monotonic() + 2 * AGAIN + 30
+    deadline = time.monotonic() + 2 * AGAIN + 60
     while any(len(list(store.glob("*.tree"))) > 1 for store in stores):
         assert time.monotonic() < deadline, "an earlier generation stays"
         time.sleep(0.05)

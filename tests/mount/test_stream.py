@@ -80,7 +80,7 @@ def _opened() -> Iterator[tuple[BlockServer, list[bytes]]]:
         yield server, lender.blocks
     finally:
         server.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before, "threads were left"

@@ -73,7 +73,7 @@ class Following(Served):
         return len(list(self.store.directory.glob("*.tree")))
 
 
-def until(reached: Callable[[], object], seconds: float = 40) -> None:
+def until(reached: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline, "it did not come to that"

@@ -108,7 +108,7 @@ def _running(lab: Lab, name: str) -> list[str]:
 
 
 def _await(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

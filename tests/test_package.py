@@ -1,0 +1,67 @@
+"""The package as it is published: an archive of the sources, and a wheel that needs no checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import uv
+
+import wheelmount
+from tests.conftest import CHECKOUT
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an archive of the sources, and the wheel that is built from it."""
+    place = tmp_path_factory.mktemp("published")
+    command = [uv.find_uv_bin(), "build", "--quiet", "--out-dir", str(place), str(CHECKOUT)]
+    subprocess.run(command, check=True, timeout=300)
+    return place
+
+
+def _only(place: Path, pattern: str) -> Path:
+    (found,) = place.glob(pattern)
+    return found
+
+
+def test_an_index_takes_both(published: Path) -> None:
+    archives = [_only(published, "*.tar.gz"), _only(published, "*.whl")]
+    bin_ = Path(sys.executable).parent
+    subprocess.run([bin_ / "twine", "check", "--strict", *archives], check=True, timeout=60)
+    subprocess.run([bin_ / "check-wheel-contents", archives[1]], check=True, timeout=60)
+
+
+def test_both_have_the_license_and_the_wheel_says_that_it_has_types(published: Path) -> None:
+    with tarfile.open(_only(published, "*.tar.gz")) as sources:
+        names = {name.partition("/")[2] for name in sources.getnames()}
+    assert {"LICENSE", "README.md", "pip.conf", "tests/run.sh"} <= names
+    with zipfile.ZipFile(_only(published, "*.whl")) as wheel:
+        packed = set(wheel.namelist())
+    assert "wheelmount/py.typed" in packed
+    assert f"wheelmount-{wheelmount.__version__}.dist-info/licenses/LICENSE" in packed
+
+
+def test_the_wheel_needs_no_checkout(published: Path, tmp_path: Path) -> None:
+    """Its modules come from the wheel, and what they need from where the tests have it."""
+    place = tmp_path / "place"
+    install = [uv.find_uv_bin(), "pip", "install", "-q", "--no-deps", "--target", str(place)]
+    subprocess.run([*install, "--python", sys.executable, _only(published, "*.whl")], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    code = "import wheelmount; print(wheelmount.__file__, wheelmount.remotemount.__name__)"
+    command = [str(place / "bin" / "wheelmount"), "--version"]
+    said = [
+        subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        for words in ([sys.executable, "-c", code], command)
+    ]
+    assert [done.returncode for done in said] == [0, 0], said
+    file, name = said[0].stdout.split()
+    assert file.startswith(f"{place}/") and name == "remotemount"
+    assert said[1].stdout.split()[-1] == wheelmount.__version__
