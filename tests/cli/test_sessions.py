@@ -21,7 +21,7 @@ from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts.session import Session
-from wheelmount.operations.clusters import COMMANDS
+from wheelmount.operations.pools import COMMANDS
 from wheelmount.operations.records import MOUNTS
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]

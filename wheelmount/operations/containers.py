@@ -13,7 +13,7 @@ from wheelmount.errors import InputError
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Result, Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.operations import clusters, instances, scripts
+from wheelmount.operations import instances, pools, scripts
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.mounts import on_mounts
@@ -71,9 +71,9 @@ def execute(
             launch,
         )
     else:
-        with clusters.at(spec, settings, progress, namespaces=False) as cluster:
-            commands = {host.name: ordered(host.name, None) for host in cluster.chosen}
-            results = cluster.run(commands, "run", launch)
+        with pools.at(spec, settings, progress, namespaces=False) as pool:
+            commands = {host.name: ordered(host.name, None) for host in pool.chosen}
+            results = pool.run(commands, "run", launch)
     explain(results, image, packages, progress)
     return results
 
@@ -144,7 +144,7 @@ def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
     if spec.kind != "local":  # the names of those are known when they answer
         return
     known = local_names(spec)
-    clusters.check([*filter(None, image.paths), *spec.only], known)
+    pools.check([*filter(None, image.paths), *spec.only], known)
     if image.paths:
         for name in spec.only or known:
             image.own(name)

@@ -8,7 +8,7 @@ from wheelmount.config import Settings
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.operations import clusters
+from wheelmount.operations import pools
 from wheelmount.progress import Progress
 
 
@@ -22,5 +22,5 @@ def run(spec: HostSpec, argv: Sequence[str], settings: Settings, progress: Progr
         progress: told about each step.
     """
     command = Command(("python", "-m", "wheelmount.cli.main", *argv))
-    with clusters.at(spec, settings, progress, namespaces=False) as cluster:
-        return cluster.run({host.name: command for host in cluster.hosts}, "ask")
+    with pools.at(spec, settings, progress, namespaces=False) as pool:
+        return pool.run({host.name: command for host in pool.hosts}, "ask")

@@ -19,7 +19,7 @@ from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.kernel.points import PRIVATE
-from wheelmount.operations import cache, clusters, containers, scripts, targets
+from wheelmount.operations import cache, containers, pools, scripts, targets
 from wheelmount.operations.containers import SCRIPT
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
@@ -203,17 +203,17 @@ def _on_mounts(
         )
     with contextlib.ExitStack() as stack:
 
-        def hosts() -> clusters.Cluster:
-            return stack.enter_context(clusters.at(spec, settings, progress, namespaces=True))
+        def hosts() -> pools.HostPool:
+            return stack.enter_context(pools.at(spec, settings, progress, namespaces=True))
 
-        cluster = hosts() if image is None and spec.kind != "local" else None
-        environment = stack.enter_context(_made(needed, image, cluster, settings, progress))
-        cluster = cluster or hosts()
+        pool = hosts() if image is None and spec.kind != "local" else None
+        environment = stack.enter_context(_made(needed, image, pool, settings, progress))
+        pool = pool or hosts()
         point = _point(environment)
-        with cluster.mount(environment.folder, point, fixed=True) as mounted:
+        with pool.mount(environment.folder, point, fixed=True) as mounted:
             paths = mounted.mntpoints
             if source is not None:
-                results = cluster.run_on_mounts(
+                results = pool.run_on_mounts(
                     source,
                     mntpoint,
                     lambda host, path: command(host, path, paths[host]),
@@ -222,7 +222,7 @@ def _on_mounts(
                 )
             else:
                 commands = {host: command(host, None, path) for host, path in paths.items()}
-                results = cluster.run(commands, "run", launch)
+                results = pool.run(commands, "run", launch)
         results.shortfall = results.shortfall or mounted.shortfall()
     return results
 
@@ -231,12 +231,12 @@ def _on_mounts(
 def _made(
     needed: Needed,
     image: Image | None,
-    cluster: clusters.Cluster | None,
+    pool: pools.HostPool | None,
     settings: Settings,
     progress: Progress,
 ) -> Iterator[Environment]:
     """The environment, made if it is not there, and kept from being removed meanwhile."""
-    target, python = _interpreter(needed, image, cluster)
+    target, python = _interpreter(needed, image, pool)
     if needed.python and not SpecifierSet(needed.python).contains(_release(target)):
         raise InputError(
             f"the script requires Python {needed.python}, and this is {target.python_version}",
@@ -271,7 +271,7 @@ def _release(target: Target) -> str:
 
 
 def _interpreter(
-    needed: Needed, image: Image | None, cluster: clusters.Cluster | None
+    needed: Needed, image: Image | None, pool: pools.HostPool | None
 ) -> tuple[Target, str | Carried]:
     """What the environment is for, and where its interpreter is: one for all hosts."""
     if image is not None:
@@ -281,8 +281,8 @@ def _interpreter(
         }
         if not pythons:
             raise InputError("no image to run it in", hint="give --image")
-    elif cluster is not None:
-        pythons = dict.fromkeys(targets.ask_bases(cluster))
+    elif pool is not None:
+        pythons = dict.fromkeys(targets.ask_bases(pool))
     else:
         pythons = {(Target.here(), base_executable()): None}
     if needed.interpreter and len({target.platform for target, _ in pythons}) == 1:

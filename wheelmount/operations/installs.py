@@ -20,11 +20,11 @@ from wheelmount.hosts.commands import Output, Result, Results, worst
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.kernel.points import PRIVATE
-from wheelmount.operations import cache, clusters, targets
-from wheelmount.operations.clusters import Cluster
+from wheelmount.operations import cache, pools, targets
 from wheelmount.operations.containers import execute
 from wheelmount.operations.image import Image, packages_point
 from wheelmount.operations.launch import Launch
+from wheelmount.operations.pools import HostPool
 from wheelmount.progress import Progress
 from wheelmount.wheels.install import pinned
 from wheelmount.wheels.redirect import PACKAGES
@@ -36,7 +36,7 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
 Tool: TypeAlias = Literal["wheelmount", "uv", "pip"]
 LinkMode: TypeAlias = Literal["copy", "symlink"]
 
-_Hosts: TypeAlias = Callable[[], AbstractContextManager[Cluster]]
+_Hosts: TypeAlias = Callable[[], AbstractContextManager[HostPool]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,10 +130,8 @@ def install(
             return Command((*_program(target), tool, path, where, *named))
 
         packages = packages_point(spec, house.directory)
-        with hosts() as cluster:
-            return cluster.run_on_mounts(
-                house.directory, packages, command, "install", Launch(output)
-            )
+        with hosts() as pool:
+            return pool.run_on_mounts(house.directory, packages, command, "install", Launch(output))
 
 
 @contextlib.contextmanager
@@ -146,8 +144,8 @@ def _targets(
 ) -> Iterator[tuple[list[Target], _Hosts]]:
     """What wheels are needed for, and the hosts; those that have to be asked stay as they are."""
 
-    def hosts() -> AbstractContextManager[Cluster]:
-        return clusters.at(spec, settings, progress, namespaces=False)
+    def hosts() -> AbstractContextManager[HostPool]:
+        return pools.at(spec, settings, progress, namespaces=False)
 
     if target is not None:
         yield [target], hosts
@@ -156,11 +154,11 @@ def _targets(
     elif spec.kind == "local":
         yield targets.here(spec, _venv(into, spec)), hosts
     else:
-        with hosts() as cluster:
+        with hosts() as pool:
             venv = _venv(into, spec)
-            venvs = {host.name: venv.replace("{host}", host.name) for host in cluster.hosts}
-            asked = targets.ask(cluster, venvs)
-            yield asked, lambda: contextlib.nullcontext(cluster)
+            venvs = {host.name: venv.replace("{host}", host.name) for host in pool.hosts}
+            asked = targets.ask(pool, venvs)
+            yield asked, lambda: contextlib.nullcontext(pool)
 
 
 def _of_images(image: Image) -> list[Target]:
@@ -200,8 +198,8 @@ def _place(
 
     if link_mode == "copy" or spec.session is not None:  # whose mounts stay by themselves
         packages = packages_point(spec, tree)
-        with hosts() as cluster:
-            return cluster.run_on_mounts(tree, packages, command, "install", Launch(output))
+        with hosts() as pool:
+            return pool.run_on_mounts(tree, packages, command, "install", Launch(output))
     packages = f"{PRIVATE}/links-{tree.name}-{{host}}"
     results, points = _on_standing_mounts(hosts, shipment, packages, command, settings, output)
     if _linked(results):
@@ -247,15 +245,15 @@ def _on_standing_mounts(
     Returns:
         What came of the commands, and the mount points.
     """
-    with hosts() as cluster:
-        points = cluster.places(mntpoint, settings)
+    with hosts() as pool:
+        points = pool.places(mntpoint, settings)
         commands = {name: command(name, point) for name, point in points.items()}
         plans = {name: f"{point}/{shipment.plan}" for name, point in points.items()}
         probes = {name: Command(("test", "-e", plan)) for name, plan in plans.items()}
-        if not worst(cluster.commands.run(probes)):
-            return cluster.run(commands, "install", Launch(output)), list(points.values())
-        with cluster.mount(shipment.tree, mntpoint) as mount:
-            results = cluster.run(commands, "install", Launch(output))
+        if not worst(pool.commands.run(probes)):
+            return pool.run(commands, "install", Launch(output)), list(points.values())
+        with pool.mount(shipment.tree, mntpoint) as mount:
+            results = pool.run(commands, "install", Launch(output))
             if _linked(results):
                 mount.keep()
                 mount.release()

@@ -15,10 +15,10 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.mount.serve import processes
-from wheelmount.operations import clusters
-from wheelmount.operations.clusters import Cluster
+from wheelmount.operations import pools
 from wheelmount.operations.image import Image, Shown, carry_out, mark_of, order, packages_point
 from wheelmount.operations.launch import Launch
+from wheelmount.operations.pools import HostPool
 from wheelmount.progress import Progress
 
 _OWN = "instance-"
@@ -46,38 +46,38 @@ def on_standing(
         name = f"{_OWN}{image.instance}-{mark_of(packages)}-{{host}}"
         where = f"{PRIVATE}/{name}"
 
-    def running(cluster: Cluster, places: Mapping[str, Shown]) -> list[str]:
+    def running(pool: HostPool, places: Mapping[str, Shown]) -> list[str]:
         asked = {
             host: carry_out(order(host, image, shown, Launch(), settings), ())
             for host, shown in places.items()
         }
-        answers = cluster.commands.run(asked)
+        answers = pool.commands.run(asked)
         return [name for name, r in answers.items() if isinstance(r, Result) and r.code == 0]
 
-    with clusters.at(spec, settings, progress, namespaces=False) as cluster:
-        points = cluster.places(where, settings)
+    with pools.at(spec, settings, progress, namespaces=False) as pool:
+        points = pool.places(where, settings)
         places = {host: Shown(packages, path) for host, path in points.items()}
         commands = {host: command(host, shown) for host, shown in places.items()}
-        found = running(cluster, places)
+        found = running(pool, places)
         if len(found) == len(commands):
-            return cluster.run(commands, "run", launch)
+            return pool.run(commands, "run", launch)
         if found:
             raise ContainerError(
                 f"instance {image.instance} runs on {', '.join(found)} only",
                 hint=f"end it there first: wheelmount instance stop {image.instance}",
             )
-        mounted = cluster.mount(packages, where)
+        mounted = pool.mount(packages, where)
         if not isinstance(mounted, RemoteMount):  # those of a session stay by themselves
             with mounted:
-                return cluster.run(commands, "run", launch)
+                return pool.run(commands, "run", launch)
         mounted.open()
         try:
             mounted.keep()
-            results = cluster.run(commands, "run", launch)
+            results = pool.run(commands, "run", launch)
         except BaseException:
             mounted.clear()
             raise
-        if running(cluster, places):
+        if running(pool, places):
             mounted.release()
         else:
             mounted.close(force=True)

@@ -21,7 +21,7 @@ from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 from wheelmount.mount.snapshot import access
 from wheelmount.mount.store.verify import Verified
-from wheelmount.operations import clusters
+from wheelmount.operations import pools
 from wheelmount.operations.launch import Launch
 from wheelmount.progress import Progress
 
@@ -48,8 +48,8 @@ def mount(
         progress.log(f"only root may come in, as {above} is closed to others; or give --public")
     if spec.session is not None:
         with (
-            clusters.at(spec, settings, progress, namespaces=True) as cluster,
-            cluster.mount(source, mntpoint) as standing,
+            pools.at(spec, settings, progress, namespaces=True) as pool,
+            pool.mount(source, mntpoint) as standing,
         ):
             mount = standing
         return mount.mntpoints, mount.shortfall()
@@ -166,5 +166,5 @@ def on_mounts(
     is at its own path, which needs mount namespaces where hosts are on this machine.
     """
     namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
-    with clusters.at(spec, settings, progress, namespaces=namespaces) as cluster:
-        return cluster.run_on_mounts(source, mntpoint, command, step, launch)
+    with pools.at(spec, settings, progress, namespaces=namespaces) as pool:
+        return pool.run_on_mounts(source, mntpoint, command, step, launch)

@@ -19,8 +19,8 @@ from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.serve import processes
 from wheelmount.mount.store.verify import Verified
 from wheelmount.operations import overlays
-from wheelmount.operations.clusters import COMMANDS, join
 from wheelmount.operations.mounts import Refreshed
+from wheelmount.operations.pools import COMMANDS, join
 from wheelmount.operations.records import VERSIONS, MountNote, hosts_of, mounts_of
 from wheelmount.progress import SILENT, Progress
 
@@ -132,11 +132,11 @@ def refresh(
     Yields:
         See ``mounts.Refreshed``.
     """
-    with join(session, progress) as cluster:
+    with join(session, progress) as pool:
         for _ in occasions:
-            before = cluster.refreshed
-            with cluster.mount(Path(note.source), note.mntpoint) as mount:
-                yield cluster.refreshed > before, mount.mntpoints, mount.shortfall()
+            before = pool.refreshed
+            with pool.mount(Path(note.source), note.mntpoint) as mount:
+                yield pool.refreshed > before, mount.mntpoints, mount.shortfall()
 
 
 def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshed:
@@ -149,8 +149,8 @@ def verified(
     session: Session, note: MountNote, repair: bool, progress: Progress
 ) -> tuple[dict[str, Verified], dict[str, str]]:
     """Have the hosts of one of its mounts verify what they show; see ``mounts.verified``."""
-    with join(session, progress) as cluster:
-        return cluster.verify(note.identity, repair=repair)
+    with join(session, progress) as pool:
+        return pool.verify(note.identity, repair=repair)
 
 
 def unmount(session: Session, identities: Sequence[str], force: bool, _progress: Progress) -> None:
@@ -159,9 +159,9 @@ def unmount(session: Session, identities: Sequence[str], force: bool, _progress:
     Raises:
         MountError: one is in use on a host, and by whom.
     """
-    with join(session, SILENT) as cluster:
+    with join(session, SILENT) as pool:
         for identity in identities:
-            cluster.unmount(identity, force=force)
+            pool.unmount(identity, force=force)
 
 
 def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

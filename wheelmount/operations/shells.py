@@ -15,7 +15,7 @@ from wheelmount.hosts import runtime
 from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import remotemount
-from wheelmount.operations import clusters
+from wheelmount.operations import pools
 from wheelmount.operations.containers import check, local_names
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
@@ -52,13 +52,13 @@ def pipe(
     _refuse_new_instance(image, packages)
     if spec.kind == "local":
         _choose(local_names(spec), spec.only)
-    with clusters.at(spec, settings, progress, namespaces=False) as cluster:
-        names = [each.name for each in cluster.hosts]
+    with pools.at(spec, settings, progress, namespaces=False) as pool:
+        names = [each.name for each in pool.hosts]
         chosen = _choose(names, spec.only)
         with contextlib.ExitStack() as stack:
             shown = None
             if packages is not None:
-                mount = stack.enter_context(cluster.mount(packages, packages_point(spec, packages)))
+                mount = stack.enter_context(pool.mount(packages, packages_point(spec, packages)))
                 shown = Shown(packages, mount.mntpoints[chosen])
             ordered = order(chosen, image, shown, launch, settings)
             if terminal is not None:
@@ -67,7 +67,7 @@ def pipe(
                 )
             rank = {"WHEELMOUNT_RANK": str(names.index(chosen))}
             command = dataclasses.replace(carry_out(ordered, argv), environment=rank)
-            return cluster.commands.run({chosen: command}, launch.output, launch.stdin)
+            return pool.commands.run({chosen: command}, launch.output, launch.stdin)
 
 
 def attach(
@@ -128,7 +128,7 @@ def _kind() -> dict[str, str]:
 
 
 def _choose(names: Sequence[str], only: Sequence[str]) -> str:
-    clusters.check(only, names)
+    pools.check(only, names)
     chosen = only or names
     if len(chosen) != 1:
         raise InputError(

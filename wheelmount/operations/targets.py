@@ -10,9 +10,9 @@ from wheelmount.errors import HostError, InputError, WheelmountError
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Result
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.operations import clusters
-from wheelmount.operations.clusters import Cluster
+from wheelmount.operations import pools
 from wheelmount.operations.containers import local_names
+from wheelmount.operations.pools import HostPool
 from wheelmount.progress import Progress
 from wheelmount.wheels.interpreter import describe
 from wheelmount.wheels.target import Target
@@ -29,8 +29,8 @@ def of_hosts(spec: HostSpec, settings: Settings, progress: Progress) -> list[Tar
     """
     if spec.kind == "local":
         return here(spec)
-    with clusters.at(spec, settings, progress, namespaces=False) as cluster:
-        return ask(cluster, {host.name: "" for host in cluster.hosts})
+    with pools.at(spec, settings, progress, namespaces=False) as pool:
+        return ask(pool, {host.name: "" for host in pool.hosts})
 
 
 def here(spec: HostSpec, venv: str = "") -> list[Target]:
@@ -55,11 +55,11 @@ def here(spec: HostSpec, venv: str = "") -> list[Target]:
         ) from None
 
 
-def ask(cluster: Cluster, venvs: Mapping[str, str]) -> list[Target]:
+def ask(pool: HostPool, venvs: Mapping[str, str]) -> list[Target]:
     """What hosts are, or their virtual environments that are there already, each target once.
 
     Args:
-        cluster: the hosts.
+        pool: the hosts.
         venvs: by host, path of the environment, or nothing.
 
     Raises:
@@ -67,18 +67,18 @@ def ask(cluster: Cluster, venvs: Mapping[str, str]) -> list[Target]:
     """
     program = ("python", "-m", "wheelmount.wheels.interpreter")
     commands = {name: Command((*program, venv)) for name, venv in venvs.items()}
-    results = cluster.run(commands, "ask")
+    results = pool.run(commands, "ask")
     return list(dict.fromkeys(_target(name, result) for name, result in results.items()))
 
 
-def ask_bases(cluster: Cluster) -> list[tuple[Target, str]]:
+def ask_bases(pool: HostPool) -> list[tuple[Target, str]]:
     """What the Python of each host is, and the path of what it is made of.
 
     Raises:
         HostError: a host does not say it.
     """
     program = ("python", "-m", "wheelmount.wheels.interpreter", "--base")
-    results = cluster.run({host.name: Command(program) for host in cluster.hosts}, "ask")
+    results = pool.run({host.name: Command(program) for host in pool.hosts}, "ask")
     found = []
     for name, result in results.items():
         version, platform, path = (*_said(name, result).strip().split(None, 2), "", "", "")[:3]

@@ -42,7 +42,7 @@ GLANCE = 0.1
 """Seconds between looks at whether another process is done."""
 
 
-class Cluster(ABC):
+class HostPool(ABC):
     """Hosts to work on while a command lasts.
 
     Args:
@@ -188,7 +188,7 @@ def explain(hosts: Hosts, errors: Iterable[object]) -> None:
 @contextlib.contextmanager
 def at(
     spec: HostSpec, settings: Settings, progress: Progress, *, namespaces: bool
-) -> Iterator[Cluster]:
+) -> Iterator[HostPool]:
     """Where a command is to work.
 
     Args:
@@ -218,7 +218,7 @@ def at(
         runtime.stop()
 
 
-class _Passing(Cluster):
+class _Passing(HostPool):
     def __init__(
         self,
         hosts: Hosts,
@@ -281,7 +281,7 @@ def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iter
         raise
 
 
-class Standing(Cluster):
+class Standing(HostPool):
     """Hosts of a session, on which mounts stay as well.
 
     Args:
