@@ -1,8 +1,15 @@
 """How Sphinx makes pages of these files: ``sphinx-build -W docs build/docs``."""
 
 project = "wheelmount"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3  # as GitHub makes them: links work in both places
-html_theme = "alabaster"
-html_theme_options = {"page_width": "1100px", "show_powered_by": False}
+copybutton_prompt_text = "$ "  # of a console only what is typed
+copybutton_only_copy_prompt_lines = True
+copybutton_here_doc_delimiter = "EOF"
+html_theme = "furo"
+html_title = "wheelmount"
+html_static_path = ["static"]
+html_css_files = ["wheelmount.css"]
 html_show_copyright = False
+html_show_sphinx = False

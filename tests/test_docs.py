@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -61,3 +62,11 @@ def test_a_module_file_leads_to_the_command() -> None:
     assert lines[1] == f"/usr/bin:/bin:{CHECKOUT}/.venv/bin", "the user's own Python comes first"
     assert "gone" in lines
     assert "package cache and container launcher" in done.stdout
+
+
+def test_pictures_are_those_that_their_source_draws() -> None:
+    pictures = runpy.run_path(str(CHECKOUT / "docs" / "pictures" / "draw.py"))["PICTURES"]
+    assert pictures
+    for name, draw in pictures.items():
+        file = CHECKOUT / "docs" / "pictures" / name
+        assert file.read_text() == draw().svg(), "run: python docs/pictures/draw.py"
