@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -26,6 +27,9 @@ NOBODY = 65534
 """Number of a user who owns nothing."""
 
 CHECKOUT = Path(__file__).parents[1]
+
+KERNEL_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
+"""Has 4096 bytes, it says, and a few in truth."""
 
 hypothesis.configuration.set_hypothesis_home_dir(CHECKOUT / "build" / "hypothesis")
 # The same examples at each run, so that a change which fails is the one that is at fault; more, and
@@ -177,6 +181,20 @@ def make_source(root: Path) -> Path:
     os.utime(root / "page", ns=(1, 1_234_567_890_123_456_789))
     os.utime(root / "empty-directory", ns=(1, 987_654_321_000_000_001))
     return root
+
+
+@contextlib.contextmanager
+def shorter_than_its_size(path: Path) -> Iterator[None]:
+    """Have a file of ``/sys`` at a path, empty or new, that cannot be read as far as its size."""
+    # sysfs gives a file new times when something first asks for its extended attributes, as a
+    # scan does: the next scan would find another file, once in the life of a kernel.
+    os.listxattr(KERNEL_FILE)
+    path.touch()
+    subprocess.run(["mount", "--bind", KERNEL_FILE, path], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", path], check=True)
 
 
 @pytest.fixture(scope="session")

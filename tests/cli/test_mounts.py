@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Cli, mounts_shown
+from tests.conftest import Cli, mounts_shown, shorter_than_its_size
 from tests.mount.conformance import assert_same
 from wheelmount import doctor
 from wheelmount.config import Settings
@@ -84,11 +84,8 @@ def test_refresh_shows_what_changed_since(
 @pytest.fixture
 def torn(source: Path) -> Iterator[str]:
     """Name of a file in ``source`` that has fewer bytes than its size says."""
-    (source / "torn").touch()
-    shorter = "/sys/kernel/mm/transparent_hugepage/enabled"
-    subprocess.run(["mount", "--bind", shorter, source / "torn"], check=True)
-    yield "torn"
-    subprocess.run(["umount", source / "torn"], check=True)
+    with shorter_than_its_size(source / "torn"):
+        yield "torn"
 
 
 def test_files_that_could_not_be_read_are_named(

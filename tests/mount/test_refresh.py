@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Cli, mounts_shown
+from tests.conftest import Cli, mounts_shown, shorter_than_its_size
 from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import SourceError
@@ -245,13 +245,10 @@ def test_what_a_refresh_that_was_cut_short_left_does_not_hinder_the_next(
 
 @pytest.fixture
 def unreadable(source: Path) -> Iterator[Path]:
-    """A file of ``source`` that nobody can read as far as its size: one of ``/sys``."""
+    """A file of ``source`` that nobody can read as far as its size."""
     file = source / "package" / "unreadable"
-    file.write_bytes(b"")
-    kernel = "/sys/kernel/mm/transparent_hugepage/enabled"
-    subprocess.run(["mount", "--bind", kernel, file], check=True)
-    yield file
-    subprocess.run(["umount", file], check=True)
+    with shorter_than_its_size(file):
+        yield file
 
 
 def test_a_refresh_follows_with_all_but_the_files_that_cannot_be_read(
@@ -288,10 +285,7 @@ def test_the_kernel_alone_shows_no_bytes_of_files_that_cannot_be_read(
     late.write_text("whole")
     assert mount.refresh()
     late.unlink()
-    late.write_bytes(b"")
-    kernel = "/sys/kernel/mm/transparent_hugepage/enabled"
-    subprocess.run(["mount", "--bind", kernel, late], check=True)
-    try:
+    with shorter_than_its_size(late):
         for text in ("one", "two"):
             (source / "new").write_text(text)
             assert mount.refresh()
@@ -302,8 +296,6 @@ def test_the_kernel_alone_shows_no_bytes_of_files_that_cannot_be_read(
             with pytest.raises(OSError, match=r"Input/output error|No such device or address"):
                 shown.read_bytes()
         assert mount.verify()["host0"].wrong == []
-    finally:
-        subprocess.run(["umount", late], check=True)
     late.write_text("whole again")
     assert mount.refresh()
     assert mount.unreadable == []
