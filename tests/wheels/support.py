@@ -120,6 +120,7 @@ class Fault:
         no_range: send the whole file with 200 whatever range was asked for.
         body: send this in place of the file.
         agent: meant for clients of this name only; others are served right.
+        together: wait until as many answers are to be given at one time.
     """
 
     status: int = 0
@@ -129,6 +130,7 @@ class Fault:
     no_range: bool = False
     body: bytes | None = None
     agent: str = ""
+    together: threading.Barrier | None = None
 
 
 @dataclass
@@ -263,6 +265,8 @@ class _Handler(BaseHTTPRequestHandler):
         faults = self.index.faults[file.name]
         meant = faults and self.headers.get("User-Agent", "").startswith(faults[0].agent)
         fault = faults.pop(0) if meant else Fault()
+        if fault.together is not None:
+            fault.together.wait(60)
         if fault.status:
             return self._answer(fault.status, b"")
         body = file.read_bytes() if fault.body is None else fault.body

@@ -173,9 +173,9 @@ def test_a_sound_one(wheel: Path) -> None:
 def test_bad_ones(wheel: Path, how: str) -> None:
     spoiler, expected = BAD[how]
     spoiler(wheel)
-    started = time.monotonic()
+    started = time.process_time()
     faults = find_faults(wheel)
-    assert time.monotonic() - started < 20  # a bomb is not unpacked
+    assert time.process_time() - started < 3  # a bomb is not unpacked
     assert any(re.search(expected, fault) for fault in faults), faults
     assert "\n" not in faults[0]
     assert str(wheel.parent) not in faults[0]

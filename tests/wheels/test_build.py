@@ -74,8 +74,12 @@ def project(uv_index: Index, tmp_path: Path) -> Path:
     """A project that needs ``needed``; its backend is in the index."""
     make_wheel(uv_index.directory, "backend", module=BACKEND.encode())
     make_wheel(uv_index.directory, "needed")
-    place = tmp_path / "a project"
-    place.mkdir()
+    return make_project(tmp_path / "a project")
+
+
+def make_project(place: Path) -> Path:
+    """A project that is built with ``backend`` and needs ``needed``."""
+    place.mkdir(parents=True)
     (place / "pyproject.toml").write_text(PYPROJECT)
     (place / "own_name.py").write_text("VALUE = 1\n")
     (place / "tag").write_text("py3-none-any\n")

@@ -70,10 +70,11 @@ def test_all_wheels_arrive(index: Index, house: Path) -> None:
 
 def test_fetched_at_the_same_time(index: Index, house: Path) -> None:
     wheels = [make_wheel(index.directory, f"a{i}", padding=9000) for i in range(8)]
+    together = threading.Barrier(len(wheels))  # which fails where they do not come
     for wheel in wheels:
-        index.faults[wheel.name] = [Fault(pause=0.05)]
-    alone = 0.05 * wheels[0].stat().st_size / 1024
-    assert fetch(index, house, *wheels).seconds < 4 * alone
+        index.faults[wheel.name] = [Fault(together=together)]
+    assert len(fetch(index, house, *wheels).fetched) == len(wheels)
+    assert not together.broken
 
 
 def test_what_is_there_is_not_fetched_again(index: Index, house: Path, wheel: Path) -> None:
@@ -202,20 +203,23 @@ def test_nobody_listens(index: Index, house: Path, wheel: Path) -> None:
 def test_a_server_that_goes_quiet(
     index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_module, "STALL", 0.2)
+    monkeypatch.setattr(fetch_module, "STALL", 1.0)
     index.faults[wheel.name] = [Fault(cut=1000, hang=True)]
     fetch(index, house, wheel)
-    assert index.asked(wheel) == [None, "bytes=1000-"]
+    assert index.asked(wheel)[:2] == [None, "bytes=1000-"]
 
 
-def test_one_failure_ends_all(index: Index, house: Path, wheel: Path) -> None:
+def test_one_failure_ends_all(
+    index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_module, "STALL", 300.0)
     bad = make_wheel(index.directory, "bad")
     index.faults[bad.name] = [Fault(status=404)]
     index.faults[wheel.name] = [Fault(cut=1000, hang=True)]
     started = time.monotonic()
     with pytest.raises(TransferError, match="bad"):
         fetch(index, house, wheel, bad)
-    assert time.monotonic() - started < 5  # and not the seconds of STALL
+    assert time.monotonic() - started < 40  # and not the seconds of STALL
     assert left(house) in ([f"{wheel.name}.part"], [])
 
 
@@ -225,6 +229,7 @@ def test_interrupted(index: Index, house: Path, wheel: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tests_support import *\n"
         "from wheelmount.wheels.download import download\n"
+        "from wheelmount.wheels import fetch; fetch.STALL = 300\n"
         "wheels = [package_of(Path(w), u) for w, u in zip(sys.argv[2::2], sys.argv[3::2])]\n"
         "download(lock_of(*wheels), Path(sys.argv[1]), target=TARGET)\n"
     ).replace("tests_support", f"{__package__}.support")
@@ -238,20 +243,20 @@ def test_interrupted(index: Index, house: Path, wheel: Path) -> None:
     ) as child:
         try:
             deadline = time.monotonic() + 60
-            while not ((house / quick.name).exists() and part.exists()):
+            while not ((house / quick.name).exists() and part.exists() and part.stat().st_size):
                 assert child.poll() is None, child.communicate()[1]
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            time.sleep(0.2)
             child.send_signal(signal.SIGINT)
-            _, errors = child.communicate(timeout=20)  # soon, though the server says nothing
+            _, errors = child.communicate(timeout=60)  # soon, though the server says nothing
         finally:
             child.kill()
     assert "KeyboardInterrupt" in errors
     assert left(house) == sorted([part.name, quick.name])
-    assert part.read_bytes() == wheel.read_bytes()[:20_000]
+    came = part.read_bytes()
+    assert wheel.read_bytes()[:20_000].startswith(came)
     assert fetch(index, house, wheel, quick).fetched == (wheel.name,)
-    assert index.asked(wheel)[-1] == "bytes=20000-"
+    assert index.asked(wheel)[-1] == f"bytes={len(came)}-"
 
 
 def test_local_files(house: Path, tmp_path: Path) -> None:
@@ -282,7 +287,7 @@ def test_two_at_once(index: Index, house: Path, wheel: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(len(report.fetched) for report in reports) == [0, 1]
     assert len(index.asked(wheel)) == 1
 

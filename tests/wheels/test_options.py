@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from wheelmount.wheels import uvsettings
 
 from .support import Index, make_wheel
+from .test_build import BACKEND, make_project
 
 
 def run(*arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -94,6 +96,27 @@ def test_standard_input_and_urls(more: Index) -> None:
     assert "404" in done.stderr
     wheel = more.directory / "a-1.0-py3-none-any.whl"
     assert wheels(more.file_url(wheel)) == ["a-1.0", "b-1.0"]
+
+
+@pytest.mark.parametrize("line", ["./near/{}", "near/{}", "own @ ./near/{}", "own @ near/{}"])
+def test_relative_paths_in_standard_input(more: Index, tmp_path: Path, line: str) -> None:
+    wheel = make_wheel(tmp_path / "near", "own", requires=["b<2"])
+    given = f"{line.format(wheel.name)}\n"
+    Path("needs.txt").write_text(given)
+    assert wheels("-r", "needs.txt") == ["b-1.0", "own-1.0"]
+    shutil.rmtree("house")
+    assert wheels("-r", "-", given=given) == ["b-1.0", "own-1.0"]
+    assert wheels("-r", "-", given="--find-links near\nown\n") == ["b-1.0", "own-1.0"]
+    assert run("check", "house").returncode == 0
+
+
+def test_projects_in_standard_input(more: Index, tmp_path: Path) -> None:
+    make_wheel(more.directory, "backend", module=BACKEND.encode())
+    make_wheel(more.directory, "needed")
+    make_project(tmp_path / "near" / "mine")
+    for line in ("./near/mine", "own-name @ ./near/mine"):
+        assert wheels("-r", "-", given=f"{line}\n") == ["needed-1.0", "own_name-1.0"]
+        shutil.rmtree("house")
 
 
 @pytest.mark.parametrize("how", ["--index-url", "-i", "--extra-index-url", "--find-links"])

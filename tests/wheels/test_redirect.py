@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -55,21 +54,12 @@ eval "$1"
 """
 
 
+UNSHARE = ["unshare", "--map-root-user", "--net", "--mount", "--propagation", "slave"]
+
+
 def namespace(script: str, files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [
-            "unshare",
-            "--map-root-user",
-            "--net",
-            "--mount",
-            "--propagation",
-            "slave",
-            "sh",
-            "-c",
-            INSIDE,
-            "sh",
-            script,
-        ],
+        [*UNSHARE, "sh", "-c", INSIDE, "sh", script],
         env={
             "PATH": os.environ["PATH"],
             "FILES": str(files),
@@ -78,7 +68,7 @@ def namespace(script: str, files: Path) -> subprocess.CompletedProcess[str]:
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 
@@ -89,23 +79,8 @@ def why_not() -> str:
     if shutil.which("unshare") is None:
         return "no unshare"
     # Asked in a namespace and not here: another Python may come first on this PATH.
-    done = subprocess.run(
-        [
-            "unshare",
-            "--map-root-user",
-            "--net",
-            "--mount",
-            "--propagation",
-            "slave",
-            "/usr/bin/python3",
-            "-m",
-            "pip",
-            "-V",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [*UNSHARE, "/usr/bin/python3", "-m", "pip", "-V"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"no namespace, or no system pip: {done.stderr[-200:]}"
 
 
@@ -158,9 +133,8 @@ def test_plain_install(container: Path, tool: str) -> None:
 
 @pytest.mark.parametrize("tool", INSTALL)
 def test_a_missing_package(container: Path, tool: str) -> None:
-    started = time.monotonic()
-    done = namespace(f"{INSTALL[tool]} no-such-thing", container)
-    assert time.monotonic() - started < 5  # no waiting for a network
+    done = namespace(f"{INSTALL[tool]} no-such-thing; code=$?; packets; exit $code", container)
+    assert done.stdout == "packets 0\n"  # no network is asked
     assert done.returncode != 0
     said = "No matching distribution found" if tool == "pip" else "not found in the provided pack"
     assert said in done.stderr
@@ -169,10 +143,9 @@ def test_a_missing_package(container: Path, tool: str) -> None:
 
 @pytest.mark.parametrize("tool", INSTALL)
 def test_a_url_fails_at_once(container: Path, tool: str) -> None:
-    started = time.monotonic()
     done = namespace(f"{INSTALL[tool]} 'x @ http://10.1.1.1/x-1-py3-none-any.whl'", container)
-    assert time.monotonic() - started < 5
     assert done.returncode != 0
+    assert "retr" not in done.stderr.lower()  # which would take seconds
 
 
 INDEX = "http://127.0.0.1:9/simple"
@@ -193,14 +166,12 @@ printf '[[index]]\\nurl="{INDEX}"\\ndefault=true\\n' | tee .config/uv/uv.toml > 
 
 @pytest.mark.parametrize("tool", INSTALL)
 def test_indexes_of_the_user_have_no_say(container: Path, tool: str) -> None:
-    started = time.monotonic()
     script = f"{OF_THE_USER[tool]}\n{INSTALL[tool]} own && {SHOW}; {INSTALL[tool]} no-such-thing"
     done = namespace(f"{script}; packets", container)
     assert "1.0 /usr/" in done.stdout
     assert "no-such-thing" in done.stderr
     assert "http" not in done.stdout + done.stderr
     assert done.stdout.endswith("packets 0\n")
-    assert time.monotonic() - started < 8
 
 
 AGAINST = {
