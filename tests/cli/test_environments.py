@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uv
 
-from tests.conftest import Cli
+from tests.conftest import NOBODY, Cli
+from tests.containers.test_ordinary_user import as_user
 from tests.wheels.support import Index, make_wheel
 
 pytestmark = [pytest.mark.hosts, pytest.mark.fuse]
@@ -127,8 +130,7 @@ def test_a_python_that_comes_along(cli: Cli, workplace: Path) -> None:
     assert "hint: give a version" in done.stderr
 
 
-@pytest.mark.usefixtures("index")
-def test_a_project(cli: Cli, workplace: Path) -> None:
+def test_a_project(cli: Cli, workplace: Path, index: Index) -> None:
     project = workplace / "project"
     project.mkdir()
     (project / "pyproject.toml").write_text(
@@ -138,6 +140,14 @@ def test_a_project(cli: Cli, workplace: Path) -> None:
     command = ["python", "-c", "import small; print(small.VALUE)"]
     done = cli("run", "--project", project, *command)
     assert done.stdout == "1.0\n", done.stderr
+    lock = [uv.find_uv_bin(), "lock", "-q"]
+    subprocess.run(lock, cwd=project, check=True, timeout=120)
+    make_wheel(index.directory, "small", "2.0")
+    done = cli("run", "--project", project, *command)
+    assert done.stdout == "1.0\n", done.stderr  # as it is locked
+    (project / "uv.lock").unlink()
+    done = cli("run", "--project", project, "--upgrade", *command)
+    assert done.stdout == "2.0\n", done.stderr
 
 
 def test_words_that_mean_another_thing(cli: Cli, workplace: Path) -> None:
@@ -161,3 +171,47 @@ def test_an_environment_in_containers(cli: Cli, sif: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1.0 /")
     assert "/environment-" in done.stdout
+    # With a wheelhouse too, from which the image's own Python gets packages.
+    assert cli("download", "large", "-d", "house").returncode == 0
+    own = "python3 -c 'import small, sys; print(small.VALUE, sys.prefix)'"
+    system = "pip install -q large && /usr/bin/python3 -c 'import large; print(large.VALUE)'"
+    both = ["--with", "small", "--packages", "house", "--image", sif]
+    done = cli("exec", *both, "--", "sh", "-c", f"ls /packages/*.whl && {own} && {system}")
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.splitlines()
+    assert first == "/packages/large-1.0-py3-none-any.whl"
+    assert second.startswith("1.0 /")
+    assert "/environment-" in second
+    assert third == "1.0"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user; this is one")
+def test_an_environment_of_an_ordinary_user() -> None:
+    def work(place: Path) -> None:
+        for name in ("runtime", "store", "cache", "state"):
+            (place / name).mkdir(mode=0o700)
+            variable = f"WHEELMOUNT_{name.upper()}" + ("_DIR" if name != "store" else "")
+            os.environ[variable] = str(place / name)
+        for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+            del os.environ[name]
+        os.environ |= {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1", "UV_CACHE_DIR": str(place / "uv")}
+        make_wheel(place / "wheels", "small")
+        code = "import os, small, sys; print(small.VALUE, sys.prefix, os.getuid())"
+        command = [sys.executable, "-m", "wheelmount.cli.main", "run", "--with", "small"]
+        command += ["--find-links", str(place / "wheels"), "--hosts", "local:2"]
+        done = subprocess.run(
+            [*command, "python", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said = {line for line in done.stdout.splitlines() if line.startswith("1.0 ")}
+        assert len(said) == 1, done.stdout
+        (line,) = said
+        assert "/environment-" in line
+        assert line.endswith(f" {NOBODY}")
+
+    as_user(work)

@@ -227,6 +227,7 @@ def test_in_a_session_whose_hosts_have_namespaces(ids: bool, public: Path) -> No
                 place / name
             )
         command = [sys.executable, "-m", "wheelmount.cli.main"]
+        os.environ |= {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1"}
 
         def call(*words: str | Path) -> str:
             done = subprocess.run(
@@ -248,6 +249,9 @@ def test_in_a_session_whose_hosts_have_namespaces(ids: bool, public: Path) -> No
             install = ["sh", "-c", "pip install -q greeting; id -u"]
             assert call("exec", *image, *packages, *install) == "0\n"
             assert call("exec", *image, "python", "-c", "import greeting") == ""
+            needed = ["--with", "greeting", "--find-links", public / "wheels"]
+            code = "import greeting, sys; print(sys.prefix.count('/environment-'))"
+            assert call("exec", *needed, *image, "python", "-c", code) == "1\n"
             left = ["--collect", "$WHEELMOUNT_OUTPUT", place / "left", *image, "sh", "-c"]
             call("exec", *left, "id -u >$WHEELMOUNT_OUTPUT/id")
             assert (place / "left" / "host0" / "id").read_text() == "0\n"

@@ -182,6 +182,23 @@ def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", KINDS)
+def test_an_environment_is_mounted(lab: Lab, source: Path, spec: str) -> None:
+    place = source.parent
+    make_wheel(place / "wheels", "small")
+    own = {"WHEELMOUNT_CACHE_DIR": str(place / "cache"), "UV_CACHE_DIR": str(place / "uv")}
+    own |= {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1"}
+    run = ["run", "--with", "small", "--find-links", place / "wheels", "--hosts", spec]
+    code = "import os, small, sys; print(small.VALUE, sys.prefix, os.environ['WHEELMOUNT_RANK'])"
+    done = _call(lab, *run, "-", script=code, **own)
+    assert done.returncode == 0, done.stderr
+    said = [line.rpartition(" ") for line in done.stdout.splitlines() if line.startswith("1.0 ")]
+    assert [rank for _, _, rank in said] == ["0", "1"], done.stdout
+    assert len({before for before, _, _ in said}) == 1  # one path
+    assert "/environment-" in said[0][0]
+    _assert_clean(lab)
+
+
+@pytest.mark.parametrize("spec", KINDS)
 def test_hosts_say_what_wheels_are_to_be_for(lab: Lab, source: Path, spec: str) -> None:
     place, venv = source.parent, "/mnt/env"
     wheel = make_wheel(place, "own")
