@@ -134,7 +134,7 @@ def test_plain_install(container: Path, tool: str) -> None:
 @pytest.mark.parametrize("tool", INSTALL)
 def test_a_missing_package(container: Path, tool: str) -> None:
     done = namespace(f"{INSTALL[tool]} no-such-thing; code=$?; packets; exit $code", container)
-    assert done.stdout == "packets 0\n"  # no network is asked
+    assert done.stdout.endswith("packets 0\n")  # no network is asked
     assert done.returncode != 0
     said = "No matching distribution found" if tool == "pip" else "not found in the provided pack"
     assert said in done.stderr
@@ -145,7 +145,7 @@ def test_a_missing_package(container: Path, tool: str) -> None:
 def test_a_url_fails_at_once(container: Path, tool: str) -> None:
     done = namespace(f"{INSTALL[tool]} 'x @ http://10.1.1.1/x-1-py3-none-any.whl'", container)
     assert done.returncode != 0
-    assert "retr" not in done.stderr.lower()  # which would take seconds
+    assert "retrying" not in done.stderr.lower()  # which would take seconds
 
 
 INDEX = "http://127.0.0.1:9/simple"
