@@ -249,7 +249,7 @@ def test_in_a_session_whose_hosts_have_namespaces(ids: bool, public: Path) -> No
             install = ["sh", "-c", "pip install -q greeting; id -u"]
             assert call("exec", *image, *packages, *install) == "0\n"
             assert call("exec", *image, "python", "-c", "import greeting") == ""
-            needed = ["--with", "greeting", "--find-links", public / "wheels"]
+            needed = ["--with", "greeting", "--find-links", f"{public}/wheels"]
             code = "import greeting, sys; print(sys.prefix.count('/environment-'))"
             assert call("exec", *needed, *image, "python", "-c", code) == "1\n"
             left = ["--collect", "$WHEELMOUNT_OUTPUT", place / "left", *image, "sh", "-c"]

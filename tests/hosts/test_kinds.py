@@ -187,7 +187,7 @@ def test_an_environment_is_mounted(lab: Lab, source: Path, spec: str) -> None:
     make_wheel(place / "wheels", "small")
     own = {"WHEELMOUNT_CACHE_DIR": str(place / "cache"), "UV_CACHE_DIR": str(place / "uv")}
     own |= {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1"}
-    run = ["run", "--with", "small", "--find-links", place / "wheels", "--hosts", spec]
+    run = ["run", "--with", "small", "--find-links", f"{place}/wheels", "--hosts", spec]
     code = "import os, small, sys; print(small.VALUE, sys.prefix, os.environ['WHEELMOUNT_RANK'])"
     done = _call(lab, *run, "-", script=code, **own)
     assert done.returncode == 0, done.stderr
