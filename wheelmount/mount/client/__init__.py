@@ -1,1 +1,1 @@
-"""The client's end of a mount: its calls, its delivery and the agents that it has on hosts."""
+"""The client's side of a mount: its calls, its delivery, and its agents on hosts."""

@@ -1,4 +1,4 @@
-"""The agents of a mount, as its client has them."""
+"""The client's references to the agents of a mount."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from wheelmount.hosts.host import Host
 
 
 class Agents(Mapping[str, Any]):
-    """Agents by host: such as this process started, and such as another did.
+    """Agents by host, started by this process or by another one.
 
     Args:
-        identity: of the mount; its name on a host is this and the host's name.
+        identity: name of the mount; its name on a host is this and the host's name.
         settings: of the mount.
     """
 
@@ -27,7 +27,7 @@ class Agents(Mapping[str, Any]):
         self._greetings: dict[str, Any] = {}
 
     def spawn(self, hosts: Iterable[Host]) -> None:
-        """Start one on each of some hosts."""
+        """Start an agent on each of the given hosts."""
         from wheelmount.mount.host.agent import Agent
 
         for host in hosts:
@@ -40,11 +40,11 @@ class Agents(Mapping[str, Any]):
             )
 
     def greet(self) -> None:
-        """See that the hosts of ``spawn`` have the same versions as this process.
+        """Check that the hosts of ``spawn`` have the same versions as this process.
 
         Raises:
-            HostError: one has others, or is lost.
-            WaitError: one does not answer.
+            HostError: a host has other versions, or is lost.
+            WaitError: a host does not answer.
         """
         greetings, self._greetings = self._greetings, {}
         answers = runtime.gather(greetings, self._settings.start_timeout)
@@ -52,7 +52,7 @@ class Agents(Mapping[str, Any]):
             handshake.compare(name, theirs)
 
     def take(self, agents: Mapping[str, Any]) -> None:
-        """Go on with those of another process."""
+        """Use the agents that another process started."""
         self._agents = dict(agents)
 
     def call(
@@ -61,28 +61,28 @@ class Agents(Mapping[str, Any]):
         names: Iterable[str] | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """Call all of them, or those of some hosts in so far as there are any.
+        """Call all agents, or those of the named hosts that have one.
 
         Args:
-            call: given an agent, calls it.
+            call: makes the call, given an agent.
             names: of the hosts.
-            timeout: seconds; default those that a mount may take to come up.
+            timeout: seconds; default the time that a mount may take to start.
 
         Returns:
-            See ``runtime.gather``.
+            Results and errors by host, as ``runtime.gather`` returns them.
         """
         wanted = self._agents if names is None else [n for n in names if n in self._agents]
         calls = {name: call(self._agents[name]) for name in wanted}
         return runtime.gather(calls, timeout or self._settings.start_timeout)
 
     def only(self, names: Iterable[str]) -> Agents:
-        """Those of some hosts in so far as there are any, to be called."""
+        """Return the agents of the named hosts that have one, to call them."""
         found = Agents(self._identity, self._settings)
         found.take({name: self._agents[name] for name in names if name in self._agents})
         return found
 
     def dismiss(self, names: Iterable[str]) -> None:
-        """End those of some hosts."""
+        """Stop the agents of the named hosts."""
         quits, meshes = {}, []
         for name in names:
             agent, procs = self._agents.pop(name), self._procs.pop(name, None)
@@ -94,7 +94,7 @@ class Agents(Mapping[str, Any]):
         runtime.gather(quits, self._settings.start_timeout)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Let go of those of hosts that are lost, and have ended with them."""
+        """Drop the agents of lost hosts; they have ended with their hosts."""
         for name in names:
             del self._agents[name]
             self._procs.pop(name, None)

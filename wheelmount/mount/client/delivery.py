@@ -1,4 +1,4 @@
-"""The client's end of a delivery: the source offered to hosts, and what came of it on each."""
+"""The client's side of a delivery: offers the source to hosts, and collects each host's result."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ log = logging.getLogger("wheelmount")
 
 
 class Delivery:
-    """One layout, offered until ``end``.
+    """Offers one layout to hosts, until ``end``.
 
     Args:
-        root: the directory.
-        layout: its snapshot, and what of it is to travel.
-        settings: of the mount.
-        progress: told about bytes that arrive.
-        before: what hosts have, and so need not be described; default nothing.
+        root: the source directory.
+        layout: its snapshot, divided into the blocks that are to be sent.
+        settings: the mount's settings.
+        progress: where bytes that arrive are reported.
+        before: the layout that hosts have already, so that only differences are described.
 
     Attributes:
-        origin: what hosts fetch from.
-        ended: whether it is offered no more.
+        origin: where hosts fetch from.
+        ended: whether ``end`` was called.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Delivery:
         self._block_server = block_server(self._ring, settings.fetch_timeout)
         ticket = None if self._block_server is None else self._block_server.ticket
         try:
-            with runtime.quiet():  # Monarch looks for a GPU's library, and says that there is none
+            with runtime.quiet():  # Monarch prints that it found no GPU library
                 self.origin = offer(
                     self._ring,
                     ticket,
@@ -90,15 +90,15 @@ class Delivery:
 
     @property
     def changed(self) -> set[int]:
-        """Files that are no longer what the snapshot says."""
+        """Numbers of files that differ from the snapshot by now."""
         return self._source.changed
 
     def routes(self, agents: Mapping[str, Any], later: Collection[str] = ()) -> dict[str, Route]:
-        """Whom each of these hosts asks for blocks; see ``Topology`` for ``later``."""
+        """Return which hosts each host asks for blocks; hosts in ``later`` are below all others."""
         return routes(agents, self.layout.size, self._settings.fanout, later)
 
     def arrived(self, _host: str, length: int) -> None:
-        """So many bytes more are on a host."""
+        """Report that ``length`` more bytes have arrived on a host."""
         if self._task is not None:
             self._task.advance(length)
 
@@ -106,11 +106,11 @@ class Delivery:
         """Wait until hosts have everything.
 
         Args:
-            calls: to which they answer then, by name.
-            agents: of all that the mount has, by name, to be told of those that are lost.
+            calls: pending calls by host name, answered when the host has everything.
+            agents: all agents of the mount by host name; they are told of lost hosts.
 
         Returns:
-            See ``runtime.gather``.
+            Results and errors by host, as ``runtime.gather`` returns them.
         """
         # Every wait for a block is bounded; so is the whole by the sum.
         bound = self._settings.fetch_timeout * (self.layout.blocks + STUCK_AFTER)
@@ -126,7 +126,7 @@ class Delivery:
         return outcome
 
     def _lose(self, name: str, error: WheelmountError, agents: Mapping[str, Any]) -> None:
-        """Tell the hosts that one of them is gone, if it is."""
+        """If the host is lost, tell the other hosts."""
         if isinstance(error, HostError):
             log.warning("%s is lost: %s", name, error.message)
             self._asked_by_more = True  # those below it
@@ -136,11 +136,11 @@ class Delivery:
                         agent.mark_dead.broadcast(name)
 
     def begin(self, names: Iterable[str], agents: Mapping[str, Any]) -> None:
-        """Have hosts fetch everything while this process goes on; see ``wait``.
+        """Start fetching on hosts and return; ``wait`` waits for the end.
 
         Args:
-            names: of these hosts.
-            agents: see ``fetch``.
+            names: of the hosts.
+            agents: all agents of the mount by host name.
         """
         wanted = set(names)
         self._wanted.append(wanted)
@@ -151,12 +151,12 @@ class Delivery:
     def _deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
         try:
             self.deliver(names, agents)
-        except BaseException as error:  # whoever waits is to hear of it
+        except BaseException as error:  # raised by ``wait``
             log.exception("a delivery fails")
             self._fault = error
 
     def repair(self, agents: Mapping[str, Any]) -> dict[str, WheelmountError]:
-        """As ``failures``, after hosts have fetched again what did not arrive."""
+        """Have hosts fetch missing blocks again, then return as ``failures``."""
         kinds = TransferError, StoreError
         with contextlib.suppress(Exception):
             self.failures()
@@ -168,7 +168,7 @@ class Delivery:
         return self.failures()
 
     def deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
-        """Have hosts fetch everything; what comes of those counts that are among ``names`` then."""
+        """Have hosts fetch everything; record results of those still in ``names`` at the end."""
         calls = {name: agents[name].deliver.call_one() for name in sorted(names)}
         found = self.fetch(calls, agents)
         self._outcome |= {name: end for name, end in found.items() if name in names}
@@ -176,18 +176,18 @@ class Delivery:
     def advance(
         self, agents: Agents, gone: Callable[[Iterable[str]], Set[str]]
     ) -> dict[str, WheelmountError]:
-        """Have all hosts fetch a later generation, and then all show it; ends.
+        """Have all hosts fetch a later generation, then have all show it, and end.
 
         Args:
             agents: of the hosts.
-            gone: tells which of some hosts are lost; the others go on without them.
+            gone: returns which of the named hosts are lost; the others go on without them.
 
         Returns:
-            By host, why it does not show it, while others do.
+            Errors of hosts that do not show it while others do, by name.
 
         Raises:
-            TransferError: a file was edited meanwhile; all show what they did.
-            WheelmountError: a host that is not lost could not fetch it; all show what they did.
+            TransferError: a file was edited meanwhile; all hosts show what they showed before.
+            WheelmountError: a host that is not lost could not fetch it; none changes over.
         """
         ways = self.routes(agents)
         try:
@@ -214,21 +214,21 @@ class Delivery:
             self.end()
 
     def forget(self, name: str) -> None:
-        """Do not tell of a host any more: another takes its place."""
+        """Forget the result of a host that is replaced by another."""
         for names in self._wanted:
             names.discard(name)
         self._outcome.pop(name, None)
 
     def wait(self, timeout: float | None = None) -> None:
-        """See ``RemoteMount.wait``."""
+        """Wait until all hosts have everything, with the errors of ``RemoteMount.wait``."""
         runtime.raise_first(self.failures(timeout))
 
     def failures(self, timeout: float | None = None) -> dict[str, WheelmountError]:
-        """Wait until hosts have everything; gives by host why one has not.
+        """Wait until hosts have everything; return the errors of those that have not, by host.
 
         Raises:
-            WaitError: the time is over.
-            BaseException: what the delivery itself failed with.
+            WaitError: the time-out ran out.
+            BaseException: the delivery itself failed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
@@ -240,7 +240,7 @@ class Delivery:
         return runtime.errors(self._outcome)
 
     def end(self) -> None:
-        """Offer it no more."""
+        """Stop offering the layout, and free its memory."""
         from wheelmount.mount.transfer.rdma import withdraw
 
         if not self.ended:

@@ -41,10 +41,10 @@ from wheelmount.progress import SILENT, Progress
 log = logging.getLogger("wheelmount")
 
 VERIFY_TIMEOUT = 24 * 3600.0
-"""Seconds that hosts may take to read all they have; one that dies ends the wait at once."""
+"""Seconds that hosts may take to read their whole store; a dead host ends the wait at once."""
 
 NAMED = 10
-"""Files that an error names; the rest are counted."""
+"""Number of files that an error names; others are counted."""
 
 Handles = dict[str, Any]
 """Agents by host."""
@@ -86,7 +86,7 @@ def remotemount(
 
 
 class RemoteMount:
-    """One directory on several hosts; made by ``remotemount``."""
+    """One directory mounted on several hosts; made by ``remotemount``."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class RemoteMount:
         self.skipped: list[bytes] = []
         """Paths of the source that are not shown: sockets, pipes and devices."""
         self.delivering = False
-        """Whether this process brings it its bytes, or did."""
+        """Whether this process delivers the bytes, or has delivered them."""
         self._mntpoint = mntpoint or self.source
         self._settings = settings
         self._progress = progress
@@ -113,21 +113,25 @@ class RemoteMount:
         self._points: dict[str, str] = {}
         self._layout: Layout | None = None
         self._lost: set[int] = set()
-        self._behind: Set[str] = set()  # hosts that have a generation which they do not show yet
-        self._apart: list[Apart] = []  # hosts that another client's refresh left, or took, alone
-        self._parted: dict[str, WheelmountError] = {}  # why hosts were lost, until that is said
+        self._behind: Set[str] = set()  # hosts with a generation that they do not show yet
+        self._apart: list[
+            Apart
+        ] = []  # hosts that another client's refresh left out, or refreshed alone
+        self._parted: dict[
+            str, WheelmountError
+        ] = {}  # errors of lost hosts that are not reported yet
         self._keep = False
         self._delivery: Delivery | None = None
 
     @property
     def mntpoints(self) -> dict[str, str]:
-        """Where it is mounted, by host."""
+        """Mount points by host."""
         return dict(self._points)
 
     def open(self, *, keep: bool = False) -> None:
-        """Mount it on all hosts, and begin to deliver.
+        """Mount the directory on all hosts, and begin to deliver its bytes.
 
-        Returns when the mounts stand and show all names; bytes follow, and a read waits for its
+        Returns when all mounts show all names; bytes follow, and a read waits for its
         own.
 
         Args:
@@ -139,7 +143,7 @@ class RemoteMount:
             InputError, MountError: the mount point cannot be used.
             UnavailableError: a host cannot mount FUSE file systems.
             StoreError: a host has no room for the bytes.
-            HostError, WaitError: a host is lost. Whatever it is, nothing stays mounted.
+            HostError, WaitError: a host is lost. After any error nothing stays mounted.
         """
         self._keep = keep
         runtime.start()
@@ -156,14 +160,14 @@ class RemoteMount:
         self._begin(made, list(self._agents))
 
     def add(self, host_mesh: Any) -> None:
-        """Mount it on more hosts, as it is shown on the others.
+        """Mount the directory on more hosts, as the others show it.
 
-        Returns when the mounts stand and show all names; bytes follow, from the other hosts in so
-        far as they have them. ``wait`` waits for these hosts too. A file that was edited since it
-        was brought to the others cannot be read on the new ones until ``refresh``.
+        Returns when the new mounts show all names; bytes follow, from the other hosts as
+        far as they have them. ``wait`` waits for these hosts too. A file that was edited after it
+        was sent to the others cannot be read on the new hosts until ``refresh``.
 
         Args:
-            host_mesh: as of ``remotemount``, or one host. One with the name of a host that is lost
+            host_mesh: as for ``remotemount``, or one host. A host with the name of a lost host
                 takes its place.
 
         Raises:
@@ -196,7 +200,7 @@ class RemoteMount:
         self._begin(self._delivery, names)
 
     def _make_way(self, names: list[str]) -> None:
-        """Let go of hosts that are lost where others come that have their names."""
+        """Drop lost hosts that new hosts of the same names replace."""
         if len(set(names)) < len(names):
             raise InputError("two of the hosts have the same name", hint="name them apart")
         present = [name for name in names if name in self._agents]
@@ -207,14 +211,14 @@ class RemoteMount:
         self._part(gone)
 
     def _gone(self, names: Iterable[str]) -> set[str]:
-        """Those of some hosts whose agents do not answer any more."""
+        """Return the named hosts whose agents do not answer any more."""
         names = list(names)
         if not names:
             return set()
         return set(runtime.errors(self._agents.call(lambda agent: agent.view.call_one(), names)))
 
     def _part(self, names: Iterable[str]) -> None:
-        """Let go of hosts that are lost: the mount is that of the others."""
+        """Drop lost hosts from the mount; the other hosts go on."""
         names = set(names)
         self._agents.forget(names)
         self._behind -= names
@@ -225,7 +229,7 @@ class RemoteMount:
         self.hosts = [host for host in self.hosts if host.name not in names]
 
     def _offer_again(self, layout: Layout) -> Delivery:
-        """Offer all of a tree that hosts have, to others."""
+        """Offer a tree that hosts have already to other hosts, whole."""
         whole = Layout(layout.tree, self._block_size(layout.tree), identity=layout.identity)
         made = self._offer(whole)
         self._agents.call(lambda agent: agent.give.call_one(made.origin, whole.block_size))
@@ -257,28 +261,28 @@ class RemoteMount:
 
     @property
     def handles(self) -> Handles:
-        """The agents, which another process may go on with."""
+        """References to the agents, which another process may use."""
         return dict(self._agents)
 
     @property
     def mntpoint(self) -> str:
-        """Where it was asked to be, on all hosts; see ``mntpoints``."""
+        """The requested mount point, with ``{host}`` in it; ``mntpoints`` has each host's own."""
         return self._mntpoint
 
     def take(self, handles: Handles) -> None:
-        """Go on with the agents of another process, for ``status`` or ``close``."""
+        """Use the agents of another process, for ``status`` or ``close``."""
         self._agents.take(handles)
 
     def adopt(self, handles: Handles | None = None) -> None:
-        """Take charge of a mount that stands, made by another process.
+        """Take over an existing mount that another process made.
 
-        What had not arrived is delivered, as after ``open``; that process must be gone then.
+        Missing bytes are delivered, as after ``open``. The other process must have ended.
 
         Args:
-            handles: of that process, if its agents are still there.
+            handles: the other process's agents, if they still run.
 
         Raises:
-            MountError: there is none on a host.
+            MountError: a host has no such mount.
             HostError, WaitError: a host is lost.
         """
         runtime.start()
@@ -300,7 +304,7 @@ class RemoteMount:
             raise
 
     def _resume(self, layout: Layout, size: int) -> None:
-        # Only a first generation is shown before all of it is there.
+        # Only a first generation is shown before all its bytes are there.
         whole = Layout(layout.tree, size, identity=layout.identity)
         self._delivery = made = self._offer(whole)
         ways = made.routes(self._agents)
@@ -309,7 +313,7 @@ class RemoteMount:
         self._begin(made, list(self._agents))
 
     def _mount(self, names: list[str], made: Delivery) -> None:
-        """Have the mount stand on some hosts that have agents but no mount yet."""
+        """Mount on the named hosts, which have agents but no mount yet."""
         from wheelmount.mount.host.agent import Order
 
         self._agents.greet()
@@ -332,18 +336,18 @@ class RemoteMount:
 
     @property
     def sent(self) -> int:
-        """Bytes of files that left this process for hosts since the last refresh, or the start."""
+        """Bytes of files that this process sent to hosts since the last refresh, or the start."""
         return self._delivery.sent if self._delivery is not None else 0
 
     def wait(self, timeout: float | None = None, *, warn: bool = True) -> None:
         """Wait until all bytes are on all hosts.
 
         Args:
-            timeout: seconds; default as long as blocks keep arriving.
+            timeout: seconds; by default as long as blocks keep arriving.
             warn: log a warning that names the files of ``unreadable``.
 
         Raises:
-            WaitError: the time is over; delivery goes on.
+            WaitError: the time-out ran out; delivery goes on.
             HostError, TransferError, StoreError: a host did not get everything; others did.
         """
         if self._delivery is None:
@@ -357,7 +361,7 @@ class RemoteMount:
         """Files whose bytes hosts do not have, in order; reading them there is an error.
 
         They could not be read at the source, or were edited or truncated after the mount was made.
-        All are known when ``wait`` returns; ``refresh`` brings those that can be read then.
+        The list is complete when ``wait`` returns. ``refresh`` sends those that can be read again.
         """
         if self._layout is None:
             return []
@@ -366,7 +370,7 @@ class RemoteMount:
         return sorted(os.fsdecode(inodes[number].path) for number in numbers if number in inodes)
 
     def shortfall(self) -> TransferError | None:
-        """An error that names the files of ``unreadable``; None if there are none."""
+        """Return an error that names the files of ``unreadable``; None if there are none."""
         names = self.unreadable
         if not names:
             return None
@@ -379,10 +383,10 @@ class RemoteMount:
         )
 
     def failure(self) -> WheelmountError | None:
-        """Why hosts do not have all bytes, as far as that is known while it is mounted."""
+        """Return why hosts do not have all bytes, as far as it is known now; None if they may."""
         failed: dict[str, WheelmountError] = {}
         if self._delivery is not None:
-            with contextlib.suppress(WaitError):  # they still arrive
+            with contextlib.suppress(WaitError):  # bytes still arrive
                 failed = self._delivery.failures(0)
         try:
             runtime.raise_first(failed)
@@ -393,9 +397,9 @@ class RemoteMount:
     def refresh(self, *, warn: bool = True) -> bool:
         """Have the mount show the directory as it is now.
 
-        Each host shows the old tree until all bytes of the new one are there, and then the new one
-        from one moment to the next. What is open stays what it was. Files that cannot be read at
-        the source are in ``unreadable`` then, and the mount follows with all others.
+        Each host shows the old tree until all bytes of the new one are there, then changes over
+        in one step. Open files keep their bytes. Files that cannot be read at
+        the source are in ``unreadable`` afterwards; all others are refreshed.
 
         Args:
             warn: log a warning that names the files of ``unreadable``.
@@ -405,10 +409,10 @@ class RemoteMount:
 
         Raises:
             SourceError: the directory cannot be read.
-            TransferError: a file was edited while it was copied; hosts show what they did before.
-            HostError: hosts are lost, and no longer part of the mount; the others have followed.
-            WaitError, StoreError, MountError: a host could not follow; where it could not at the
-                very end, the others have, and the next refresh has it follow first.
+            TransferError: a file was edited while it was copied; hosts show the old tree.
+            HostError: hosts are lost and dropped from the mount; the others show the new tree.
+            WaitError, StoreError, MountError: a host could not change over. If only the last step
+                failed, the others show the new tree, and the next refresh begins with this host.
         """
         if self._layout is None:
             raise MountError("the mount is not open", hint="call open() first")
@@ -426,7 +430,7 @@ class RemoteMount:
         return changed
 
     def _settle(self) -> None:
-        """Have all hosts at the same generation, but those that are lost."""
+        """Bring all hosts that are not lost to the same generation."""
         failed: dict[str, WheelmountError] = {}
         if self._delivery is not None:
             failed = self._delivery.repair(self._agents)
@@ -438,7 +442,7 @@ class RemoteMount:
         self._pass_over(failed)
 
     def _current(self, layout: Layout) -> Layout:
-        """What hosts show: ``layout``, unless another client has refreshed the mount."""
+        """Return the layout that hosts show: the given one, unless another client refreshed."""
         answers = self._agents.call(lambda agent: agent.is_current.call_one())
         failed = runtime.errors(answers)
         self._pass_over({name: failed[name] for name in self._gone(failed)})
@@ -450,10 +454,10 @@ class RemoteMount:
         return layout
 
     def _pass_over(self, failed: dict[str, WheelmountError]) -> None:
-        """Go on without those of the hosts that failed which are lost.
+        """Drop those of the failed hosts that are lost.
 
         Raises:
-            WheelmountError: why another failed, or if no host is left.
+            WheelmountError: a host failed that is not lost, or no host is left.
         """
         gone = self._gone(failed)
         runtime.raise_first({name: error for name, error in failed.items() if name not in gone})
@@ -463,7 +467,7 @@ class RemoteMount:
         self._parted |= {name: failed[name] for name in gone}
 
     def _follow(self, before: Layout) -> bool:
-        """Bring the directory as it is now to all hosts; gives whether it differs."""
+        """Send the directory as it is now to all hosts; return whether it has changed."""
         inodes, root = before.tree.inodes, os.fsencode(self.source)
         # A number must be the same file on all hosts.
         other = {number for each in self._apart for number in each.other(before.tree)}
@@ -489,12 +493,12 @@ class RemoteMount:
 
     @property
     def _together(self) -> list[str]:
-        """Hosts that show the same."""
+        """Return the hosts that show the common tree."""
         apart = {name for each in self._apart for name in each.hosts}
         return [name for name in self._agents if name not in apart]
 
     def _join(self, layout: Layout) -> bool:
-        """Have hosts that show something else show this too; gives whether there were any."""
+        """Have hosts that show another tree show this one; return whether there were any."""
         inodes, any_apart = layout.tree.inodes, bool(self._apart)
         while self._apart:
             before, agents = self._apart[0].layout, self._agents.only(self._apart[0].hosts)
@@ -511,7 +515,7 @@ class RemoteMount:
         return any_apart
 
     def _same(self, succession: Succession, agents: Agents) -> list[Doubt]:
-        """Which files have the bytes that all of some hosts have of an earlier one."""
+        """Return which files have the same bytes on all these hosts as an earlier file."""
         if not succession.doubts:
             return []
         wanted = sorted({doubt.earlier for doubt in succession.doubts})
@@ -529,23 +533,23 @@ class RemoteMount:
         return same
 
     def keep(self) -> None:
-        """Wait for all bytes, and let the mounts stay when this process ends."""
+        """Wait for all bytes, then leave the mounts in place when this process ends."""
         self.wait(warn=False)
         runtime.raise_first(self._agents.call(lambda agent: agent.keep.call_one()))
         self._keep = True
 
     def verify(self, *, repair: bool = False) -> dict[str, Verified]:
-        """Compare all bytes that hosts show with the hashes with which they came.
+        """Compare all bytes that hosts show with the hashes they arrived with.
 
         Args:
-            repair: replace what differs by what other hosts have, or the directory if it still
-                has it. Readers have the right bytes then, also of files that they have open.
+            repair: replace wrong bytes by right ones of other hosts, or of the directory if it has
+                them. Readers then get the right bytes, also from files that they have open.
 
         Returns:
-            By host, what was found; ``wrong`` of it are the files that are still damaged.
+            The result of each host; its ``wrong`` lists files that are still damaged.
 
         Raises:
-            HostError, WaitError, MountError, StoreError: a host could not look.
+            HostError, WaitError, MountError, StoreError: a host could not compare its bytes.
         """
         if self._delivery is not None:
             runtime.raise_first(self._delivery.failures())
@@ -577,28 +581,28 @@ class RemoteMount:
                     found.repaired.append(os.fsdecode(damage.path))
 
     def _right(self, damage: Damage, besides: str) -> bytes | None:
-        """The bytes of a piece of a file from the directory, or from a host that has them right."""
+        """Return right bytes of a damaged piece, from the directory or from another host."""
         data = right(os.fsencode(self.source) + b"/" + damage.path, damage)
         for name, agent in self._agents.items():
             if data is None and name != besides:
-                with contextlib.suppress(WheelmountError):  # another may have them
+                with contextlib.suppress(WheelmountError):  # another host may have them
                     data = runtime.one(agent.piece.call_one(damage), self._settings.fetch_timeout)
         return data
 
     def status(self) -> dict[str, Any]:
-        """Where the mount stands on each host: a mapping as of ``Server.status``, or an error."""
+        """Return the state of the mount on each host: as ``Server.status`` returns, or an error."""
         return self._agents.call(lambda agent: agent.status.call_one())
 
     def close(self, *, force: bool = False) -> None:
-        """Take it down on all hosts.
+        """Unmount on all hosts.
 
         Args:
-            force: detach it from hosts where it is in use; users keep what they have open.
+            force: unmount also where the mount is in use; users keep the files they have open.
 
         Raises:
-            MountError: it is in use on a host, and by whom.
-            HostError, WaitError: a host does not answer, and it may stay there. Wherever it could
-                be taken down, it was; with the other hosts ``close`` may be called again.
+            MountError: the mount is in use on a host; the message names its users.
+            HostError, WaitError: a host does not answer, and may keep the mount. Other hosts
+                have unmounted; ``close`` may be called again.
         """
         failed = self._close(list(self._agents), force=force)
         if not failed or force:
@@ -606,7 +610,7 @@ class RemoteMount:
         runtime.raise_first(failed)
 
     def clear(self) -> None:
-        """Take it down whoever uses it, when something has failed; says where it stays after all.
+        """Unmount by force after a failure, and warn of hosts where the mount stays.
 
         Raises nothing.
         """
@@ -618,7 +622,7 @@ class RemoteMount:
             self._delivery.end()
 
     def _close(self, names: list[str], *, force: bool) -> dict[str, WheelmountError]:
-        """Take it down on some hosts; gives by host why it stays, or may stay, on some of them."""
+        """Unmount on the named hosts; return errors by host where the mount stays, or may stay."""
         closed = self._agents.call(lambda agent: agent.close.call_one(force), names)
         failed = runtime.errors(closed)
         self._agents.dismiss(closed.keys() - failed.keys())
@@ -633,11 +637,11 @@ class RemoteMount:
         return failed
 
     def release(self) -> None:
-        """End the agents, and leave the mounts to themselves."""
+        """Stop the agents; the mounts stay."""
         self._agents.dismiss(self._agents)
 
     async def arrived(self, timeout: float | None = None) -> None:
-        """``wait``, while the running loop goes on."""
+        """Wait as ``wait`` does, without blocking the running event loop."""
         await asyncio.to_thread(self.wait, timeout)
 
     async def __aenter__(self) -> RemoteMount:
@@ -660,6 +664,6 @@ class RemoteMount:
 
 
 def _warn(failed: dict[str, WheelmountError]) -> None:
-    """Say where a mount stays that is to go."""
+    """Warn of hosts where a mount could not be removed."""
     for name, error in failed.items():
         log.warning("the mount stays on %s: %s", name, error.message)

@@ -1,1 +1,1 @@
-"""What happens on a host: the agent of a mount."""
+"""A mount's agent on a host."""

@@ -1,7 +1,7 @@
-"""What happens on a host: an actor of its own process that prepares a mount and receives its bytes.
+"""A mount's agent on a host: an actor in its own process that mounts and receives the bytes.
 
-The mount itself is served by yet another process (``server``): one that serves a mount must never
-use it, and one that outlives the client cannot be Monarch's.
+Another process serves the mount (``server``), because a process that serves a mount must never
+use it, and Monarch's processes end with the client, which the mount may outlive.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from wheelmount.mount.transfer.topology import Route
 from wheelmount.mount.transfer.upstream import Upstream
 
 GLANCE = 0.5
-"""Seconds between looks at whether a mount is still somebody's working directory."""
+"""Seconds between checks whether a mount is still a process's working directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be mounted.
+    """A mount to be made.
 
     Attributes:
-        source: the client's directory, for people.
+        source: the client's directory, to be shown in ``status``.
         mntpoint: absolute path on the host.
         cover: whether a directory that is not empty may be covered.
-        keep: whether the mount is to stay when the client is gone, with what has arrived.
+        keep: whether the mount stays, with the bytes that have arrived, when the client is gone.
     """
 
     source: str
@@ -62,12 +62,12 @@ class Order:
 
 
 class Agent(Actor):  # type: ignore[misc]
-    """The hands of one mount on one host.
+    """Works for one mount on one host, on behalf of the client.
 
     Args:
         host: the host's name.
-        settings: of the client, by name; its directories are taken as the host's too.
-        identity: name of the mount, unique on the machine; of a new one, or of one that stands.
+        settings: the client's settings, by name; directories in them are the host's.
+        identity: name of a new or an existing mount, unique on the machine.
     """
 
     def __init__(self, host: str, settings: Mapping[str, Any], identity: str) -> None:
@@ -78,7 +78,7 @@ class Agent(Actor):  # type: ignore[misc]
         self._link = Link(self._directory)
         self._store: Store | None = None
         self._next: Store | None = None
-        self._growing = contextlib.ExitStack()  # what is held while ``_next`` is made
+        self._growing = contextlib.ExitStack()  # held while ``_next`` is made
         self._receiver: Receiver | None = None
         self._receivers: dict[Key, Receiver] = {}  # also of the generation that is being made
         self._traffic: Traffic | None = None
@@ -88,17 +88,17 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def view(self) -> View:
-        """What this host sees of file systems."""
+        """Return which file systems this host sees, to compare hosts."""
         return View.here(str(self._settings.private_runtime()))
 
     @concurrent_endpoint
     async def open(self, order: Order, source: Origin, route: Route) -> None:
-        """Have the mount stand: with its names, before its bytes."""
+        """Mount, with all names and before any bytes."""
         points.available()
         self._link.kept = order.keep
         settings = self._settings
         adapter = choose(settings.adapter)
-        if self._directory.exists():  # what an agent left that was lost
+        if self._directory.exists():  # left by an agent that was lost
             await asyncio.to_thread(processes.stop, self._directory, force=True)
         mntpoint = points.resolve(order.mntpoint)
         await asyncio.to_thread(processes.clear, settings, mntpoint)
@@ -159,7 +159,7 @@ class Agent(Actor):  # type: ignore[misc]
         return receiver
 
     async def _relay(self, key: Key) -> Relay:
-        """Who gives a tree here; it may be that another host hears of that sooner."""
+        """Return the relay of a tree; waits for it, as another host may hear of the tree sooner."""
         async with self._received:
             await asyncio.wait_for(
                 self._received.wait_for(lambda: key in self._receivers),
@@ -169,34 +169,34 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def block_server(self, key: Key, device: bool) -> Ticket | None:
-        """By what another host is to get blocks of a tree; see ``Relay.block_server``."""
+        """Return the ticket for another host to fetch blocks of a tree; None: by ``RDMABuffer``."""
         return await (await self._relay(key)).block_server(device)
 
     @concurrent_endpoint
     async def digest(self, key: Key, block: int) -> BlockInfo | None:
-        """What a block of a tree is; see ``Relay.say``."""
+        """Return hash and changed files of a block; None: not known yet, ask again."""
         return await (await self._relay(key)).say(block)
 
     @concurrent_endpoint
     async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any] | None:
-        """Have a block of a tree ready for another host; see ``Relay.stage``."""
+        """Stage a block for another host until ``release``; None: not ready, ask again."""
         return await (await self._relay(key)).stage(block, packed)
 
     @concurrent_endpoint
     async def release(self, key: Key, block: int, packed: bool, sent: int) -> None:
-        """Let go of what ``stage`` gave."""
+        """Release a block that ``stage`` returned."""
         if receiver := self._receivers.get(key):
             receiver.relay.release(block, packed, sent)
 
     @concurrent_endpoint
     async def mark_dead(self, host: str) -> None:
-        """Hear that a host is gone."""
+        """Note that a host is lost, so that nothing waits for it."""
         for receiver in self._receivers.values():
             receiver.mark_dead(host)
 
     @concurrent_endpoint
     async def deliver(self) -> None:
-        """Fetch all bytes; returns when they are there, and shown in the best way."""
+        """Fetch all bytes; return when they are there and shown in the final way."""
         store = self._shown
         receiver = self._receiver
         if receiver is None:  # it had arrived before
@@ -211,7 +211,7 @@ class Agent(Actor):  # type: ignore[misc]
             raise MountError("the mount is gone") from None
 
     async def _show(self, store: Store) -> bool:
-        """Have the store's own files shown; gives whether they are, see ``Generations.show``."""
+        """Show the store's own files by a bind mount, where possible; return whether they are."""
         await asyncio.to_thread(processes.show, self._directory, store.generation)
         status = await asyncio.to_thread(processes.status, self._directory)
         return bool(status["adapter"] == "bind")
@@ -225,19 +225,19 @@ class Agent(Actor):  # type: ignore[misc]
 
     @property
     def _binds(self) -> bool:
-        """Whether the store's own files are what is shown in the end."""
+        """Whether the mount ends as a bind mount of the store's own files."""
         return Task.read(self._directory).adapter == "bind"
 
     @concurrent_endpoint
     async def adopt(self) -> Adopted:
-        """Take charge of a mount that stands."""
+        """Take over an existing mount."""
         return await asyncio.to_thread(self._adopt)
 
     def _adopt(self) -> Adopted:
         task = self._task()
         store = Store.open(Path(task.store))
         if self._store is not None and self._store.generation == store.generation:
-            store = self._store  # with its tree, where this host was asked before
+            store = self._store  # with its tree, if this host was asked before
         self._store = store
         changed = store.changed_numbers()
         length = store.description.stat().st_size
@@ -247,7 +247,7 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def resume(self, source: Origin, route: Route, block_size: int) -> None:
-        """Be ready to fetch what had not arrived when the client went away, or to give."""
+        """Prepare to fetch bytes that were missing when the client ended, and to pass blocks on."""
         store = self._shown
         self._link.kept = True
         if not store.missing():
@@ -263,35 +263,35 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def give(self, source: Origin, block_size: int) -> None:
-        """Be ready to give all that is here to other hosts.
+        """Prepare to give all bytes of this host to other hosts.
 
         Args:
-            source: the client's delivery, by whose hashes it is checked before.
-            block_size: of the blocks that it is asked for, bytes.
+            source: the client's delivery, whose hashes check the blocks first.
+            block_size: bytes of the blocks that others will ask for.
         """
         await self._give(source, block_size)
 
     async def _give(self, source: Origin, block_size: int) -> None:
         recut = ReblockedStore(self._shown, block_size)
-        if recut.layout.key not in self._receivers:  # it did not come in just these blocks
+        if recut.layout.key not in self._receivers:  # it arrived in blocks of another size
             await self._receive(recut, source, Route())
 
     @concurrent_endpoint
     async def describe(self, offset: int, size: int) -> bytes:
-        """A piece of the description of the tree."""
+        """Return a piece of the tree's description."""
         with self._shown.description.open("rb") as file:
             file.seek(offset)
             return file.read(size)
 
     @concurrent_endpoint
     async def digests(self, numbers: list[int]) -> dict[int, bytes]:
-        """blake3 of files that are here, by number."""
+        """Return the blake3 of the given files of this host, by number."""
         store = self._shown
         return await asyncio.to_thread(lambda: {n: file_digest(store.path(n)) for n in numbers})
 
     @concurrent_endpoint
     async def is_current(self) -> bool:
-        """Whether the mount shows what this agent has it show; another client may have come."""
+        """Whether the mount shows this agent's tree; another client may have refreshed it."""
         return await asyncio.to_thread(self._is_current)
 
     def _is_current(self) -> bool:
@@ -300,7 +300,7 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def prepare(self, source: Origin, route: Route) -> None:
-        """Fetch what another generation has that this one has not; it is not shown yet."""
+        """Fetch the bytes of the next generation that this one lacks, without showing it."""
         await self._abandon()
         description = await fetch_description(source, self._settings.fetch_timeout)
         self._growing.enter_context(self._shown.growing())
@@ -333,7 +333,7 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def advance(self) -> None:
-        """Show what ``prepare`` fetched."""
+        """Show the generation that ``prepare`` fetched."""
         made = self._next
         if made is not None:
             await asyncio.to_thread(processes.show, self._directory, made.generation)
@@ -347,7 +347,7 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def abandon(self) -> None:
-        """Forget what ``prepare`` fetched."""
+        """Delete the generation that ``prepare`` fetched."""
         await self._abandon()
 
     async def _abandon(self) -> None:
@@ -366,12 +366,12 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def keep(self) -> None:
-        """Let the mount stay when the client is gone."""
+        """Leave the mount in place when the client is gone."""
         await self._link.keep()
 
     @concurrent_endpoint
     async def verify(self) -> Verified:
-        """Compare all bytes that are shown here with the hashes with which they came."""
+        """Compare all bytes that are shown with the hashes they arrived with."""
         task = self._task()
         self._verified = await asyncio.to_thread(verify.verify, Path(task.store))
         verify.note(self._directory, self._verified)
@@ -379,17 +379,17 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def piece(self, damage: Damage) -> bytes | None:
-        """The bytes of a piece of a file that another host lacks, if they are right here."""
+        """Return the bytes of a piece that is damaged on another host; None if damaged here too."""
         return await asyncio.to_thread(verify.piece, Path(self._task().store), damage)
 
     @concurrent_endpoint
     async def repair(self, damage: Damage, data: bytes, last: bool) -> None:
-        """Put right bytes where they belong.
+        """Replace a damaged piece by the right bytes.
 
         Args:
-            damage: the place.
-            data: the bytes.
-            last: whether all of the file is right then.
+            damage: the damaged piece.
+            data: the right bytes.
+            last: whether this was the last damaged piece of the file.
         """
         store, dress = Path(self._task().store), self._binds
         await asyncio.to_thread(verify.repair, store, damage, data, dress=dress)
@@ -406,26 +406,26 @@ class Agent(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def status(self) -> control.Message:
-        """See ``Server.status``."""
+        """Return the state of the mount, as ``Server.status`` does."""
         if self._traffic is not None and self._directory.exists():
             self._traffic.write(self._directory)
         return await asyncio.to_thread(processes.status, self._directory)
 
     @concurrent_endpoint
     async def close(self, force: bool) -> None:
-        """Take the mount down."""
+        """Unmount, and delete the store."""
         if self._moving is not None:
             self._moving.cancel()
         await asyncio.to_thread(processes.stop, self._directory, force=force)
         for receiver in self._receivers.values():
             await receiver.stop()
         if self._receiver is not None and self._store is not None:
-            # What arrived while the serving process deleted the rest.
+            # Bytes that arrived while the serving process deleted the others.
             await asyncio.to_thread(stores.remove, self._store.directory)
 
     @concurrent_endpoint
     async def quit(self) -> None:
-        """End this process, soon; for a client that did not start it."""
+        """End this process soon; called by a client that did not start it."""
         runtime.quit_soon()
 
 
@@ -434,13 +434,13 @@ RECONNECT, RECONNECTIONS = 0.1, 50
 
 
 class Link:
-    """A connection that is made again where a serving process dies and another takes its place.
+    """A connection to the serving process, made again when that process is replaced.
 
     Args:
-        directory: of the mount.
+        directory: the mount's private directory.
 
     Attributes:
-        kept: whether the mount is to stay when this connection ends.
+        kept: whether the mount stays when this connection ends.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -450,13 +450,13 @@ class Link:
         self._listening: asyncio.Task[None] | None = None
 
     async def open(self, want: Callable[[int], None]) -> None:
-        """Feed the mount; ``want`` is called with each block that a read waits for."""
+        """Connect to the mount as its receiver; call ``want`` for each block that a read needs."""
         reader, self._writer = await asyncio.open_unix_connection(self._directory / control.SOCKET)
         self._writer.write(control.encode({"op": "feed", "keep": self.kept}))
         self._listening = asyncio.create_task(self._listen(reader, want))
 
     async def close(self) -> None:
-        """Leave the serving process to another who will feed it."""
+        """Disconnect, so that another agent can take over."""
         if self._listening is not None:
             self._listening.cancel()
         if self._writer is not None:
@@ -466,7 +466,7 @@ class Link:
             self._writer = None
 
     async def keep(self) -> None:
-        """Let the mount stay when this connection ends."""
+        """Leave the mount in place when this connection ends."""
         self.kept = True
         if self._writer is not None:
             await self._keep(self._writer)
@@ -476,7 +476,7 @@ class Link:
         await writer.drain()
 
     def tell(self, block: int, failure: str | None) -> None:
-        """A block is here, or cannot be had."""
+        """Tell the serving process that a block has arrived, or failed."""
         if self._writer is not None and not self._writer.is_closing():
             message: control.Message = {"have": block}
             if failure is not None:
@@ -487,7 +487,7 @@ class Link:
         with contextlib.suppress(OSError):
             async for line in reader:
                 want(control.decode(line)["want"])
-        # It has unmounted; or it died, and another goes on in its place.
+        # It has unmounted, or it died and another takes its place.
         for _ in range(RECONNECTIONS):
             await asyncio.sleep(RECONNECT)
             with contextlib.suppress(OSError):

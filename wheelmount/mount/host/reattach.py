@@ -1,4 +1,4 @@
-"""Mounts that stand, made by a client that is gone: what another has to know to go on with them."""
+"""Reattach to existing mounts whose client is gone."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.tree import ROOT, Tree
 
 MESSAGE = 4 << 20
-"""Bytes of a description that one call brings; Monarch's messages should stay below 16 MiB."""
+"""Bytes of a description in one call; Monarch's messages should stay below 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A mount that stands.
+    """An existing mount on one host.
 
     Attributes:
         identity: of its tree.
         length: of the tree's description, for ``describe``, bytes.
-        lost: numbers of the files that are not there because they changed at the source.
+        lost: numbers of the files that are missing because they changed at the source.
         missing: blocks that have not arrived.
         block_size: of its blocks, bytes.
-        mntpoint: where it is.
+        mntpoint: its mount point.
     """
 
     identity: bytes
@@ -38,12 +38,12 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Hosts that do not show what the others do: a refresh passed them over, or came to them alone.
+    """Hosts that show another tree than the others: a refresh left them out, or reached only them.
 
     Attributes:
         hosts: their names.
-        layout: what they show.
-        lost: see ``Adopted``; of all of them together.
+        layout: the tree that they show.
+        lost: as in ``Adopted``, for all of them together.
     """
 
     hosts: frozenset[str]
@@ -51,9 +51,9 @@ class Apart:
     lost: frozenset[int]
 
     def other(self, tree: Tree) -> set[int]:
-        """Numbers of another tree of the mount that are not the same file or directory here.
+        """Return numbers of another tree that stand for other files or directories here.
 
-        Here they may be something else, or may have been; numbers that were never used here are
+        They may have been used here for another file. Numbers that were never used here are
         not among them.
         """
         mine, places, theirs = self.layout.tree, self.layout.tree.parents(), tree.parents()
@@ -72,15 +72,15 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A mount on all its hosts.
+    """An existing mount on all its hosts.
 
     Attributes:
-        layout: what they show, but those of ``apart``.
-        lost: see ``Adopted``; of all these hosts together.
-        missing: size in bytes of the blocks in which bytes of the whole tree have yet to arrive on
+        layout: the tree that they show, except for hosts of ``apart``.
+        lost: as in ``Adopted``, for all these hosts together.
+        missing: bytes of the blocks that have yet to arrive on
             some hosts; 0 if none have.
-        points: where it is, by host.
-        apart: hosts that show something else.
+        points: mount points by host.
+        apart: hosts that show another tree.
     """
 
     layout: Layout
@@ -91,14 +91,14 @@ class Standing:
 
 
 def find(agents: Mapping[str, Any], timeout: float) -> Standing:
-    """Have agents take charge of a mount.
+    """Have agents take over an existing mount, and return its state.
 
     Args:
-        agents: of its hosts, by name.
+        agents: the agents of its hosts, by name.
         timeout: seconds for each answer.
 
     Raises:
-        MountError: there is none on a host, or hosts show different trees and one is not complete.
+        MountError: a host has no such mount, or hosts show different trees and one is incomplete.
         HostError, WaitError: a host is lost.
     """
     calls = {name: agent.adopt.call_one() for name, agent in agents.items()}
@@ -132,7 +132,7 @@ def find(agents: Mapping[str, Any], timeout: float) -> Standing:
 
 
 def _layout(agent: Any, length: int, timeout: float) -> Layout:
-    """What a host shows."""
+    """Return the layout that a host shows."""
     description = bytearray()
     while len(description) < length:
         description += runtime.one(agent.describe.call_one(len(description), MESSAGE), timeout)

@@ -1,1 +1,1 @@
-"""Blocks between hosts: offered, fetched, compressed, passed on."""
+"""Transfer of blocks between hosts: offer, fetch, compress, pass on."""

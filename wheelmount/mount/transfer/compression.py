@@ -1,6 +1,6 @@
-"""Compression of blocks on the wire (zstd), and when it pays.
+"""Compression of blocks on the wire (zstd), where it makes them faster.
 
-Only the bytes on a link are compressed; what is kept, and what is hashed, is the block itself.
+Only bytes on a link are compressed; stores and hashes are of the block itself.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ import zstandard
 from wheelmount.errors import TransferError
 
 LEVEL = 1
-"""Of zstd: more than this costs more time than it saves at the speed of any network."""
+"""Level of zstd: higher levels cost more time than they save on any network."""
 
 WORTH = 0.9
-"""A block that does not shrink below this part of itself travels as it is."""
+"""A block that does not shrink below this part of its size is sent uncompressed."""
 
 SAMPLES, SAMPLE = 8, 8 << 10
-"""Pieces of a block that are tried before it is, and bytes of each."""
+"""Number of sample pieces that are compressed before a whole block is, and bytes of each."""
 
 FAST = 400e6
-"""Bytes a second of a link beyond which compression is not even tried."""
+"""Bytes a second of a link above which compression is not tried."""
 
 TRIAL = 3
-"""Blocks of each kind from which a link is judged at first."""
+"""Blocks of each kind (compressed or not) that are measured before the first decision."""
 
 AGAIN = 24
-"""Blocks after which the kind that is not in use is tried with one again."""
+"""Blocks after which one of the other kind is tried again."""
 
 MEMORY = 0.3
-"""Part of a new measurement in the mean."""
+"""Weight of a new measurement in the mean."""
 
 IDLE, LOOK = 0.1, 0.5
 """Part of a machine's processors that must have been idle, and seconds over which it is measured:
-where none is idle, there is nothing to pay for shorter ways with."""
+where none is idle, compression slows down all other work."""
 
 _local = threading.local()
 
 
 def pack(block: memoryview) -> int:
-    """Compress a block where it is; returns the bytes it takes there, 0 if it is not worth it.
+    """Compress a block in place; return the bytes it takes then, 0 if it did not shrink enough.
 
     May be called in several threads.
     """
@@ -62,23 +62,23 @@ def pack(block: memoryview) -> int:
 
 
 def _sample(block: memoryview) -> bytes:
-    """Pieces from all over a block: whether it shrinks shows in them, at a part of the cost."""
+    """Return pieces from all over a block, to see cheaply whether it shrinks."""
     step = max(1, len(block) // SAMPLES)
     return b"".join(block[at : at + SAMPLE] for at in range(0, len(block), step))
 
 
 def unpack(packed: memoryview, length: int) -> memoryview:
-    """A block again.
+    """Decompress a block.
 
     Args:
-        packed: what ``pack`` made.
-        length: bytes of the block; never are more made.
+        packed: bytes that ``pack`` made.
+        length: bytes of the block; more are never written.
 
     Raises:
-        TransferError: it is something else.
+        TransferError: the bytes are damaged.
     """
     try:
-        # What is written there is what zstd makes room for, whatever it is told beside it.
+        # zstd writes as much as it made room for, whatever size the data claims.
         if zstandard.frame_content_size(packed) != length:
             raise TransferError("a block arrived damaged: it has another length")
         return memoryview(zstandard.ZstdDecompressor().decompress(packed))
@@ -87,10 +87,10 @@ def unpack(packed: memoryview, length: int) -> memoryview:
 
 
 class Processors:
-    """Whether this machine has processors to spare.
+    """Measures whether this machine has idle processors.
 
     Args:
-        clock: seconds that processors had until now, by the names that ``psutil.cpu_times`` has.
+        clock: seconds of processors so far, as ``psutil.cpu_times`` returns them.
     """
 
     def __init__(self, clock: Callable[[], Any] = psutil.cpu_times) -> None:
@@ -100,7 +100,7 @@ class Processors:
         self._spare = False
 
     def spare(self) -> bool:
-        """Whether some were idle lately; not before that was measured."""
+        """Return whether some were idle lately; False until that is measured."""
         if time.monotonic() - self._looked >= LOOK:
             now = self._seconds()
             idle, total = (new - old for new, old in zip(now, self._before, strict=True))
@@ -114,13 +114,13 @@ class Processors:
 
 
 class Choice:
-    """Whether to have blocks compressed on one link: whichever has been faster lately.
+    """Chooses whether blocks are compressed on one link, by what was faster lately.
 
-    Several blocks are on their way at once. What one costs the link is the time from the arrival of
+    Several blocks are on their way at once. The cost of one is the time from the arrival of
     the one before it to its own.
 
     Args:
-        spare: whether there are processors to do it.
+        spare: returns whether there are idle processors.
     """
 
     def __init__(self, spare: Callable[[], bool]) -> None:
@@ -131,7 +131,7 @@ class Choice:
         self._since = 0
 
     def packed(self) -> bool:
-        """Whether to have the next block compressed."""
+        """Return whether to request the next block compressed."""
         kind = self._next()
         self._asked[kind] += 1
         return kind
@@ -152,16 +152,16 @@ class Choice:
         return best
 
     def note(self, kind: bool, length: int, began: float, ended: float) -> None:
-        """A block has arrived.
+        """Note a block that has arrived.
 
         Args:
-            kind: whether it was asked for compressed.
+            kind: whether it was requested compressed.
             length: its bytes.
-            began: when it was asked for, seconds of a clock that is monotonic.
-            ended: when it was there.
+            began: time of the request, seconds of a monotonic clock.
+            ended: time of its arrival.
         """
         last, self._last = self._last, ended
-        if last is None:  # the first has the connection made, too
+        if last is None:  # the first one includes the time to connect
             return
         took = (ended - max(last, began)) / length
         before = self._seconds.get(kind, took)

@@ -1,8 +1,8 @@
-"""Bytes that a host has already, in other mounts of the same user.
+"""Reuse of bytes that a host has in other mounts of the same user.
 
-Which files of those may be the same is guessed from their names and sizes. Whether they are is told
-by the client's hash of the block that is made of them: a guess that was wrong costs some reading,
-and the block travels as any other.
+Names and sizes suggest which files may be equal. The client's hash of a block decides whether
+the files make that block: a wrong guess costs some reading,
+and the block is sent like any other.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.store.store import Store
 
 LEAST = 64 << 10
-"""Bytes; fewer have arrived sooner than they are found."""
+"""Bytes of a tree below which sending is faster than searching."""
 
 
 class LocalCopies:
     """Finds blocks of a layout among the files of other stores.
 
-    A file is looked for by its size and, in this order, by its path, the last two parts of that,
-    and its name alone.
+    A file is searched by its size and, in this order, by its path, the last two parts of it,
+    or its name alone.
 
     Args:
-        layout: whose blocks.
-        stores: where to look; those that go away, or on to another generation, are of no use any
-            more, which does no harm.
+        layout: whose blocks are wanted.
+        stores: where to search. A store that is deleted or refreshed meanwhile does no harm: its
+            files are not found any more.
     """
 
     def __init__(self, layout: Layout, stores: Sequence[Store]) -> None:
@@ -52,15 +52,15 @@ class LocalCopies:
                 self._places[number] = place
 
     def __bool__(self) -> bool:
-        """Whether anything may be found."""
+        """Whether any block may be found."""
         return bool(self._places)
 
     def covers(self, block: int) -> bool:
-        """Whether there may be a file for every piece of a block."""
+        """Return whether there is a candidate for every piece of a block."""
         return all(extent.inode in self._places for extent in self._layout.extents(block))
 
     def read(self, block: int, view: memoryview) -> bool:
-        """Read what may be a block that is covered; False if some of it is not there."""
+        """Read the candidate for a covered block; return False if a piece is missing."""
         for extent in self._layout.extents(block):
             store, number = self._places[extent.inode]
             begin, end = extent.file_offset, extent.file_offset + extent.length
@@ -74,37 +74,37 @@ class LocalCopies:
 
 
 def _keys(path: bytes, size: int) -> tuple[int, int, int]:
-    """What a file is looked for by; hashes of it, which take less memory."""
+    """Return the keys that a file is searched by; hashes, which take less memory than names."""
     parts = path.rsplit(b"/", 2)
     return hash((size, path)), hash((size, *parts[-2:])), hash((size, parts[-1]))
 
 
 def find(settings: Settings, own: Path, store: Store) -> LocalCopies | None:
-    """Look for the files of a store that is to be filled.
+    """Search other mounts for the files of a store that is to be filled.
 
     Takes about a second for 100,000 files in other mounts.
 
     Args:
-        settings: say where mounts lie.
-        own: directory of the mount. What belongs to the same mount on other hosts is left out:
-            those may share a machine, and are hosts of their own all the same.
-        store: of that mount.
+        settings: which directories mounts are in.
+        own: directory of the mount. The same mount on other hosts is left out:
+            hosts may share a machine, and still count as separate.
+        store: the store of that mount.
 
     Returns:
-        None if there is nothing to be found.
+        None if no file may be found.
     """
     if store.layout.size < LEAST:
         return None
     others = []
     for directory in processes.find(settings):
         if directory == own or processes.identity(directory) != processes.identity(own):
-            # Being made or going, of another version, in a namespace that is not this one: whatever
+            # Just being made or removed, of another version, in another namespace: whatever
             # is wrong with another mount, this one does without.
             with contextlib.suppress(Exception):
                 other = Store.open(Path(Task.read(directory).store))
                 if (other.directory, other.generation) != (store.directory, store.generation):
-                    other.missing()  # what is whole need not be asked for each block
-                    _ = other.tree  # stays readable from here on, whatever becomes of the mount
+                    other.missing()  # a complete store need not be asked for each block
+                    _ = other.tree  # stays readable from here on, even if the mount is removed
                     others.append(other)
     if not others:
         return None

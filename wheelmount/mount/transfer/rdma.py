@@ -1,8 +1,8 @@
-"""Blocks on their way out: a ring offered to others, who read from its memory.
+"""The sending side: a ring of blocks whose memory other processes read.
 
-The client offers its directory so, and every host what it has received. Where both ends have an
-RDMA device that Monarch takes, a block is staged and read by ``RDMABuffer``. Else it comes by a
-stream (``BlockServer``); where no stream can be had, by ``RDMABuffer`` again, whose bytes then go
+The client offers its directory this way, and every host its blocks. Where both ends have an
+RDMA device that Monarch supports, a block is staged and read by ``RDMABuffer``; else it is sent by
+a stream (``BlockServer``); where no stream connects, by ``RDMABuffer`` again, whose bytes then go
 through Monarch's messages.
 """
 
@@ -32,8 +32,8 @@ from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.transfer.ring import Ring, Staged
 from wheelmount.mount.transfer.stream import PULSE
 
-# Which transport is in use is told by the status, not by a warning in the middle of the output.
-# Of wheelmount's own buffers: a user's program may have others.
+# ``status`` tells which transport is in use; a warning would disturb the output.
+# Only for wheelmount's buffers: a user's program may have others.
 warnings.filterwarnings("ignore", category=RDMATcpFallbackWarning, module=r"wheelmount\.")
 
 Result = TypeVar("Result")
@@ -42,21 +42,21 @@ STAGING_THREADS = 8
 """Threads that read and hash blocks; more than cores because disks are waited for."""
 
 PIECE = 1 << 20
-"""Bytes of a description that are fetched at once: each must come within a time-out."""
+"""Bytes of a description that are fetched at once; each must arrive within a time-out."""
 
 Key = tuple[bytes, bool, int]
-"""See ``Layout.key``."""
+"""Key of a layout, as ``Layout.key`` makes it."""
 
 BlockInfo = tuple[bytes, tuple[int, ...]]
 """``digest`` and ``changed`` of ``Staged``."""
 
 
 class Offer:
-    """A ring whose memory others can read by ``RDMABuffer``.
+    """A ring of blocks that other processes read by ``RDMABuffer``.
 
     Args:
-        ring: what is offered; its memory is registered once.
-        timeout: seconds within which others must hear something.
+        ring: the blocks; its memory is registered once.
+        timeout: seconds within which a call must be answered.
     """
 
     def __init__(self, ring: Ring, timeout: float) -> None:
@@ -66,10 +66,10 @@ class Offer:
         self._threads = ThreadPoolExecutor(STAGING_THREADS, "wheelmount-stage")
 
     async def stage(self, block: int, packed: bool) -> tuple[Staged, Any] | None:
-        """Have a block in the ring until ``release``.
+        """Stage a block in the ring until ``release``.
 
         Returns:
-            What it is, and an ``RDMABuffer`` to read it by; None: ask again, it takes a while.
+            The staged block, and an ``RDMABuffer`` to read it; None: not ready, ask again.
         """
         staging = asyncio.ensure_future(self._stage(block, packed))
         staged = await within(self._soon, staging)
@@ -83,7 +83,7 @@ class Offer:
             self._ring.release(block, packed)
 
     async def digest(self, block: int) -> BlockInfo | None:
-        """What a block is, which is not to be read; None: ask again, it takes a while."""
+        """Return hash and changed files of a block, without its bytes; None: ask again."""
         return await within(self._soon, self._digest(block))
 
     async def _digest(self, block: int) -> BlockInfo:
@@ -104,15 +104,15 @@ class Offer:
         return self._buffers[staged.slot]
 
     def release(self, block: int, packed: bool, sent: int) -> None:
-        """Let go of a block of which ``sent`` bytes were fetched (0: it failed)."""
+        """Release a block of which ``sent`` bytes were fetched (0: the fetch failed)."""
         self._ring.release(block, packed, sent)
 
     def close(self) -> None:
-        """Stage nothing more."""
+        """Refuse to stage more blocks."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def drop(self) -> None:
-        """Have Monarch let go of the ring's memory, after ``close``."""
+        """Have Monarch unregister the ring's memory, after ``close``."""
         await _drop(self._buffers.values())
         self._buffers.clear()
 
@@ -124,10 +124,10 @@ async def _drop(buffers: Iterable[Any]) -> None:
 
 
 async def within(seconds: float, work: Awaitable[Result]) -> Result | None:
-    """What something comes to; None if it takes longer, and goes on by itself.
+    """Return the result of some work; None if it takes longer, and then the work goes on.
 
     Args:
-        seconds: to wait for it.
+        seconds: how long to wait.
         work: the coroutine or task.
     """
     task = asyncio.ensure_future(work)
@@ -140,11 +140,11 @@ async def within(seconds: float, work: Awaitable[Result]) -> Result | None:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Where the description of a tree can be fetched.
+    """Where hosts fetch the description of a tree.
 
     Attributes:
         size: its bytes.
-        digest: blake3 of them all.
+        digest: blake3 of the whole description.
         buffers: an ``RDMABuffer`` and its bytes for each piece of it; none where the client has no
             RDMA device.
     """
@@ -155,7 +155,7 @@ class Description:
 
     @classmethod
     def of(cls, data: bytes) -> Description:
-        """Register the memory of a description; in an endpoint of an actor."""
+        """Register the memory of a description. To be called in an actor's endpoint."""
         view = memoryview(data)
         pieces = [view[at : at + PIECE] for at in range(0, len(view), PIECE)]
         registered = pieces if rdma.usable() else []
@@ -163,17 +163,17 @@ class Description:
         return cls(len(view), blake3(view).digest(), buffers)
 
     async def drop(self) -> None:
-        """Have Monarch let go of its memory."""
+        """Have Monarch unregister its memory."""
         await _drop(buffer for buffer, _ in self.buffers)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What hosts fetch from: one delivery of the client.
+    """One delivery of the client, as hosts address it.
 
     Attributes:
         actor: the client's ``SourceActor``.
-        name: of the delivery, unique among all.
+        name: of the delivery, unique in the client.
     """
 
     actor: Any
@@ -182,7 +182,7 @@ class Origin:
 
 @dataclass(slots=True)
 class _Offered:
-    """A delivery; what an actor's endpoint has to register comes when it is opened."""
+    """A delivery; an actor's endpoint registers its memory when it is opened."""
 
     ring: Ring
     ticket: Ticket | None
@@ -194,7 +194,7 @@ class _Offered:
 
 
 _offered: dict[str, _Offered] = {}
-"""What this process offers, by name: an actor is sent what can be pickled, a ring cannot."""
+"""Deliveries of this process by name: a ring cannot be pickled and sent to an actor."""
 
 
 def _find(name: str) -> _Offered:
@@ -204,10 +204,10 @@ def _find(name: str) -> _Offered:
 
 
 class SourceActor(Actor):  # type: ignore[misc]
-    """The client's end: lives in the client's own process, and offers the rings of its deliveries.
+    """Offers the rings of all deliveries of a client; lives in the client's own process.
 
-    One for all deliveries of a process, as Monarch keeps some 225 KiB of each actor that has ended
-    (torchmonarch 0.7.0). ``block_server``, ``digest``, ``stage`` and ``release`` are as of a host's
+    There is one for all deliveries, as Monarch keeps some 225 KiB of each actor that has ended
+    (torchmonarch 0.7.0). ``block_server``, ``digest``, ``stage``, ``release`` are those of a host's
     ``Agent``.
     """
 
@@ -220,7 +220,7 @@ class SourceActor(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def close(self, name: str) -> None:
-        """Have the memory of a delivery back."""
+        """Unregister the memory of a delivery."""
         made = _offered.pop(name)
         made.offer.close()
         await made.offer.drop()
@@ -228,12 +228,12 @@ class SourceActor(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def describe(self, name: str) -> Description:
-        """Where the tree is."""
+        """Return where the tree's description can be fetched."""
         return _find(name).description
 
     @concurrent_endpoint
     async def piece(self, name: str, offset: int) -> bytes:
-        """``PIECE`` bytes of the tree's description."""
+        """Return ``PIECE`` bytes of the tree's description, from an offset."""
         return _find(name).tree[offset : offset + PIECE]
 
     @concurrent_endpoint
@@ -243,22 +243,22 @@ class SourceActor(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def digest(self, name: str, block: int) -> BlockInfo | None:
-        """See ``Offer.digest``."""
+        """Return hash and changed files of a block; None: not known yet, ask again."""
         return await _find(name).offer.digest(block)
 
     @concurrent_endpoint
     async def stage(self, name: str, block: int, packed: bool) -> tuple[Staged, Any] | None:
-        """See ``Offer.stage``."""
+        """Stage a block until ``release``; None: not ready, ask again."""
         return await _find(name).offer.stage(block, packed)
 
     @concurrent_endpoint
     async def release(self, name: str, block: int, packed: bool, sent: int) -> None:
-        """See ``Offer.release``."""
+        """Release a block of which ``sent`` bytes were fetched (0: the fetch failed)."""
         _find(name).offer.release(block, packed, sent)
 
     @concurrent_endpoint
     async def arrived(self, name: str, host: str, length: int) -> None:
-        """Hear that ``length`` bytes more have arrived at a host, from wherever."""
+        """Note that ``length`` more bytes have arrived at a host, from any sender."""
         _find(name).arrived(host, length)
 
 
@@ -270,14 +270,14 @@ _spawning = threading.Lock()
 
 
 def choose(ticket: Ticket | None, device: bool) -> Ticket | None:
-    """By what somebody is to get blocks from this process.
+    """Choose how another process fetches blocks from this one.
 
     Args:
-        ticket: of an block_server, if there is one.
+        ticket: of the block server, if there is one.
         device: whether the other end has an RDMA device.
 
     Returns:
-        The ticket, or None: by ``RDMABuffer``.
+        The ticket of the block server, or None for ``RDMABuffer``.
     """
     return None if device and rdma.usable() else ticket
 
@@ -293,18 +293,18 @@ def offer(
     """Offer a directory to hosts.
 
     Args:
-        ring: its blocks.
-        ticket: of their block_server; None where there is none.
-        timeout: seconds within which hosts must hear something.
-        description: of its tree, as it is to be sent ahead.
-        arrived: called with a host's name and a number of bytes as they arrive.
-        start_timeout: seconds for memory to be registered.
+        ring: the directory's blocks.
+        ticket: of their block server; None if there is none.
+        timeout: seconds within which a host's call must be answered.
+        description: of the tree, sent before the blocks.
+        arrived: called with a host's name and a number of bytes that arrived there.
+        start_timeout: seconds in which memory must be registered.
 
     Returns:
-        What hosts fetch from, until ``withdraw``.
+        The origin that hosts fetch from, until ``withdraw``.
 
     Raises:
-        WheelmountError: memory could not be registered.
+        WheelmountError: the memory could not be registered.
     """
     from monarch.actor import context, this_proc
 
@@ -324,18 +324,18 @@ def offer(
 
 
 def withdraw(origin: Origin) -> None:
-    """Offer a directory no more; bounded, and fine where Monarch is ending."""
+    """Stop offering a directory; takes bounded time, and is safe while Monarch ends."""
     if origin.name in _offered:
         runtime.gather({"": origin.actor.close.call_one(origin.name)}, runtime.MESH_TIMEOUT)
         _offered.pop(origin.name, None)
 
 
 async def fetch_description(source: Origin, timeout: float) -> bytes:
-    """The description of the tree that a client offers.
+    """Fetch the description of the tree that a client offers.
 
     Args:
         source: the client's delivery.
-        timeout: seconds for each piece of it.
+        timeout: seconds for each piece.
 
     Raises:
         TransferError: it did not arrive whole.

@@ -1,8 +1,8 @@
-"""A host's end of a delivery: it pulls blocks, keeps them, and lets others pull from it.
+"""A host's side of a delivery: fetches blocks, writes them to the store, passes them on.
 
-One primitive, ``ensure``: have a block, or get it from whoever is above for that block, who ensures
-it first. Delivery of everything is that for every block in order; a block that somebody waits for
-is ensured at once. Whoever is above and fails is passed over for the next above, and in the end for
+There is one primitive, ``ensure``: fetch a missing block from the host above, which ensures
+it first. A delivery ensures every block in order; a block that a reader waits for
+is ensured at once. If the host above fails, the next one above is asked, and in the end
 the client.
 """
 
@@ -31,33 +31,33 @@ from wheelmount.mount.transfer.upstream import Wire
 from wheelmount.mount.transfer.window import Window
 
 ATTEMPTS, PAUSE = 3, 0.2
-"""Times the client is asked for a block that arrives with the wrong hash or not at all, and seconds
-that more are waited each time."""
+"""Attempts to fetch a block from the client if its hash is wrong or it does not arrive, and seconds
+by which the pause between attempts grows."""
 
 AGAIN = 2.0
-"""Seconds for which a block that could not be had counts as such. Then it is asked for once more,
-by whoever wants it."""
+"""Seconds for which a failed block counts as failed. After that the next request for it
+tries again."""
 
 
 class Receiver:
-    """A host's end of the delivery of one generation.
+    """Fetches one generation to one host, and passes its blocks on.
 
     Args:
-        host: its name.
-        store: where blocks go.
-        wire: leads to the client, and to hosts.
-        route: who is between the client and this host.
-        in_flight: blocks fetched at the same time because they are next, shared by all trees, and
-            because somebody reads them; fewer over a slow link, see ``Window``. Others that peers
-            ask for come on top: were those to wait for these, two hosts could wait for each other.
+        host: the host's name.
+        store: where blocks are written.
+        wire: connects to the client and to other hosts.
+        route: the hosts between the client and this one.
+        in_flight: blocks fetched at once in order, shared by all trees, and as many again
+            for readers; fewer over a slow link, see ``Window``. Blocks that peers
+            ask for come on top: if they waited for these, two hosts could wait for each other.
         compress: as in the settings.
-        timeout: seconds within which others must say something.
-        tell: called with every block that is whole, and with one that failed and the reason.
-        look: looks for what is here already; called once, on a thread.
+        timeout: seconds within which another process must answer.
+        tell: called with each block that is complete, or with one that failed and the reason.
+        look: searches for bytes that this host has already; called once, on a thread.
 
     Attributes:
-        relay: gives to others what arrived.
-        traffic: what was got and given.
+        relay: passes blocks on to other hosts.
+        traffic: counts of bytes received and sent.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Receiver:
         self._windows = [Window(usual, most) for _ in route.trees]
         self._demand = asyncio.Semaphore(in_flight)
         self._demanded: set[asyncio.Task[None]] = set()
-        self._wanted: Counter[int] = Counter()  # how many wait for a block that is urgent
+        self._wanted: Counter[int] = Counter()  # number of readers that wait for an urgent block
         self._flying: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, tuple[float, WheelmountError]] = {}
         self._lost: set[str] = set()
@@ -107,7 +107,7 @@ class Receiver:
         self._reports: set[asyncio.Task[None]] = set()
 
     def want(self, block: int) -> None:
-        """Get a block that a read waits for, ahead of all that merely are to come."""
+        """Fetch a block that a read waits for, ahead of all others."""
         if self._store.has(block):
             self._tell(block, None)
         elif error := self._failure_of(block):
@@ -124,7 +124,7 @@ class Receiver:
 
     @contextlib.contextmanager
     def _reading(self, block: int) -> Iterator[None]:
-        """While a reader waits for a block, here or on a host below."""
+        """Count a reader that waits for a block, here or on a host below, during the context."""
         self._wanted[block] += 1
         try:
             with self._window(block).reading():
@@ -135,20 +135,20 @@ class Receiver:
                 del self._wanted[block]
 
     def _failure_of(self, block: int) -> WheelmountError | None:
-        """Why a block could not be had a moment ago, if that is so."""
+        """Return why fetching a block failed a moment ago; None if it did not."""
         when, error = self._failed.get(block, (0.0, None))
         return error if asyncio.get_running_loop().time() < when + AGAIN else None
 
     async def run(self) -> None:
-        """Fetch everything that is missing. May be called again where that failed.
+        """Fetch all missing blocks. After a failure it may be called again.
 
         Raises:
-            TransferError: something did not arrive; all the rest did.
+            TransferError: some blocks did not arrive; all others did.
         """
         await self._fetch_missing()
         if self._store.missing() and not any(
             isinstance(error, StoreError) for _, error in self._failed.values()
-        ):  # what failed a while ago may be had now
+        ):  # a block that failed a while ago may be available now
             await asyncio.sleep(AGAIN)
             await self._fetch_missing()
         self._buffers.clear()
@@ -186,7 +186,7 @@ class Receiver:
             await asyncio.wait(flights)
 
     def close(self) -> None:
-        """Fetch nothing more, tell of nothing, and give nothing."""
+        """Stop fetching, reporting and passing on."""
         self._ended = True
         for task in self._demanded:
             task.cancel()
@@ -194,35 +194,35 @@ class Receiver:
         self.relay.close()
 
     async def stop(self) -> None:
-        """Close, and wait for what is on its way.
+        """Close, and wait for transfers that are on their way.
 
-        A process that ends with a transfer on its way takes more than itself down: Monarch's
-        fallback over TCP then fails at the sender, for all who fetch from it.
+        A process that ends during a transfer harms others: Monarch's
+        fallback over TCP then fails at the sender, for all that fetch from it.
         """
         self.close()
         if self._flying:
             await asyncio.wait(self._flying.values(), timeout=self._timeout)
 
     def mark_dead(self, host: str) -> None:
-        """Do not wait for a host any more: it is gone."""
+        """Note that a host is lost: end all waits for it."""
         self._lost.add(host)
         for call in self._calls[host]:
             call.cancel()
 
     async def _confirm(self, block: int) -> BlockInfo:
-        """See with the client that a block is right which arrived before this receiver was."""
+        """Compare a block that arrived before this receiver was made with the client's hash."""
         digest, changed = await self._wire.digest(CLIENT, block)
         memory = self._buffer()
         view = memory[: self.layout.length(block)]
         await asyncio.to_thread(self._store.read_block, block, view)
         if (await asyncio.to_thread(blake3, view)).digest() != digest:
             raise TransferError(f"block {block} on {self._host} is not what the client has")
-        if len(self._buffers) < self._in_flight:  # nobody clears them where nothing is to come
+        if len(self._buffers) < self._in_flight:  # nothing clears them where no block is to come
             self._buffers.append(memory)
         return digest, changed
 
     async def ensure(self, block: int, *, urgent: bool = False) -> WheelmountError | None:
-        """Have a block in the store; returns why it cannot be had if that is so.
+        """Fetch a block unless the store has it; return why it failed, None if it did not.
 
         Args:
             block: which.
@@ -233,7 +233,7 @@ class Receiver:
         return None if self._store.has(block) else self._failed[block][1]
 
     async def _ensure_below(self, block: int, urgent: bool) -> WheelmountError | None:
-        """``ensure`` for hosts below."""
+        """Ensure a block for a host below."""
         with self._reading(block) if urgent else contextlib.nullcontext():
             return await self.ensure(block, urgent=urgent)
 
@@ -280,7 +280,7 @@ class Receiver:
                 if host not in self._lost:
                     raise
             except Exception as failure:
-                # Whoever is above failed, or somebody above that: ask who is left.
+                # The host above failed, or one above that: ask the next.
                 if isinstance(failure, TimeoutError | asyncio.TimeoutError):
                     self._lost.add(host)
             finally:
@@ -293,7 +293,7 @@ class Receiver:
                 if await self._fetch(block, CLIENT):
                     return
             except (TransferError, TimeoutError, asyncio.TimeoutError) as error:
-                reason = self._failure(error)  # a connection that failed may be had again
+                reason = self._failure(error)  # a connection that failed may work again
         raise reason
 
     def _check(self) -> None:
@@ -305,7 +305,7 @@ class Receiver:
         return (host for host in trees[block % len(trees)] if host not in self._lost)
 
     async def _fetch(self, block: int, host: str) -> bool:
-        """Get a block from a host once; False if what came is not what was sent."""
+        """Fetch a block from a host once; return False if its hash is wrong."""
         if (here := await self._here(block)) and await self._reuse(here, block, host):
             return True
         clock = asyncio.get_running_loop().time
@@ -322,7 +322,7 @@ class Receiver:
         self._window(block).note(ended - began - pace.waited - pace.took, pace.took)
         if spare is None:
             return False
-        # Only now used again: into the memory of a transfer that failed bytes may still come.
+        # Reused only now: a failed transfer may still write to its memory.
         self._buffers.append(spare)
         self.traffic.note(host, staged.size, way)
         choice.note(packed, staged.length, began, ended)
@@ -330,7 +330,7 @@ class Receiver:
         return True
 
     async def _here(self, block: int) -> LocalCopies | None:
-        """Where a block may be on this host already, as soon as that is known."""
+        """Return local files that may make a block, once they are searched; None if none may."""
         if self._look is None:
             return None
         if self._looking is None:
@@ -339,7 +339,7 @@ class Receiver:
         return found if found is not None and found.covers(block) else None
 
     async def _reuse(self, here: LocalCopies, block: int, host: str) -> bool:
-        """Take a block from where it may be on this host, if it is what another has."""
+        """Copy a block from local files if it has the hash that another host told."""
         said = await self._wire.digest(host, block)
         memory = self._buffer()
         view = memory[: self.layout.length(block)]
@@ -360,7 +360,7 @@ class Receiver:
     def _keep(
         self, block: int, packed: bool, memory: memoryview, staged: Staged
     ) -> tuple[Staged, memoryview | None]:
-        """Have a block in the store; gives memory for it, or None if it is not what was sent."""
+        """Check a block and write it to the store; return free memory, or None if it is damaged."""
         view = memory[: staged.size]
         if staged.size < staged.length:
             try:

@@ -1,4 +1,4 @@
-"""What a host gives to others of what it received."""
+"""A host passes on the blocks that it received."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring, Staged
 from wheelmount.mount.transfer.stream import PULSE, BlockServer, block_server
 
 KEPT = 12
-"""Blocks a host keeps staged for others; they are read from its store again where need be."""
+"""Blocks that a host keeps staged for others; any other is read from its store again."""
 
 
 class Relay:
-    """Blocks of one generation for other hosts.
+    """Gives blocks of one generation to other hosts.
 
     Args:
-        store: where they are.
-        ensure: has a block arrive there, or returns why it cannot be had; also told whether a
+        store: where the blocks are.
+        ensure: fetches a block, or returns why that failed; is told whether a
             reader waits for it.
-        confirm: says of a block that arrived before this relay was made what it is.
-        traffic: told about what was given.
-        timeout: seconds within which whoever waits for a block here must hear something.
-        below: how many hosts ask this one first, by turns of blocks; see ``Route``.
+        confirm: returns hash and changed files of a block that arrived before this relay was made.
+        traffic: counts bytes sent.
+        timeout: seconds within which a request must be answered.
+        below: for each tree, how many hosts ask this one first; see ``Route``.
     """
 
     def __init__(
@@ -57,23 +57,23 @@ class Relay:
         self._closed = False
 
     def note(self, block: int, said: BlockInfo) -> None:
-        """A block is being written to the store."""
+        """Note hash and changed files of a block that is being written to the store."""
         self._given[block] = said
 
     def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
-        """Keep a block as it came, if somebody is to ask for it; see ``Ring.put``."""
-        if self._block_server is None or self._offer is not None:  # whose memory is registered
+        """Keep a block as it came if a host below will ask for it; return memory in exchange."""
+        if self._block_server is None or self._offer is not None:  # its memory is registered
             return memory
         if not self._readers(block):
             return memory
         return self._ring.put(staged, block, packed, memory)
 
     def _readers(self, block: int) -> int:
-        """See ``Ring``; none are expected where others ask who were not, as of all that is here."""
+        """Return how many hosts will ask for a block; a ring asks for it."""
         return self._below[block % len(self._below)]
 
     async def block_server(self, device: bool) -> Ticket | None:
-        """See ``choose``."""
+        """Return the ticket of this host's block server; None: by ``RDMABuffer``."""
         self._check()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -81,14 +81,14 @@ class Relay:
         return choose(None if self._block_server is None else self._block_server.ticket, device)
 
     async def digest(self, block: int, *, urgent: bool = False) -> BlockInfo:
-        """What a block is, once it is here.
+        """Wait for a block; return its hash and changed files.
 
         Args:
             block: which.
             urgent: whether a reader waits for it.
 
         Raises:
-            TransferError: it cannot be had.
+            TransferError: the block could not be fetched.
         """
         self._check()
         if error := await self._ensure(block, urgent):
@@ -98,11 +98,11 @@ class Relay:
         return self._given[block]
 
     async def say(self, block: int) -> BlockInfo | None:
-        """As ``digest``; None: ask again, it takes a while."""
+        """Return as ``digest``, or None after a while: ask again."""
         return await within(PULSE * self._timeout, self.digest(block))
 
     async def stage(self, block: int, packed: bool) -> tuple[Staged, Any] | None:
-        """Have a block staged, until ``release``; see ``Offer`` and ``digest``."""
+        """Wait for a block and stage it until ``release``; None: not ready, ask again."""
         if await self.say(block) is None:
             return None
         if self._offer is None:
@@ -110,7 +110,7 @@ class Relay:
         return await self._offer.stage(block, packed)
 
     def release(self, block: int, packed: bool, sent: int) -> None:
-        """See ``Offer.release``."""
+        """Release a block of which ``sent`` bytes were fetched (0: the fetch failed)."""
         self._ring.release(block, packed, sent)
         self._traffic.sent = self._ring.sent
 
@@ -118,7 +118,7 @@ class Relay:
     def lend(
         self, block: int, packed: bool, urgent: bool = False
     ) -> Iterator[tuple[Staged, memoryview]]:
-        """See ``Lender``; not for the thread on which blocks are ensured."""
+        """Lend a block, as ``Lender`` says. Must not run on the thread that ensures blocks."""
         self._check()
         if self._loop is None:
             raise TransferError("nobody was told how to ask for it")
@@ -134,12 +134,12 @@ class Relay:
             yield lent
 
     def fill(self, block: int, view: memoryview) -> BlockInfo:
-        """A block as it came; see ``Filler``."""
+        """Read a block from the store; return its hash and changed files."""
         self._store.read_block(block, view)
         return self._given[block]
 
     def close(self) -> None:
-        """Give nothing: what is here is of no use to anybody."""
+        """Stop giving blocks: this generation is given up."""
         self._closed = True
         if self._block_server is not None:
             self._block_server.close()

@@ -1,10 +1,10 @@
-"""A ring of staged blocks: bounded memory from which others fetch.
+"""A ring of staged blocks: bounded memory from which other processes fetch.
 
-A fixed number of slots, each the size of a block. A block is staged once for all that want it
-while somebody holds it, and for later ones as long as its memory is not needed. A slot is used
-again when nobody holds it: first the one whose block was the last to go to all who were to have it,
-whose memory may still be in a processor's cache; then one that was never used; then the one that
-was wanted longest ago. Reading and hashing happen on the caller's thread, outside the lock.
+It has a fixed number of slots, each the size of a block. A block is staged once for all readers
+while a process holds it, and for later ones as long as its memory is not needed. A slot is reused
+when no process holds it: first the one whose block was the latest to be sent to all its readers,
+because it may still be in a processor's cache; then one that was never used; then the one that
+was used longest ago. Reading and hashing happen on the caller's thread, outside the lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wheelmount.mount.transfer.compression import pack
 CLOSED = "this directory is no longer offered"
 
 STUCK_AFTER = 40
-"""Time-outs that a block may be waited for; then the work that is to bring it counts as stuck."""
+"""Number of time-outs after which the work that fetches a block counts as stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Staged:
     """A block that is ready to be fetched.
 
     Attributes:
-        slot: its place in the ring.
-        length: its bytes.
+        slot: its number in the ring.
+        length: bytes of the block.
         size: bytes it takes in the ring; fewer than ``length`` if it is compressed.
-        digest: blake3 of them, 32 bytes.
-        changed: inodes that are no longer what the tree says; their bytes here are zeros.
+        digest: blake3 of the block, 32 bytes.
+        changed: numbers of files that differ from the tree; their bytes here are zeros.
     """
 
     slot: int
@@ -51,9 +51,9 @@ class Staged:
 class _Slot:
     number: int
     holders: int = 0
-    given: int = 0  # how often its block was fetched
-    lent: int = 0  # of the holders, those who let go for certain
-    lease: float = 0.0  # when the others count as gone that said nothing since
+    given: int = 0  # number of times its block was fetched
+    lent: int = 0  # holders that will certainly release it
+    lease: float = 0.0  # time at which other, silent holders count as gone
     staged: Staged | None = None
     error: BaseException | None = None
     ready: threading.Event = field(default_factory=threading.Event)
@@ -64,7 +64,7 @@ Key = tuple[int, bool]
 
 
 class Filler(Protocol):
-    """Where a ring's blocks come from."""
+    """A source of a ring's blocks."""
 
     layout: Layout
 
@@ -73,15 +73,15 @@ class Filler(Protocol):
 
 
 class Ring:
-    """Blocks of a layout, read on demand.
+    """Stages blocks of a layout on demand.
 
     Args:
-        filler: reads them.
+        filler: reads the blocks.
         slots: size of the ring in blocks.
-        lease: seconds after which a holder that never released its block is given up. Who has it
-            lent holds it for as long as it takes; others wait for that longer, see ``STUCK_AFTER``.
-        readers: how many are to fetch a block, each once, compressed and not counted apart; 0 if
-            that is not known. Who comes after them has it read again.
+        lease: seconds after which a holder that never released its block counts as gone. A borrower
+            (``lend``) holds it as long as it needs; others wait longer for it, see ``STUCK_AFTER``.
+        readers: how many processes will fetch a block, each once (compressed counts apart);
+            0 if unknown. For later ones it is read again.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Ring:
         self._condition = threading.Condition()
         self._closed = False
         self.sent = 0
-        """Bytes that were fetched from it."""
+        """Bytes that were fetched from the ring."""
 
     def close(self) -> None:
-        """Give its memory back; nothing more is staged. What is lent stays as it is."""
+        """Free the memory, and refuse to stage more. Blocks that are lent stay intact."""
         with self._condition:
             self._closed = True
             self._free.clear()
@@ -118,14 +118,14 @@ class Ring:
             self._condition.notify_all()
 
     def stage(self, block: int, packed: bool = False) -> Staged:
-        """Have a block in the ring, and keep it there until ``release``.
+        """Stage a block in the ring until ``release``.
 
         Args:
             block: which.
             packed: whether to compress it, if it is worth it.
 
         Raises:
-            WaitError: all slots stayed taken for the length of a lease.
+            WaitError: all slots stayed in use for the length of a lease.
             TransferError: there is no such block.
         """
         return self._stage((block, packed), self._lease, lent=False)[1]
@@ -155,7 +155,7 @@ class Ring:
         return slot, slot.staged
 
     def release(self, block: int, packed: bool = False, sent: int = 0) -> None:
-        """Let go of a block that ``stage`` gave, and of which ``sent`` bytes were fetched."""
+        """Release a block that ``stage`` returned, of which ``sent`` bytes were fetched."""
         self._count(sent)
         with self._condition:
             slot = self._used.get((block, packed))
@@ -168,7 +168,7 @@ class Ring:
             slot.lent -= lent
             slot.given += given
             over = 0 < self._readers(key[0]) <= slot.given
-            # One that is being read is not over: who lets go late held it in another slot.
+            # A slot being read is not this one: a late holder had the block in another slot.
             over = over and slot.ready.is_set() and not slot.holders
             if over and self._used.get(key) is slot:
                 self._empty(key, slot)
@@ -182,13 +182,13 @@ class Ring:
     def lend(
         self, block: int, packed: bool, urgent: bool = False
     ) -> Iterator[tuple[Staged, memoryview]]:
-        """A block and its bytes, staged while they are sent; see ``stage``.
+        """Stage a block during the context, while its bytes are sent; see ``stage``.
 
-        All are urgent here.
+        Every block counts as urgent here.
         """
         del urgent
         slot, staged = self._stage((block, packed), STUCK_AFTER * self._lease, lent=True)
-        self._count(staged.size)  # now: who has it is not to know sooner
+        self._count(staged.size)  # only now: the receiver may not know of it sooner
         given = False
         try:
             yield staged, self.slots[staged.slot][: staged.size]
@@ -199,16 +199,16 @@ class Ring:
             self._drop((block, packed), slot, given=given, lent=True)
 
     def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
-        """Have a block in the ring that is in memory already.
+        """Add a block that is in memory already.
 
         Args:
-            staged: what it is; its ``slot`` counts for nothing.
+            staged: describes it; ``slot`` is ignored.
             block: which.
-            packed: whether it was to be compressed.
-            memory: with it, of the size of a slot; becomes the ring's.
+            packed: whether it was requested compressed.
+            memory: contains it; of the size of a slot; is taken over by the ring.
 
         Returns:
-            Memory for it: the same again if nobody can be made to make room.
+            Free memory in exchange; the same memory if no slot can be freed.
         """
         key = block, packed
         with self._condition:

@@ -1,9 +1,9 @@
-"""Blocks over sockets: what both ends say, the end that gives blocks and the end that takes them.
+"""Blocks over sockets: the protocol, the server and the client.
 
 Where there is no RDMA device, Monarch's ``RDMABuffer`` travels in its messages, at a third of the
-speed of a socket (``benchmarks.rdma``). So there blocks are asked for and come over connections of
-their own (``BlockServer``, ``BlockClient``; see ``hosts.sockets``); where a block server is, and
-the secret that it asks for, is told through Monarch.
+speed of a socket (``benchmarks.rdma``). There, blocks are requested and sent over connections of
+their own (``BlockServer``, ``BlockClient``; see ``hosts.sockets``). Monarch tells the address
+of a block server and its secret.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from wheelmount.mount.serve.traffic import LOCAL, TCP, TLS
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
 
 REQUEST = struct.Struct("<16sI??")
-"""What is asked for: secret, block, whether to compress it, whether a reader waits for it."""
+"""A request: secret, block, whether to compress it, whether a reader waits for it."""
 
 REPLY = struct.Struct("<BI")
-"""What follows (``REFUSED``, ``GIVEN``, ``WAIT``), and bytes of its head (msgpack)."""
+"""A reply: its kind (``REFUSED``, ``GIVEN``, ``WAIT``), and bytes of its head (msgpack)."""
 
 REFUSED, GIVEN, WAIT = 0, 1, 2
-"""A message and a hint; seconds that the other end waited for the block, and the fields of a
-``Staged``, before that many bytes of it; nothing yet: the other end itself waits for the block, and
+"""Heads of replies: a message and a hint; seconds that the server waited for the block, and
+fields of a ``Staged``, followed by its bytes; nothing: the server itself waits for the block, and
 another reply will follow."""
 
 PULSE = 0.25
-"""Part of a time-out after which the other end hears ``WAIT``, and again."""
+"""Part of a time-out after which the client is sent ``WAIT``, repeatedly."""
 
 
 def way(where: Where) -> str:
-    """How bytes come from a place, as ``Traffic`` counts them."""
+    """Return the name under which ``Traffic`` counts bytes from an address."""
     if isinstance(where, str):
         return LOCAL
     return TLS if where.scheme == SECURE else TCP
@@ -59,7 +59,7 @@ log = logging.getLogger("wheelmount")
 
 
 class Lender(Protocol):
-    """Who has blocks; see ``Ring.lend``. Called on many threads."""
+    """Lends blocks, as ``Ring.lend`` does. Called on many threads."""
 
     def lend(
         self, block: int, packed: bool, urgent: bool
@@ -67,14 +67,14 @@ class Lender(Protocol):
 
 
 class BlockServer:
-    """Gives blocks to others, until it is closed.
+    """Serves blocks to other processes until it is closed.
 
     Args:
-        lender: has them.
-        timeout: seconds within which others must take some bytes, and hear something.
+        lender: lends the blocks.
+        timeout: seconds within which a client must take some bytes, and is answered.
 
     Attributes:
-        ticket: by which others get them.
+        ticket: address and secret for clients.
 
     Raises:
         OSError: this process cannot listen where it is reached.
@@ -88,7 +88,7 @@ class BlockServer:
         self.ticket = self._entrance.ticket
 
     def close(self) -> None:
-        """Hang up on all, and let nobody connect."""
+        """End all connections, and accept no more."""
         self._pulses.close()
         self._entrance.close()
 
@@ -115,14 +115,14 @@ class BlockServer:
             except Exception as error:
                 failure = translate(error)
                 connection.sendall(_reply(REFUSED, (failure.message, failure.hint)))
-            connection.settimeout(None)  # the next block may be wanted much later
+            connection.settimeout(None)  # the next block may be requested much later
 
 
 class _Pulses:
-    """Says ``WAIT`` to all who wait for a block, so that they do not think that this end is gone.
+    """Sends ``WAIT`` to all clients that wait for a block, so that they do not time out.
 
     Args:
-        timeout: see ``BlockServer``.
+        timeout: that of the ``BlockServer``, seconds.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -135,7 +135,7 @@ class _Pulses:
 
     @contextlib.contextmanager
     def at(self, connection: socket.socket) -> Iterator[None]:
-        """While a block is waited for that is to go to a connection; nothing else is sent there."""
+        """Send ``WAIT`` to a connection during the context; nothing else may be sent there then."""
         with self._lock:
             self._waiting[connection] = time.monotonic() + self._patience
         try:
@@ -150,7 +150,7 @@ class _Pulses:
                 now = time.monotonic()
                 for connection, until in self._waiting.items():
                     if now < until:
-                        with contextlib.suppress(OSError):  # who waits there hears of it
+                        with contextlib.suppress(OSError):  # its client finds out by itself
                             connection.sendall(REPLY.pack(WAIT, 0))
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ def _reply(kind: int, said: tuple[Any, ...]) -> bytes:
 
 
 def block_server(lender: Lender, timeout: float) -> BlockServer | None:
-    """An block_server, if this process can have one; see there."""
+    """Start a block server; None if this process cannot listen where others reach it."""
     try:
         return BlockServer(lender, timeout)
     except OSError as error:
@@ -172,23 +172,23 @@ def block_server(lender: Lender, timeout: float) -> BlockServer | None:
 
 
 READERS = 1024
-"""Threads, and so blocks that one host waits for at the same time, at most. Far more than are ever
-wanted: blocks that had to wait for a thread, on two hosts that give to each other, would wait for
+"""Most threads, and so blocks that one host waits for at once. Far more than are ever
+wanted: if blocks waited for a thread, two hosts that give to each other would wait for
 ever."""
 
 HEAD, NUMBER = 1 << 10, 9
-"""Bytes of a head, at most, and of a number in it (msgpack) for every file that changed: there may
-be as many in a block as it has bytes."""
+"""Most bytes of a head, and of a number in it (msgpack) for each file that changed: there may
+be as many files in a block as it has bytes."""
 
 Result = TypeVar("Result")
 
 
 class Pace(NamedTuple):
-    """How a block came, in seconds.
+    """Timing of a block, in seconds.
 
     Attributes:
-        waited: of the other end, for the block itself.
-        took: from its first bytes to the last.
+        waited: time that the server waited for the block itself.
+        took: time from its first byte to the last.
     """
 
     waited: float
@@ -199,10 +199,10 @@ _Arrived = tuple[Staged, Pace]
 
 
 class BlockClient:
-    """Gets blocks from block_servers, over connections that are kept for the next block.
+    """Fetches blocks from block servers, over connections that are kept for the next block.
 
     Args:
-        timeout: seconds within which some bytes of a block must come, or word that the other end
+        timeout: seconds within which some bytes of a block must arrive, or a ``WAIT``: the server
             waits for it itself.
     """
 
@@ -223,24 +223,24 @@ class BlockClient:
         memory: memoryview,
         then: Callable[[Staged], Result],
     ) -> tuple[Result, Pace]:
-        """Get a block, and go on with it on the same thread.
+        """Fetch a block, and process it on the same thread.
 
         Args:
-            ticket: of an block_server.
+            ticket: of the block server.
             block: which.
-            packed: whether to have it compressed, if it is worth it.
+            packed: whether to request it compressed, if it shrinks.
             urgent: whether a reader waits for it.
-            memory: to have it in, of the size of a block. If this fails, some may be changed, now
-                or a little later.
-            then: called with what it is once all is there.
+            memory: to write it to, of the size of a block. After a failure parts may be changed,
+                also a little later.
+            then: called with its description when all bytes are there.
 
         Returns:
-            What ``then`` returned, and how the block came.
+            What ``then`` returned, and the timing.
 
         Raises:
-            UnreachableError: nobody could be connected to, the first time already.
-            TimeoutError: it took too long.
-            TransferError: the other end cannot give it, or hung up; or this block_client is closed.
+            UnreachableError: the first connection to this server failed.
+            TimeoutError: no bytes arrived in time.
+            TransferError: the server refused or hung up, or this client is closed.
         """
         if self._closed:
             raise TransferError("nothing is fetched any more")
@@ -275,7 +275,7 @@ class BlockClient:
                 return reading.through(connection, self._timeout), connection
             except TimeoutError:
                 raise
-            except OSError:  # it has ended since: connect again
+            except OSError:  # it has been closed meanwhile: connect again
                 if reading.given_up:
                     raise
         try:
@@ -290,18 +290,18 @@ class BlockClient:
     def _pop(self, where: Where) -> socket.socket | None:
         try:
             return self._idle[where].pop()
-        except IndexError:  # another thread may have had the last
+        except IndexError:  # another thread may have taken the last one
             return None
 
     def close(self) -> None:
-        """Give up all that is being read, and read nothing more. Not for other threads."""
+        """Abort all reads, and refuse more. Not thread-safe."""
         self._closed = True
         for reading in self._readings:
             reading.give_up()
         self.rest()
 
     def rest(self) -> None:
-        """Let go of connections that nobody reads from; the others follow."""
+        """Close idle connections now, and others when they become idle."""
         self._resting = True
         for where in list(self._idle):
             while (connection := self._pop(where)) is not None:
@@ -309,7 +309,7 @@ class BlockClient:
 
 
 class _Reading:
-    """A block on its way, which may be given up at any moment."""
+    """A block on its way; the read can be aborted at any moment."""
 
     def __init__(
         self, ticket: Ticket, block: int, packed: bool, urgent: bool, memory: memoryview
@@ -322,19 +322,19 @@ class _Reading:
         self.given_up = False
 
     def give_up(self) -> None:
-        """Wake the thread that reads, if it does."""
+        """Abort the read; wakes the thread that waits in it."""
         with self._lock:
             self.given_up = True
             if self._connection is not None:
                 sockets.hang_up(self._connection)
 
     def through(self, connection: socket.socket, timeout: float) -> _Arrived:
-        """Read it.
+        """Send the request on a connection, and read the block.
 
         Raises:
             ConnectionError: the other end hung up.
-            OSError: the connection failed in another way, or it took too long.
-            TransferError: the other end cannot give it.
+            OSError: the connection failed in another way, or timed out.
+            TransferError: the server refused.
         """
         with self._lock:
             self._connection = connection
@@ -374,7 +374,7 @@ class _Reading:
                 raise ValueError("it waited for no time")
             if not 0 <= staged.size <= staged.length <= len(self._memory):
                 raise ValueError("it does not fit")
-        except (ValueError, TypeError) as error:  # of msgpack, too
+        except (ValueError, TypeError) as error:  # msgpack's errors, too
             raise TransferError(f"what came is no block: {error}") from None
         _fill(connection, self._memory[: staged.size])
         return staged, Pace(waited, time.monotonic() - began)

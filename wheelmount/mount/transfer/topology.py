@@ -1,6 +1,6 @@
-"""Who pulls from whom.
+"""Which host fetches from which.
 
-Blocks are dealt out to several trees by turns (block ``b`` goes through tree ``b`` modulo their
+Blocks are divided among several trees in turn (block ``b`` goes through tree ``b`` modulo their
 number). The client is above the first host of each tree, so every byte leaves it once, however many
 hosts there are. A host is an inner node of one tree and a leaf of the others, so that it sends
 about as much as it receives, and no link carries more than another. The idea is that of SplitStream
@@ -18,17 +18,17 @@ FANOUT = 4
 """Children of a host in one tree, and number of trees."""
 
 SMALL = 1 << 20
-"""Bytes for all hosts together that the client sends itself: a tree would only take longer."""
+"""Bytes for all hosts together up to which the client sends directly, as a tree takes longer."""
 
 LEAST_BLOCK, MOST_BLOCK = 256 << 10, 4 << 20
-"""Bytes. Larger blocks than this gain nothing more, and take memory in all rings."""
+"""Largest block, bytes. Larger ones gain nothing, and take memory in all rings."""
 
 PARTS = 512
-"""Blocks of a delivery by streams at least. What a reader waits for comes behind one or two that
-are on their way, and so within a hundredth of the time that all takes, over any link."""
+"""Fewest blocks of a delivery by streams. A block for a reader comes behind one or two that
+are on their way, and so within a hundredth of the time of the delivery, over any link."""
 
 SHARE = 2
-"""Blocks on their way to a host in each tree at least, so that no link waits for what another
+"""Fewest blocks on their way to a host in each tree, so that no link waits for what another
 brings."""
 
 BLOCK_COST = 32_000
@@ -36,24 +36,24 @@ BLOCK_COST = 32_000
 ``benchmarks.rdma``), and six are on their way at once."""
 
 REPORT = 0.25
-"""Seconds between reports to the client of what has arrived, at least; more for many hosts."""
+"""Least seconds between reports of arrived bytes to the client; more for many hosts."""
 
 
 def block_size(size: int, hosts: int, fanout: int = 0, *, device: bool = False) -> int:
-    """Bytes of a block, a power of two.
+    """Choose the size of a block in bytes, a power of two.
 
     The last block is passed on once for each step of the way, behind others, which takes
     ``steps * SHARE * block``; all blocks together cost ``size / block * BLOCK_COST``. The sum is
     least at the root of their quotient. On faster links blocks matter less in both ways.
 
-    By streams a reader may ask for a block ahead of all others, which is to come soon over a slow
-    link too: there is a block for each of ``PARTS`` of the bytes at least.
+    By streams a reader may ask for a block ahead of others, which should arrive soon over a slow
+    link too: there are at least ``PARTS`` blocks.
 
     Args:
-        size: bytes that each host is to get.
+        size: bytes that each host gets.
         hosts: number of hosts.
         fanout: see ``Topology``.
-        device: whether bytes travel by RDMA.
+        device: whether bytes are sent by RDMA.
     """
     children = fanout or FANOUT
     steps, reached = 1, children
@@ -68,10 +68,10 @@ def block_size(size: int, hosts: int, fanout: int = 0, *, device: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Whom a host asks for blocks.
+    """The hosts that one host asks for blocks.
 
     Attributes:
-        trees: see ``Topology.route``.
+        trees: for each tree the hosts to ask, as of ``Topology.route``.
         peers: the agents of the hosts named there.
         below: for each tree, how many ask this host first.
         report: seconds between reports to the client.
@@ -86,13 +86,13 @@ class Route:
 def routes(
     agents: Mapping[str, Any], size: int, fanout: int, later: Collection[str] = ()
 ) -> dict[str, Route]:
-    """Whom each host asks.
+    """Compute the route of each host.
 
     Args:
         agents: of all hosts, by name.
-        size: bytes that each is to get.
+        size: bytes that each host gets.
         fanout: see ``Topology``.
-        later: likewise.
+        later: see ``Topology``.
     """
     topology = Topology([name for name in agents if name not in later], size, fanout, list(later))
     report = max(REPORT, len(agents) / 256)
@@ -105,13 +105,13 @@ def routes(
 
 
 class Topology:
-    """The trees by which hosts get a layout's blocks.
+    """The trees through which hosts get a layout's blocks.
 
     Args:
         hosts: their names.
-        size: bytes that each is to get.
+        size: bytes that each host gets.
         fanout: children of a host in one tree; 0 to choose by size and number of hosts.
-        later: names of hosts that are added. They are below all others, who need not hear of it.
+        later: names of hosts that were added. They are below all others, which need not be told.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Topology:
         self._direct = direct
         for stripe in range(stripes):
             # A tree's inner nodes are at its first places: other hosts in each tree. Where those
-            # are too few by one, the last of the next tree's helps, who has the least to do there.
+            # are too few by one, the last of the next tree's helps: it has the least to do there.
             order = [*hosts[stripe::stripes]]
             for step in range(1, stripes):
                 order += reversed(hosts[(stripe + step) % stripes :: stripes])
@@ -134,7 +134,7 @@ class Topology:
             self._places.append({host: place for place, host in enumerate(order)})
 
     def route(self, host: str) -> tuple[tuple[str, ...], ...]:
-        """Whom a host asks for blocks.
+        """Return the hosts that one host asks for blocks.
 
         Returns:
             For each tree the hosts to ask, the nearest first; above the last is the client.
@@ -142,7 +142,7 @@ class Topology:
         return tuple(tuple(self._above(tree, host)) for tree in range(len(self._orders)))
 
     def below(self, host: str) -> tuple[int, ...]:
-        """How many hosts ask one first, in each tree."""
+        """Return how many hosts ask the given one first, in each tree."""
         if self._direct:
             return (0,)
         return tuple(

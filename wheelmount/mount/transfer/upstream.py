@@ -1,4 +1,4 @@
-"""How a host gets blocks from whoever is above: a stream where it can, else ``RDMABuffer``."""
+"""Fetches blocks from a host above or the client: by stream if possible, else ``RDMABuffer``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Result = TypeVar("Result")
 
 
 class Wire(Protocol):
-    """What a ``Receiver`` needs of the network.
+    """The network as a ``Receiver`` needs it.
 
-    Each call ends with a ``TimeoutError`` when the other end said nothing for a while, and with a
-    ``WheelmountError`` when it cannot give what it is asked for.
+    Each call ends with a ``TimeoutError`` if the other end did not answer for a while, and with a
+    ``WheelmountError`` if it refused.
     """
 
     async def digest(self, host: str, block: int) -> BlockInfo:
-        """What a block is, from a host or ``CLIENT``."""
+        """Ask a host or ``CLIENT`` for hash and changed files of a block."""
 
     async def read(
         self,
@@ -38,39 +38,39 @@ class Wire(Protocol):
         memory: memoryview,
         then: Callable[[Staged], Result],
     ) -> tuple[Result, Pace, str]:
-        """Get a block, and go on with it on a thread.
+        """Fetch a block, and process it on a thread.
 
         Args:
-            host: from whom; a host, or ``CLIENT``.
+            host: the host to ask, or ``CLIENT``.
             block: which.
-            packed: whether to have it compressed, if it is worth it.
+            packed: whether to request it compressed, if it shrinks.
             urgent: whether a reader waits for it.
-            memory: to have it in, of the size of a block. If this fails, some may be changed, now
-                or a little later.
-            then: called with what it is once all is there.
+            memory: to write it to, of the size of a block. After a failure parts may be changed,
+                also a little later.
+            then: called with its description when all bytes are there.
 
         Returns:
-            What ``then`` returned, how the block came, and by which way; see ``Traffic``.
+            What ``then`` returned, the timing, and the way as ``Traffic`` counts it.
         """
 
     async def report(self, host: str, length: int) -> None:
-        """Tell the client that so many bytes more have arrived at this host."""
+        """Tell the client that ``length`` more bytes have arrived at this host."""
 
     def rest(self) -> None:
-        """Keep nothing open for blocks to come; more may still be asked for."""
+        """Close idle connections; more blocks may still be requested."""
 
     def close(self) -> None:
-        """Give up what can be given up."""
+        """Abort transfers that can be aborted."""
 
 
 class Upstream:
-    """The wire of a host: actors of Monarch, and the streams that they tell of.
+    """A host's connections: Monarch's actors, and the streams that they tell of.
 
     Args:
         key: of the layout whose blocks are wanted.
         source: the client's delivery.
-        peers: the agents of hosts.
-        timeout: seconds within which the other end must say something.
+        peers: the agents of other hosts.
+        timeout: seconds within which the other end must answer.
     """
 
     def __init__(self, key: Key, source: Origin, peers: Mapping[str, Any], timeout: float) -> None:
@@ -82,7 +82,7 @@ class Upstream:
         self._tickets: dict[str, Ticket | None] = {}
 
     async def digest(self, host: str, block: int) -> BlockInfo:
-        """See ``Wire``."""
+        """Ask a host or ``CLIENT`` for hash and changed files of a block."""
         actor, name = self._actors[host], self._names[host]
         said: BlockInfo = await self._ask(lambda: actor.digest.call_one(name, block))
         return said
@@ -96,7 +96,7 @@ class Upstream:
         memory: memoryview,
         then: Callable[[Staged], Result],
     ) -> tuple[Result, Pace, str]:
-        """See ``Wire``."""
+        """Fetch a block by stream or ``RDMABuffer``, and process it; as ``Wire`` says."""
         if ticket := await self._ticket(host):
             try:
                 result, pace = await self._client.read(ticket, block, packed, urgent, memory, then)
@@ -109,23 +109,23 @@ class Upstream:
         return await asyncio.to_thread(then, staged), Pace(0.0, took), by
 
     async def report(self, host: str, length: int) -> None:
-        """See ``Wire``."""
+        """Tell the client that ``length`` more bytes have arrived at this host."""
         origin = self._origin
         await self._answer(origin.actor.arrived.call_one(origin.name, host, length))
 
     def rest(self) -> None:
-        """See ``Wire``."""
+        """Close idle streams; more blocks may still be requested."""
         self._client.rest()
 
     def close(self) -> None:
-        """See ``Wire``; a transfer by ``RDMABuffer`` goes on.
+        """Abort streams; a transfer by ``RDMABuffer`` goes on.
 
-        If it were given up, Monarch's fallback over TCP would fail at the sender, for all others.
+        If it were aborted, Monarch's fallback over TCP would fail at the sender, for all hosts.
         """
         self._client.close()
 
     async def _ticket(self, host: str) -> Ticket | None:
-        """By what blocks of a host are to be had; None: by ``RDMABuffer``."""
+        """Return the ticket of a host's block server; None: by ``RDMABuffer``."""
         if host not in self._tickets:
             call = self._actors[host].block_server.call_one(self._names[host], rdma.usable())
             self._tickets.setdefault(host, await self._answer(call))
@@ -147,7 +147,7 @@ class Upstream:
         return staged, time.monotonic() - began
 
     async def _ask(self, call: Callable[[], Any]) -> Any:
-        """What another process says, which is asked again as long as it says that it waits."""
+        """Call another process, again as long as it answers that it waits; return its answer."""
         deadline = time.monotonic() + STUCK_AFTER * self._timeout
         while time.monotonic() < deadline:
             answer = await self._answer(call())

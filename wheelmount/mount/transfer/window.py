@@ -1,8 +1,8 @@
-"""How many blocks are to be on their way: no more than a link brings in a moment.
+"""The number of blocks on their way: no more than a link brings in a moment.
 
-All that is on its way is ahead of what is asked for next, be it by a reader who waits. So there
-are few blocks on their way over a slow link, and more over a long one. In one tree all wait for
-those above them and for nobody else, so whoever waits for room here gets it.
+Blocks on their way are ahead of the next request, even if a reader waits for that one. So there
+are few blocks on their way over a slow link, and more over a long one. In one tree every host waits
+only for hosts above it, so a wait for room here always ends.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MOMENT = 0.25
-"""Seconds that a block may take from its first bytes to its last, while others come beside it."""
+"""Seconds that a block may take from its first byte to its last, while others arrive too."""
 
 LEAST = 2
 """Blocks on their way over the slowest link, so that it does not rest between them; and the limit
-at which nothing is begun that merely is next while a reader waits."""
+at which no block is begun just in order while a reader waits."""
 
 FAR = 5e-3
-"""Seconds from asking for a block to its first bytes from which a link counts as a long one."""
+"""Seconds from request to first byte from which a link counts as a long one."""
 
 
 class Window:
-    """Blocks on their way through one tree.
+    """Limits the blocks on their way through one tree.
 
     Args:
-        usual: how many at first, and at most on a link that is not a long one.
-        most: on a long one.
+        usual: the limit at first, and the most on a link that is not a long one.
+        most: the most on a long link.
 
     Attributes:
-        limit: how many there may be now.
-        count: how many there are.
+        limit: blocks allowed now.
+        count: blocks on their way now.
     """
 
     def __init__(self, usual: int, most: int) -> None:
@@ -43,7 +43,7 @@ class Window:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While a reader waits for a block."""
+        """Count a reader that waits for a block, during the context."""
         self._readers += 1
         try:
             yield
@@ -52,11 +52,11 @@ class Window:
             self._admit()
 
     def begin(self) -> None:
-        """One more is on its way; one that a reader waits for needs no room."""
+        """Count one more block; one that a reader waits for needs no room."""
         self.count += 1
 
     async def turn(self, block: int) -> None:
-        """Wait for room for one that others ask for, and ``begin``."""
+        """Wait for room for a block that another host asks for, and ``begin``."""
         if self.count < self.limit and not self._waiting:
             self.begin()
         else:
@@ -64,13 +64,13 @@ class Window:
             await turn
 
     def hurry(self, block: int) -> None:
-        """Have no turn waited for: a reader wants it."""
+        """End the wait of ``turn`` for a block: a reader needs it."""
         if turn := self._waiting.pop(block, None):
             self.begin()
             turn.set_result(None)
 
     async def room(self) -> None:
-        """Wait until there may be one more, and nobody else wants it."""
+        """Wait for room that no reader or other host needs."""
         while not self._has_room():
             self._room.clear()
             await self._room.wait()
@@ -80,12 +80,12 @@ class Window:
         return self.count < self.limit and not self._waiting and not (slow and self._readers)
 
     def end(self) -> None:
-        """One less is on its way."""
+        """Count one block less."""
         self.count -= 1
         self._admit()
 
     def note(self, waited: float, took: float) -> None:
-        """One has come: seconds that the network took until its first bytes, and to the last."""
+        """Adapt the limit: seconds from request to first byte, and from there to the last."""
         if took > MOMENT:
             self.limit = max(LEAST, self.limit - 1)
         elif took < MOMENT / 2:
