@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from wheelmount.errors import ResolveError
 from wheelmount.wheels import sandbox
+from wheelmount.wheels.given import file_of
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
@@ -221,3 +223,127 @@ argv = sandbox.command(["sh", "-c", script, "sh", os.environ["HOME"]], place, []
 done = subprocess.run(argv, env=sandbox.environment(place), stdout=subprocess.PIPE, text=True)
 print(done.stdout.replace("\\n\\n", "\\n"), end="")
 """
+
+
+# A build backend that puts a link in place of what it was given or has made, and asks for more.
+LEADING = """
+import os, pathlib, shutil
+
+def get_requires_for_build_wheel(settings=None):
+    place = pathlib.Path(os.environ["HOME"])
+    for folder in (place / "needs", place.with_name("needs"), place / "made"):
+        try:
+            shutil.rmtree(folder)
+            folder.symlink_to({target!r})
+        except OSError:
+            pass
+    return ["late"]
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    raise SystemExit(1)
+"""
+
+
+@pytest.mark.skipif(not sandbox.available(), reason="no namespaces")
+def test_what_a_build_asks_for_goes_nowhere_else(uv_index: Index, tmp_path: Path) -> None:
+    make_wheel(uv_index.directory, "late")
+    precious = tmp_path / "precious"
+    make_wheel(precious, "own")
+    before = sorted(precious.iterdir())
+    place = tmp_path / "own-1.0"
+    place.mkdir()
+    (place / "pyproject.toml").write_text(
+        '[project]\nname = "own"\nversion = "1.0"\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (place / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (place / "backend.py").write_text(LEADING.format(target=str(precious)))
+    source = tmp_path / "own-1.0.tar.gz"
+    with tarfile.open(source, "w:gz") as archive:
+        archive.add(place, "own-1.0")
+    with pytest.raises(ResolveError, match="does not build"):
+        Wheelhouse(tmp_path / "house").add(Wanted.of([str(source)]), targets=[HERE])
+    assert sorted(precious.iterdir()) == before, "what was brought lies there"
+    assert not list((tmp_path / "house").glob("own*")), "a file of the user's was taken for it"
+
+
+@pytest.mark.skipif(not sandbox.available(), reason="no namespaces")
+@pytest.mark.parametrize("how", ["wheel", "index", "file", "url"])
+def test_strangers_name_no_code_that_runs_as_the_user(
+    uv_index: Index, tmp_path: Path, how: str
+) -> None:
+    """Metadata of a wheel, or a file that comes from a URL, may name a directory that is here."""
+    late, source = tmp_path / "late-1.0", tmp_path / "written"
+    late.mkdir()
+    (late / "pyproject.toml").write_text(
+        '[project]\nname = "late"\nversion = "1.0"\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (late / "backend.py").write_text(WRITING.format(written=str(source)))
+    folder = uv_index.directory if how == "index" else tmp_path
+    wheel = make_wheel(folder, "outer", requires=[f"late @ {late.as_uri()}"])
+    listed = uv_index.directory / "needs.txt"
+    listed.write_text(f"{late}\n")
+    wanted = {
+        "wheel": lambda: Wanted.of([str(wheel)]),
+        "index": lambda: Wanted.of(["outer"]),
+        "url": lambda: Wanted.of(files=[file_of(uv_index.file_url(listed), tmp_path / "given")]),
+    }.get(how, lambda: Wanted.of(files=[tmp_path / "needs.txt"]))
+    (tmp_path / "needs.txt").write_text(f"{wheel}\n")
+    with pytest.raises(ResolveError):
+        Wheelhouse(tmp_path / "house").add(wanted(), targets=[HERE])
+    assert not source.exists()
+
+
+# A build backend that says where it can be seen that it ran.
+WRITING = """
+import pathlib
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    try:
+        pathlib.Path({written!r}).write_text("x")
+    finally:
+        raise SystemExit(1)
+"""
+
+# One whose wheel is there already.
+COPYING = """
+import shutil
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    shutil.copy("other-1.0-py3-none-any.whl", directory)
+    return "other-1.0-py3-none-any.whl"
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "project", "beside", "workspace"])
+def test_the_user_s_own_projects_build_as_the_user(
+    uv_index: Index, tmp_path: Path, how: str
+) -> None:
+    """Those that the user's files name, which may need a network or the user's files."""
+    own, written = tmp_path / "top" / "own", tmp_path / "written"
+    own.mkdir(parents=True)
+    (own / "pyproject.toml").write_text(
+        '[project]\nname = "own"\nversion = "1.0"\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (own / "backend.py").write_text(WRITING.format(written=str(written)))
+    other = tmp_path / "top" / "other"
+    other.mkdir()
+    sources = {"workspace": "{ workspace = true }"}.get(how, '{ path = "../own" }')
+    make_wheel(other, "other", requires=["own"])
+    (other / "backend.py").write_text(COPYING)
+    (other / "pyproject.toml").write_text(
+        '[project]\nname = "other"\nversion = "1.0"\ndependencies = ["own"]\n'
+        f"[tool.uv.sources]\nown = {sources}\n"
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    if how == "workspace":
+        (tmp_path / "top" / "pyproject.toml").write_text(
+            '[tool.uv.workspace]\nmembers = ["own", "other"]\n'
+        )
+    (tmp_path / "needs.txt").write_text(f"{own}\n" if how == "file" else f"{other}\n")
+    file = other / "pyproject.toml" if how in ("project", "workspace") else tmp_path / "needs.txt"
+    with pytest.raises(ResolveError, match="own does not build"):
+        Wheelhouse(tmp_path / "house").add(Wanted.of(files=[file]), targets=[HERE])
+    assert written.exists()

@@ -115,6 +115,8 @@ def test_script_metadata(text: str, found: inline.Inline | None) -> None:
         "# /// script\n# dependencies = [\n# ///\n",
         "# /// script\n# dependencies = 'a'\n# ///\n",
         "# /// script\n# requires-python = 'new'\n# ///\n",
+        "# /// script\n# dependencies = ['/tmp']\n# ///\n",  # it would be built as the user
+        "# /// script\n# dependencies = ['--index-url=x']\n# ///\n",
         "# /// script\n# [tool.uv.sources]\n# a = {path = 'x'}\n# ///\n",
         "# /// script\n# ///\n\n# /// script\n# x = 1\n# ///\n# /// script\n# x = 1\n# ///\n",
     ],

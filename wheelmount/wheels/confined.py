@@ -50,8 +50,8 @@ def build_confined(source: Path, output: Path) -> str:
     Raises:
         WheelmountError: what it is built with can't be had.
     """
-    place = output.with_name("place")
-    needs, made = place / "needs", place / "made"
+    place, needs = output.with_name("place"), output.with_name("needs")
+    made = place / "made"
     made.mkdir(parents=True)
     inner = place / source.name
     if source.is_dir():
@@ -59,12 +59,14 @@ def build_confined(source: Path, output: Path) -> str:
     else:
         shutil.copy(source, inner)
     program = uv.find_uv_bin()
-    keep = [program, sys.prefix, sys.base_prefix, str(Path(__file__).parent)]
+    # What is brought lies where the build can only read: it goes there as this user.
+    keep = [program, sys.prefix, sys.base_prefix, str(Path(__file__).parent), str(needs)]
     options = ["--offline", "--no-index", "--find-links", str(needs), "--no-config", "--no-cache"]
     wanted = _required(source)
     failure = ""
     for _ in range(_ROUNDS):
         _bring(wanted, needs)
+        _hand_over(needs)
         _hand_over(place)
         failure = build_wheel(
             inner,
@@ -79,7 +81,7 @@ def build_confined(source: Path, output: Path) -> str:
             break
         wanted += more
     output.mkdir()
-    for wheel in made.glob("*.whl"):
+    for wheel in () if made.is_symlink() else made.glob("*.whl"):
         if wheel.is_file() and not wheel.is_symlink():
             shutil.copyfile(wheel, output / wheel.name)
     return failure

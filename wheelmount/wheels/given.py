@@ -16,6 +16,9 @@ from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.fetch import connect
 from wheelmount.wheels.reqfile import anchored
 
+_FETCHED = "fetched-"
+"""How the directory of a file begins that came from a URL."""
+
 LARGEST = 1 << 24
 """Bytes that a file of requirements may have."""
 
@@ -34,17 +37,23 @@ def file_of(text: str, folder: Path) -> Path:
         TransferError: it did not arrive.
     """
     if text == "-":
-        given = _keep(sys.stdin.buffer.read(), "requirements.txt", folder)
+        given = _keep(sys.stdin.buffer.read(), "given-", "requirements.txt", folder)
         given.write_text(anchored(given, Path.cwd()), encoding="utf-8")
         return given
     if text.startswith(("http://", "https://")):
-        return _keep(_get(text), PurePosixPath(urlsplit(text).path).name or "index", folder)
+        name = PurePosixPath(urlsplit(text).path).name or "index"
+        return _keep(_get(text), _FETCHED, name, folder)
     return Path(text)
 
 
-def _keep(data: bytes, name: str, folder: Path) -> Path:
+def is_fetched(file: Path) -> bool:
+    """Whether a file came from a URL, and so says what others say."""
+    return file.parent.name.startswith(_FETCHED)
+
+
+def _keep(data: bytes, kind: str, name: str, folder: Path) -> Path:
     # By its content: what is asked for again is the same.
-    place = folder / f"given-{hashlib.sha256(data).hexdigest()[:16]}"
+    place = folder / f"{kind}{hashlib.sha256(data).hexdigest()[:16]}"
     place.mkdir(parents=True, exist_ok=True)
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     (place / name).write_bytes(data)

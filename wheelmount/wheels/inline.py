@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from wheelmount.errors import InputError
@@ -52,7 +53,13 @@ def read(script: bytes) -> Inline | None:
     try:
         table = tomllib.loads("\n".join(line[2:] for line in lines))
         return _of(table)
-    except (tomllib.TOMLDecodeError, InvalidSpecifier, TypeError, AttributeError) as error:
+    except (
+        tomllib.TOMLDecodeError,
+        InvalidRequirement,
+        InvalidSpecifier,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise InputError(
             f"the script's metadata cannot be understood: {error}", hint=_HINT
         ) from None
@@ -68,6 +75,8 @@ def _of(table: dict[str, Any]) -> Inline:
     dependencies = table.get("dependencies", [])
     if not isinstance(dependencies, list):
         raise TypeError("dependencies is not a list")
+    for text in map(str, dependencies):
+        Requirement(text)  # no path, as what is there would be built as the user's own project
     required = str(table.get("requires-python", ""))
     SpecifierSet(required)
     newer = str(settings.get("exclude-newer", ""))

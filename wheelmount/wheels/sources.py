@@ -7,6 +7,7 @@ only the lock of their resolution tells.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from wheelmount.urls import public, without_credentials
 from wheelmount.wheels.archive import hash_file
 from wheelmount.wheels.build import build, clone, keep
 from wheelmount.wheels.fetch import fetch
+from wheelmount.wheels.given import is_fetched
 from wheelmount.wheels.lockfile import chosen_source, chosen_wheels, selected, wheel_name
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.target import Target
@@ -52,7 +54,12 @@ class BuiltLock:
 
 
 def build_locked(
-    lock: Pylock, wanted: Wanted, target: Target, directory: Path, progress: Progress = SILENT
+    lock: Pylock,
+    wanted: Wanted,
+    target: Target,
+    directory: Path,
+    progress: Progress = SILENT,
+    own: Container[Path] = (),
 ) -> BuiltLock:
     """Build what a lock has in source for a target, into a wheelhouse.
 
@@ -65,6 +72,7 @@ def build_locked(
         target: what the wheels have to install on.
         directory: of the wheelhouse.
         progress: told of the one step, ``build``, where there is something to build.
+        own: directories whose code is the user's, besides those of a lock that the user gave.
 
     Raises:
         ResolveError: a source that does not build, or not for the target; a source distribution
@@ -95,8 +103,9 @@ def build_locked(
             folder = place / str(number)
             folder.mkdir()
             source, origin = _bring(package, base, folder)
-            own = package.directory is not None or not wanted.confined
-            fresh = build(source, target, folder / "wheels", progress, own=own)
+            named = source in own or (wanted.lock is not None and not is_fetched(wanted.lock))
+            plain = (package.directory is not None and named) or not wanted.confined
+            fresh = build(source, target, folder / "wheels", progress, own=plain)
             wheel = keep(fresh, directory, progress)
             made[id(package)] = _as_wheel(package, wheel)
             origins[wheel.name] = origin

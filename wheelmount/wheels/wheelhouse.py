@@ -30,6 +30,7 @@ from wheelmount.wheels.fetch import disk_errors
 from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
+from wheelmount.wheels.own import own_directories
 from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
@@ -191,7 +192,8 @@ class Wheelhouse:
                 pins=hashes,
                 built=[parse_wheel_filename(wheel)[0] for wheel in built.origins],
             )
-            sources = build_locked(lock, built.wanted, target, self.directory, progress)
+            own = own_directories(wanted)
+            sources = build_locked(lock, built.wanted, target, self.directory, progress, own)
             if sources.origins:
                 lock = sources.lock
                 lock_file.write_text(sources.text(), encoding="utf-8")
