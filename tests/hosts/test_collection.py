@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from wheelmount.errors import InputError, SourceError, TransferError, WheelmountError
@@ -60,9 +62,13 @@ def _take(place: Path, data: bytes, code: int | None = 0) -> WheelmountError | N
         [_member("pipe", tarfile.FIFOTYPE)],
         [_member("here", tarfile.SYMTYPE, "."), _member("out", tarfile.SYMTYPE, "here/..")],
         [_member("link", tarfile.SYMTYPE, ".."), _member("link/above")],
+        [_member(".", tarfile.SYMTYPE, "deep")],
+        [_member(".")],
+        [_member("n/" * 2100)],
+        [_member("link", tarfile.SYMTYPE, "n/" * 2100)],
         [_member("link", tarfile.SYMTYPE, "."), _member("link/file")],
     ],
-    ids=lambda members: " ".join(each.name for each in members),
+    ids=lambda members: " ".join(each.name[:20] for each in members),
 )
 def test_nothing_leads_out(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
     (tmp_path / "other").write_text("before")
@@ -98,14 +104,47 @@ def _header(kind: bytes, data: bytes, size: int | None = None) -> bytes:
         _header(b"x", b"", size=8 << 30) + bytes(1 << 20),
         _header(b"L", b"", size=8 << 30) + bytes(1 << 20),
         _header(b"S", b"", size=512),
+        _header(b"g", b"11 path=aa\n"),
         _nested(5000),
     ],
-    ids=["empty", "other", "cut", "pax", "name", "sparse", "nested"],
+    ids=["empty", "other", "cut", "pax", "name", "sparse", "global", "nested"],
 )
 def test_what_is_no_archive_is_said(tmp_path: Path, data: bytes) -> None:
     lacking = _take(tmp_path / "host0", data)
     assert isinstance(lacking, TransferError)
     assert "no archive" in lacking.message
+
+
+@pytest.mark.parametrize("kind", ["header", "link"])
+def test_an_archive_takes_no_memory(tmp_path: Path, kind: str) -> None:
+    """Each of these would be more that is kept."""
+    text = b"v" * (60 << 10)
+    records = b"%d comment=%s\n" % (len(text) + 15, text)
+    place = tmp_path / "host0"
+    place.mkdir()
+    inbox = Inbox(place)
+    link = _member("link", tarfile.SYMTYPE, "n" * (1 if kind == "header" else 4000))
+    before = _resident()
+    with contextlib.suppress(TransferError):
+        for number in range(20_000 if kind == "link" else 2_000):
+            link.name = f"link{number}"
+            given = _header(b"x", records) if kind == "header" else b""
+            inbox("host0", "stdout", given + link.tobuf(tarfile.GNU_FORMAT))
+        inbox("host0", "stdout", bytes(1024))
+    lacking = inbox.close(0)
+    assert (lacking is None) == (kind == "header")
+    assert _resident() - before < 160 << 20
+
+
+def _resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def test_a_pipe_in_the_place_of_a_file_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "host0").mkdir()
+    os.mkfifo(tmp_path / "host0" / "first")
+    assert _take(tmp_path / "host0", _archive(_member("first"))) is None
+    assert (tmp_path / "host0" / "first").read_text() == "data"
 
 
 def test_what_cannot_be_written_ends_it(tmp_path: Path) -> None:

@@ -42,11 +42,17 @@ PIECE = 1 << 20
 _TAR: Any = {"copybufsize": PIECE, "encoding": "utf-8", "errors": "surrogateescape"}
 """Of both ends of an archive."""
 
-HEADER = 1 << 20
+HEADER = 64 << 10
 """Bytes of a name or of other headers that a member may have."""
+
+LONGEST = 4095
+"""Bytes of a path (PATH_MAX)."""
 
 LINKS = 100_000
 """Symbolic links of a host, which are kept in memory until the end."""
+
+NAMES = 64 << 20
+"""Bytes of their names and of what they lead to, all together."""
 
 KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE)
 """What is sent."""
@@ -183,17 +189,24 @@ class Inbox:
 
     def _unpack(self, file: IO[bytes]) -> None:
         links: list[tarfile.TarInfo] = []
+        names = 0
         with tarfile.open(
             fileobj=file, mode="r|", bufsize=PIECE, tarinfo=_Member, **_TAR
         ) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # it would hold all of them
-                if not member.issym():
+                member.pax_headers = {}
+                texts = member.name, member.linkname
+                length = [len(text.encode(errors="surrogateescape")) for text in texts]
+                if max(length) > LONGEST:
+                    self._refuse(member.name[:80], "its name is too long")
+                elif not member.issym():
                     self._place(archive, member)
-                elif len(links) < LINKS:
-                    links.append(member)
                 else:
-                    raise tarfile.ReadError(f"it has more than {LINKS} symbolic links")
+                    links.append(member)
+                    names += sum(length)
+                    if len(links) > LINKS or names > NAMES:
+                        raise tarfile.ReadError("it has too many symbolic links")
             for member in links:  # behind all else: nothing is written by way of one
                 self._place(archive, member)
         for member in links:
@@ -202,12 +215,12 @@ class Inbox:
     def _place(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         path = PurePosixPath(member.name)
         try:
-            if path.is_absolute() or ".." in path.parts:
+            if path.is_absolute() or ".." in path.parts or not (path.parts or member.isdir()):
                 raise tarfile.OutsideDestinationError(member, member.name)
             checked = tarfile.data_filter(member, str(self._directory))
             place = self._directory / path
-            if not member.isdir() and (place.is_symlink() or place.is_file()):
-                place.unlink()  # which another name may share
+            if not member.isdir() and (place.is_symlink() or not place.is_dir()):
+                place.unlink(missing_ok=True)  # which another name may share, or be a pipe
             if not member.issym() and not member.islnk():
                 archive.extract(member, self._directory, filter="data")
                 return
@@ -250,7 +263,9 @@ class _Member(tarfile.TarInfo):
     """A member whose headers take a bounded part of memory."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type == tarfile.GNUTYPE_SPARSE or (not self.isreg() and self.size > HEADER):
+        of_all = self.type == tarfile.XGLTYPE  # each adds to what is kept
+        of_one = not self.isreg() and self.size > HEADER
+        if of_all or of_one or self.type == tarfile.GNUTYPE_SPARSE:
             raise tarfile.ReadError("a header in it is too large")
         return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
