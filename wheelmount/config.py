@@ -25,7 +25,7 @@ import platformdirs
 
 from wheelmount import logind
 from wheelmount.errors import ConfigError, SourceError
-from wheelmount.trust import Found, Trusted, is_private, places, private, read
+from wheelmount.trust import Found, Trusted, is_own, is_private, places, private, read
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -170,6 +170,29 @@ class Settings:
             return private_directory(self.private_runtime() / "stores")
         memory = self.store == MEMORY
         return _private_place(logind.memory_place(os.getuid()) if memory else Path(self.store))
+
+    def own_cache(self) -> Path:
+        """The cache, made if it is not there. Only this user may write to it.
+
+        Code is taken from there, and what is cleared is removed without another look.
+
+        Raises:
+            ConfigError: others may write there, or it cannot be made.
+        """
+        cache = Path(self.cache_dir)
+        try:
+            cache.mkdir(mode=0o755, parents=True, exist_ok=True)
+            own = is_own(cache)
+        except OSError as error:
+            raise ConfigError(
+                f"{cache} cannot be used: {error.strerror}", hint="set WHEELMOUNT_CACHE_DIR"
+            ) from None
+        if not own:
+            raise ConfigError(
+                f"{cache} is not a directory that only you may write to",
+                hint=f"run: chmod go-w {cache}; or set WHEELMOUNT_CACHE_DIR elsewhere",
+            )
+        return cache
 
 
 def private_directory(path: Path) -> Path:

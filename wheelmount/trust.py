@@ -118,6 +118,17 @@ def _private_group(path: Path, gid: int) -> bool:
     return (gid == 0 or named) and {*group.gr_mem} <= {user.pw_name, "root"}
 
 
+def is_own(path: Path) -> bool:
+    """Whether a directory is this user's, or what a link leads to, and others may not write there.
+
+    Raises:
+        OSError: it is not there.
+    """
+    state = path.stat()
+    own = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+    return own and not _open_to_others(path, state)
+
+
 def is_private(path: Path) -> bool:
     """Whether a directory is this user's own and for nobody else to enter."""
     try:

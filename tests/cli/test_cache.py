@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Cli
 from tests.wheels.support import make_wheel, sha256
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, WaitError
+from wheelmount.errors import ConfigError, InputError, WaitError
 from wheelmount.operations import cache, environments
 from wheelmount.wheels import venv
 from wheelmount.wheels.interpreter import base_executable
@@ -116,3 +116,23 @@ def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
     assert fresh
     assert "environment" in {item.kind for item in cache.clean(settings)}
     assert list((place / "environments").iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_cache_of_others_is_not_touched(settings: Settings, tmp_path: Path, mode: int) -> None:
+    """What lies there may lead to what is the user's, and be code of others."""
+    precious = tmp_path / "home" / "work" / "precious"
+    precious.parent.mkdir(parents=True)
+    precious.touch()
+    place = Path(settings.cache_dir)
+    (place / "unpacked").mkdir(parents=True)
+    (place / "wheelhouses").symlink_to(tmp_path / "home")
+    (place / "unpacked" / "objects").symlink_to(tmp_path / "home")
+    os.chown(place, 0 if mode == 0o777 else 65534, -1)
+    place.chmod(mode)
+    with pytest.raises(ConfigError, match="only you may write to"):
+        cache.clean(settings)
+    with pytest.raises(ConfigError, match="only you may write to"), cache.used(settings):
+        pass
+    assert precious.exists()

@@ -284,14 +284,17 @@ def test_strangers_name_no_code_that_runs_as_the_user(
     wheel = make_wheel(folder, "outer", requires=[f"late @ {late.as_uri()}"])
     listed = uv_index.directory / "needs.txt"
     listed.write_text(f"{late}\n")
-    wanted = {
-        "wheel": lambda: Wanted.of([str(wheel)]),
-        "index": lambda: Wanted.of(["outer"]),
-        "url": lambda: Wanted.of(files=[file_of(uv_index.file_url(listed), tmp_path / "given")]),
-    }.get(how, lambda: Wanted.of(files=[tmp_path / "needs.txt"]))
     (tmp_path / "needs.txt").write_text(f"{wheel}\n")
+    if how == "wheel":
+        wanted = Wanted.of([str(wheel)])
+    elif how == "index":
+        wanted = Wanted.of(["outer"])
+    elif how == "url":
+        wanted = Wanted.of(files=[file_of(uv_index.file_url(listed), tmp_path / "given")])
+    else:
+        wanted = Wanted.of(files=[tmp_path / "needs.txt"])
     with pytest.raises(ResolveError):
-        Wheelhouse(tmp_path / "house").add(wanted(), targets=[HERE])
+        Wheelhouse(tmp_path / "house").add(wanted, targets=[HERE])
     assert not source.exists()
 
 

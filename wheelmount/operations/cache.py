@@ -139,9 +139,9 @@ def alone(settings: Settings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(settings: Settings) -> Iterator[int]:
-    folder = Path(settings.cache_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(
+        settings.own_cache() / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+    )
     try:
         yield descriptor
     finally:
