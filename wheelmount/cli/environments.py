@@ -15,7 +15,7 @@ from wheelmount.cli import options
 from wheelmount.errors import InputError
 from wheelmount.operations import cache, environments
 from wheelmount.operations.environments import Needed
-from wheelmount.wheels import uvsettings, venv
+from wheelmount.wheels import venv
 from wheelmount.wheels.given import file_of
 from wheelmount.wheels.inline import Inline
 from wheelmount.wheels.wanted import PROJECT_NAME, UV_LOCK_NAME, Wanted
@@ -35,13 +35,8 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
         help="In an environment with this package, which hosts have by a mount; several with "
         "commas between, or repeated.",
     )
-    @click.option(
-        "-r",
-        "--requirement",
-        "files",
-        multiple=True,
-        metavar="FILE",
-        help="Likewise with all of a file: of requirements, pyproject.toml, uv.lock, pylock.toml.",
+    @options.requirement_files(
+        "Likewise with all of a file: of requirements, pyproject.toml, uv.lock, pylock.toml."
     )
     @click.option(
         "--project",
@@ -58,11 +53,7 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option("--extra", "extras", multiple=True, help="Extra of the project.")
     @click.option("--group", "groups", multiple=True, help="Dependency group of the project.")
-    @click.option("--index-url", default="", help="Package index in place of PyPI.")
-    @click.option("--extra-index-url", multiple=True, help="One more index, which counts first.")
-    @click.option(
-        "-f", "--find-links", multiple=True, help="Directory, or page with links, of more wheels."
-    )
+    @options.indexes()
     @click.option(
         "-U", "--upgrade", is_flag=True, help="Take the newest versions, not those of last time."
     )
@@ -74,9 +65,6 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
         project: Path | None,
         extras: tuple[str, ...],
         groups: tuple[str, ...],
-        index_url: str,
-        extra_index_url: tuple[str, ...],
-        find_links: tuple[str, ...],
         upgrade: bool,
         interpreter: str,
         **values: Any,
@@ -92,7 +80,6 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
                 if extras or groups:
                     raise InputError("extras and groups of which project?", hint="give --project")
                 return None
-            uvsettings.use_indexes(index_url, extra_index_url, find_links)
             own = inline or Inline()
             packages += own.dependencies
             newer = own.exclude_newer

@@ -254,18 +254,52 @@ def quiet(command: Callable[..., Any]) -> Callable[..., Any]:
     return less(verbose(command))
 
 
+def requirement_files(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option ``-r``, given on as ``files``, with a text for the help."""
+    return click.option("-r", "--requirement", "files", multiple=True, metavar="FILE", help=text)
+
+
+def indexes(*short: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options for where packages come from: uv is told before the command runs.
+
+    Args:
+        short: other names of ``--index-url``.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option(*short, "--index-url", default="", help="Package index in place of PyPI.")
+        @click.option(
+            "--extra-index-url", multiple=True, help="One more index, which counts first."
+        )
+        @click.option(
+            "-f",
+            "--find-links",
+            multiple=True,
+            help="Directory, or page with links, of more wheels.",
+        )
+        @wraps(command)
+        def wrapped(
+            *arguments: Any,
+            index_url: str,
+            extra_index_url: tuple[str, ...],
+            find_links: tuple[str, ...],
+            **values: Any,
+        ) -> Any:
+            uvsettings.use_indexes(index_url, extra_index_url, find_links)
+            return command(*arguments, **values)
+
+        return wrapped
+
+    return decorate
+
+
 def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
     """What is asked for, given on as ``wanted``: None if nothing was."""
 
     @click.argument("requirements", nargs=-1)
-    @click.option(
-        "-r",
-        "--requirement",
-        "files",
-        multiple=True,
-        metavar="FILE",
-        help="File of requirements, pyproject.toml, uv.lock or pylock.toml, or its URL; - is "
-        "standard input; may be repeated.",
+    @requirement_files(
+        "File of requirements, pyproject.toml, uv.lock or pylock.toml, or its URL; - is standard "
+        "input; may be repeated."
     )
     @click.option(
         "-c",
@@ -282,11 +316,7 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="FILE",
         help="File of requirements that take the place of all others of their names.",
     )
-    @click.option("-i", "--index-url", default="", help="Package index in place of PyPI.")
-    @click.option("--extra-index-url", multiple=True, help="One more index, which counts first.")
-    @click.option(
-        "-f", "--find-links", multiple=True, help="Directory, or page with links, of more wheels."
-    )
+    @indexes("-i")
     @click.option("--pre", is_flag=True, help="Take prereleases too.")
     @click.option("--no-deps", is_flag=True, help="Only what is named, and nothing that it needs.")
     @click.option("--exclude-newer", metavar="DATE", help="Only what was published before.")
@@ -318,9 +348,6 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         files: tuple[str, ...],
         constraints: tuple[str, ...],
         overrides: tuple[str, ...],
-        index_url: str,
-        extra_index_url: tuple[str, ...],
-        find_links: tuple[str, ...],
         pre: bool,
         no_deps: bool,
         exclude_newer: str | None,
@@ -331,7 +358,6 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         confined: bool,
         **values: Any,
     ) -> Any:
-        uvsettings.use_indexes(index_url, extra_index_url, find_links)
         place = config.load().private_runtime() / "given"
         found = [[file_of(one, place) for one in some] for some in (files, constraints, overrides)]
         given = requirements, found[0], found[1], extras, groups, builds
