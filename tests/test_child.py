@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from wheelmount import child
@@ -47,6 +49,26 @@ def test_what_does_not_end_is_killed() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             child.run(["sh", "-c", script], timeout=0.2)
     assert time.monotonic() - started < 50
+
+
+def test_what_a_program_has_started_is_killed_with_it(tmp_path: Path) -> None:
+    """Builds of wheels run programs of their own."""
+    file = tmp_path / "pid"
+    script = f"(sleep 600 & echo $! >{file}.new; mv {file}.new {file}; wait) & wait"
+    for timeout in (1, 10, 60):  # until it came that far on a busy machine
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.run(["sh", "-c", script], timeout=timeout)
+        if file.exists():
+            break
+    _, alive = psutil.wait_procs(_found(int(file.read_text())), timeout=60)
+    assert alive == []
+
+
+def _found(pid: int) -> list[psutil.Process]:
+    try:
+        return [psutil.Process(pid)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_programs_are_not_told_what_is_monarchs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def run(
 
     Raises:
         OSError: it cannot be started.
-        subprocess.TimeoutExpired: it did not end; it was killed.
+        subprocess.TimeoutExpired: it did not end; it was killed, with what it had started.
     """
     deadline = time.monotonic() + timeout
     kept = [_Kept(most), _Kept(WORDS)]
@@ -75,12 +75,25 @@ def run(
             _attend(process, given.encode(), kept, deadline)
             code = process.wait(max(0, deadline - time.monotonic()))
         except TimeoutError:
-            process.kill()
+            _kill(process)
             raise subprocess.TimeoutExpired(command, timeout) from None
         except BaseException:
-            process.kill()
+            _kill(process)
             raise
     return Done(code, kept[0].text(), kept[1].text(), kept[0].left_out == 0)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a program and what it has started, but for what has left it to live on its own."""
+    import psutil  # only here: it takes long to load
+
+    below = []
+    with suppress(psutil.Error):
+        below = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for each in below:
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            each.kill()
 
 
 def _attend(
