@@ -8,15 +8,26 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 import uv
 
-from wheelmount.errors import InputError, ResolveError, SourceError, WheelError, WheelmountError
+from wheelmount.errors import (
+    InputError,
+    ResolveError,
+    SourceError,
+    WaitError,
+    WheelError,
+    WheelmountError,
+)
+from wheelmount.wheels import compiler
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
@@ -355,18 +366,54 @@ finally:
 """
 
 
+def packed(project: Path, into: Path) -> Path:
+    """A source distribution, as it is packed without a backend."""
+    file = into / "own_name-1.0.tar.gz"
+    with tarfile.open(file, "w:gz") as archive:
+        archive.add(project, "own_name-1.0")
+    return file
+
+
+@pytest.mark.parametrize("how", ["own", "another's"])
 def test_a_build_that_prints_without_end_takes_no_memory(
-    project: Path, uv_index: Index, tmp_path: Path
+    project: Path, uv_index: Index, tmp_path: Path, how: str
 ) -> None:
     make_wheel(uv_index.directory, "backend", module=ENDLESS.encode())
-    client = [sys.executable, "-c", CLIENT, str(project), str(tmp_path / "house")]
+    source = project if how == "own" else packed(project, tmp_path)
+    client = [sys.executable, "-c", CLIENT, str(source), str(tmp_path / "house")]
     environment = {**os.environ, "WHEELMOUNT_CREDENTIALS": "secret"}
     done = subprocess.run(client, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == ResolveError.exit_code, done.stderr
     assert "does not build" in done.stderr
-    assert "WHEELMOUNT_CREDENTIALS" not in json.loads((project / "told").read_text())
+    if how == "own":  # the other's directory is gone
+        assert "WHEELMOUNT_CREDENTIALS" not in json.loads((project / "told").read_text())
     assert len(done.stderr) < 200_000
     assert int(done.stdout) < 200, "MiB"
+
+
+HANGING = """
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    import subprocess
+    subprocess.run(["sleep", "{seconds}"])
+"""
+
+
+@pytest.mark.parametrize("how", ["own", "another's"])
+def test_a_build_that_does_not_end_is_killed_with_all_that_it_started(
+    project: Path, uv_index: Index, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    seconds = f"86400.{os.getpid()}"  # which no other process sleeps
+    backend = HANGING.format(seconds=seconds).encode()
+    make_wheel(uv_index.directory, "backend", module=backend)
+    source = project if how == "own" else packed(project, house.directory.parent)
+    monkeypatch.setattr(compiler, "TIMEOUT", 20.0)
+    with pytest.raises(WaitError, match=f"build of {source.name} did not end within 20 s"):
+        house.add(Wanted.of([str(source)]), targets=[HERE])
+    deadline = time.monotonic() + 60
+    while [p for p in psutil.process_iter(["cmdline"]) if seconds in (p.info["cmdline"] or [])]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert house.wheels() == []
 
 
 def test_git_is_not_told_what_is_monarchs(

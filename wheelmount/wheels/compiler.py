@@ -203,7 +203,13 @@ def build_wheel(
     """
     command = ["build", "--quiet", "--wheel", "--out-dir", str(output), "--python", python]
     command += options
-    answer = _run([*command, "--", str(source)], environ, prefix=prefix)
+    try:
+        answer = _run([*command, "--", str(source)], environ, prefix=prefix)
+    except WaitError:
+        raise WaitError(
+            f"the build of {source.name} did not end within {TIMEOUT:.0f} s",
+            hint=f"see what it does: uv build --wheel {source}",
+        ) from None
     return answer.reason if isinstance(answer, Failure) else ""
 
 
