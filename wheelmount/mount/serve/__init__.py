@@ -1,1 +1,1 @@
-"""Serving a store at a mount point: a process of its own, its generations and its adapters."""
+"""Serving a store at a mount point: the serving process, its generations and its adapters."""

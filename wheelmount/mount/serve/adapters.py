@@ -1,6 +1,6 @@
-"""The ladder of ways to show a tree, and what each must do.
+"""The ways to show a tree, and the interface that each implements.
 
-From the best down: ``bind`` shows the store's own directory once all bytes are there, with the
+The best first: ``bind`` shows the store's own directory once all bytes are there, with the
 kernel alone in the way; until then, and where mounting is not allowed, ``devfuse`` serves it.
 ``pyfuse3`` does so too, through libfuse; it is slower and can be asked for.
 """
@@ -17,53 +17,53 @@ from wheelmount.mount.kernel import syscalls
 
 if TYPE_CHECKING:
     from wheelmount.mount.serve.vfs import (
-        Change,  # with the store: the command line needs names alone
+        Change,  # imports the store: the command line needs only the names
     )
 
 AUTO = "auto"
 NAMES = (AUTO, "bind", "devfuse", "pyfuse3")
-"""What ``--adapter`` takes."""
+"""Values of ``--adapter``."""
 
 FOREVER = 10**8
-"""Seconds the kernel may keep names and attributes: what changes is dropped by name."""
+"""Seconds the kernel may keep names and attributes; changed ones are dropped by name."""
 
 Wait = Callable[[int, int, int], Awaitable[bytes | memoryview]]
-"""Gives bytes of (inode, offset, size) once they are there, or raises ``OSError``."""
+"""Returns bytes of (inode, offset, size) once they are there, or raises ``OSError``."""
 
 
 class Adapter(Protocol):
-    """A FUSE server. It counts the kernel's references to inodes, and tells when one has none."""
+    """A FUSE server. It counts the kernel's references to inodes, and reports inodes with none."""
 
     name: str
-    """As in ``NAMES``."""
+    """One of ``NAMES``."""
 
     async def serve(self) -> None:
-        """Serve until it is unmounted."""
+        """Serve until the mount is unmounted."""
 
     def end(self) -> None:
-        """Have ``serve`` end although the mount is in use."""
+        """End ``serve`` although the mount is in use."""
 
     def knows(self, number: int) -> bool:
-        """Whether the kernel holds an inode."""
+        """Return whether the kernel holds an inode."""
 
     def drop(self, number: int) -> None:
-        """Have the kernel forget a file's bytes; not on the threads of ``serve``."""
+        """Have the kernel forget a file's bytes. Must not run on the threads of ``serve``."""
 
     async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
-        """Make the kernel forget what a change makes untrue, and call ``flip`` in between.
+        """Make the kernel forget names and attributes that change, and call ``flip`` in between.
 
-        No reader may see something of the new tree, and after that something of the old.
+        No reader may see the old tree after it has seen a part of the new one.
         """
 
 
 def choose(wanted: str) -> str:
-    """The way a tree is shown here in the end.
+    """Choose the way a tree is shown on this machine when all bytes are there.
 
     Args:
         wanted: one of ``NAMES``.
 
     Raises:
-        InputError: it is none, or cannot be had here.
+        InputError: the name is unknown, or this way does not work here.
     """
     if wanted not in NAMES:
         raise InputError(f"there is no adapter {wanted!r}", hint=f"give one of {', '.join(NAMES)}")
@@ -76,7 +76,7 @@ def choose(wanted: str) -> str:
 
 
 def lacking_for_bind() -> str:
-    """What is missing for ``bind``; empty if nothing is."""
+    """Return what is missing for ``bind``; empty if nothing is."""
     version = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if version is None or (int(version[1]), int(version[2])) < (6, 5):
         return f"Linux is {os.uname().release}, not 6.5 or newer"

@@ -1,10 +1,10 @@
-"""The task of a serving process, and messages between it and others on its host.
+"""The task of a serving process, and messages to it from processes of its host.
 
 Messages are JSON, one a line, over a Unix socket in the mount's private directory. A connection
 begins with one request:
 
 ``{"op": "status"}``              answered by one message; see ``Server.status``
-``{"op": "show", "generation": n}`` has a generation shown; answered by ``{"ok": bool}``
+``{"op": "show", "generation": n}`` shows a generation; answered by ``{"ok": bool}``
 ``{"op": "drop", "number": n}``   has the kernel forget a file's bytes; answered by ``{"ok": true}``
 ``{"op": "stop", "force": bool}`` answered by ``{"ok": bool}``; if not ok, the mount is in use
 ``{"op": "feed", "keep": bool}``  the connection of the agent that delivers: it sends
@@ -27,22 +27,22 @@ from wheelmount.errors import MountError
 TASK = "task.json"
 
 PROCESS = "process"
-"""Name of the file with the id of the process that leads those of the mount."""
+"""Name of the file with the id of the mount's first process, which leads their group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a serving process is to do; lies in its directory as ``TASK``.
+    """The task of a serving process; stored in its directory as ``TASK``.
 
     Attributes:
         host: name of the host.
-        source: what is mounted, for people.
-        mntpoint: where.
+        source: the mounted directory, to be shown to users.
+        mntpoint: its mount point.
         store: directory of the store.
-        adapter: how it is to be shown in the end; one of ``adapter.NAMES`` but not ``auto``.
+        adapter: the final way to show it; one of ``adapter.NAMES`` but not ``auto``.
         read_timeout: seconds a read waits for its bytes.
-        made: whether the mount point was made for it and is to go with it.
-        verify_rate: bytes a second at which a store on a disk is verified over and over; 0: not.
+        made: whether the mount point was made for this mount and is deleted with it.
+        verify_rate: bytes a second at which a store on a disk is verified repeatedly; 0: never.
     """
 
     host: str
@@ -55,12 +55,12 @@ class Task:
     verify_rate: float = 0.0
 
     def write(self, directory: Path) -> None:
-        """Put it into its directory."""
+        """Write it to its directory."""
         (directory / TASK).write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, directory: Path) -> Task:
-        """Get it back."""
+        """Read it from its directory."""
         return cls(**json.loads((directory / TASK).read_text()))
 
 
@@ -70,19 +70,19 @@ SOCKET = "control"
 Message = dict[str, Any]
 
 LONGEST = 1 << 20
-"""Bytes of a request, at most."""
+"""Most bytes of a request."""
 
 
 def encode(message: Message) -> bytes:
-    """A message as it goes over the wire."""
+    """Encode a message for the socket."""
     return json.dumps(message).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """Inverse of ``encode``.
+    """Decode a message that ``encode`` made.
 
     Raises:
-        ValueError, TypeError: it is no message.
+        ValueError, TypeError: the line is not a message.
     """
     try:
         message = json.loads(line)

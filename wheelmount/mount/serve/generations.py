@@ -1,6 +1,6 @@
-"""The generations of a mount on a host: which is shown, how, and when an earlier one can go.
+"""The generations of a mount on a host: which is shown, how, and when an earlier one is deleted.
 
-The process that serves a mount owns this: it alone changes over, and it knows what is shown.
+The process that serves a mount owns them: only it changes from one to another.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from wheelmount.mount.store.store import Store
 log = logging.getLogger("wheelmount")
 
 AGAIN, SELDOM = 2.0, 60.0
-"""Seconds between two looks for users of generations that are shown no more: at first, and in the
-end, where there are users. Only two looks that find none let a generation go."""
+"""Seconds between two searches for users of earlier generations: at first, and in the
+end, while there are users. A generation is deleted after two searches that find none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Generations that are shown no more, and stay for their users.
+    """Earlier generations that stay for their users.
 
     Attributes:
-        generations: their number.
-        bytes: of memory that they take beside the one that is shown; 0 if that is not known.
-        users: processes and mounts, for people.
+        generations: how many there are.
+        bytes: of memory that they take in addition to the current one; 0 if unknown.
+        users: processes and mounts, described for users.
     """
 
     generations: int
@@ -48,32 +48,32 @@ class Kept:
 
 
 class Generations:
-    """Moves a mount from one generation, or one way to show it, to the next.
+    """Changes a mount from one generation, or one way to show it, to the next.
 
     Args:
         directory: of the mount.
-        task: of it; its store may have several generations if another process went before.
+        task: of the mount; its store may have several generations if an earlier process served it.
     """
 
     def __init__(self, directory: Path, task: Task) -> None:
         standing = points.standing(directory)
         binds = standing is not None and standing.kind != points.FILE_SYSTEM
         files = Path(task.store)
-        # What is mounted counts, should a process have died before it wrote that down.
+        # The mount itself counts: a process may have died before it noted a change.
         number = int(Path(standing.root).name) if standing is not None and binds else None
         store = Store.open(files, number)
         earlier = [Store.open(files, n) for n in stores.earlier(files, store.generation)]
         self.vfs = Vfs(store, earlier)
-        """What the FUSE server serves."""
+        """The tree that the FUSE server serves."""
         self.bound = store if binds else None
-        """The generation that the kernel shows alone."""
+        """The generation that a bind mount shows; None under FUSE."""
         self._directory = directory
         self._task = task
         self._kept = [store, *earlier]
         self._adapter: Adapter | None = None
         self._nursery: trio.Nursery | None = None
         self._token: trio.lowlevel.TrioToken | None = None
-        # Of earlier generations, what the newest has no more but the kernel still knows.
+        # Inodes of earlier generations that the newest lacks, but the kernel still holds.
         inodes = store.tree.inodes.keys()
         self._held = {before: set(before.tree.inodes.keys() - inodes) for before in earlier}
         self._leaving: set[Store] = set()
@@ -82,19 +82,19 @@ class Generations:
         self._census = Users()
         self._looking = False
         self.changing = trio.Lock()
-        """Held while the mount changes over, and while it is unmounted."""
+        """Held during a change of the mount, and while it is unmounted."""
 
     @property
     def shown(self) -> Store:
-        """The generation that whoever comes now sees."""
+        """The current generation, which new readers see."""
         return self.bound or self.vfs.store
 
     async def serve(self, adapter: Adapter, nursery: trio.Nursery) -> None:
-        """Serve through FUSE for as long as anybody uses that.
+        """Serve through FUSE as long as it is used.
 
         Args:
-            adapter: what serves.
-            nursery: where earlier generations are deleted in time, also after that.
+            adapter: the FUSE server.
+            nursery: runs the deletion of earlier generations, also after this returns.
         """
         self._adapter, self._nursery = adapter, nursery
         self._token = trio.lowlevel.current_trio_token()
@@ -104,40 +104,40 @@ class Generations:
             self._adapter = None
         async with (
             self.changing
-        ):  # it ends because another way took over, which may not be done yet
+        ):  # it ends because a bind mount replaces it, which may not be done yet
             self._held.clear()
             self._retire()
             await trio.to_thread.run_sync(self.shown.rest)
 
     @property
     def way(self) -> str:
-        """Name of the way that the mount is shown now."""
+        """Name of the way in which the mount is shown now."""
         return self._adapter.name if self._adapter and not self.bound else "bind"
 
     async def drop(self, number: int) -> None:
-        """Have the kernel forget what it keeps of a file's bytes."""
+        """Have the kernel drop cached bytes of a file."""
         if self._adapter is not None and self._adapter.knows(number):
             await trio.to_thread.run_sync(self._adapter.drop, number)
 
     def end(self) -> None:
-        """Stop to serve through FUSE, whoever uses it."""
+        """Stop serving through FUSE, even if it is in use."""
         if self._adapter is not None:
             self._adapter.end()
 
     @property
     def served(self) -> bool:
-        """Whether the FUSE server is at work."""
+        """Whether the FUSE server runs."""
         return self._adapter is not None
 
     async def show(self, generation: int) -> None:
-        """Show a generation, of which all bytes are there, in the best way that is allowed.
+        """Show a complete generation in the best way that is allowed.
 
-        As long as FUSE shows the mount and a process has its working directory there, it goes on:
-        where another mount takes the place of that one, the kernel cannot tell the process any
+        While FUSE shows the mount and a process has its working directory there, FUSE stays:
+        if another mount replaced it, the kernel could not tell the process any
         more where it is, which programs do not expect.
 
         Raises:
-            OSError: it cannot be shown; what was shown before still is.
+            OSError: it cannot be shown; the earlier generation still is.
         """
         async with self.changing:
             store = self.shown
@@ -189,7 +189,7 @@ class Generations:
         return True
 
     def _exchange_views(self, former: dict[Root, Store], store: Store, own: int) -> None:
-        """Have all else that shows another tree of this mount show a generation."""
+        """Change all other mounts that show an earlier tree of this mount to a generation."""
         for space in views.spaces():
             for mount in space.reached():
                 for root, before in former.items():
@@ -223,7 +223,7 @@ class Generations:
         self._held[before] = held
 
     def forgotten(self, number: int) -> None:
-        """Free what only the kernel still referred to. May be called on any thread."""
+        """Free a file that only the kernel still referred to. May be called on any thread."""
         if self._token is not None and any(number in held for held in list(self._held.values())):
             self._token.run_sync_soon(self._free, number)
 
@@ -235,7 +235,7 @@ class Generations:
         self._retire()
 
     def _retire(self) -> None:
-        """See to it that generations go which nobody can come to any more."""
+        """Start deleting generations that no process can reach any more."""
         needed = {self.shown, *(store for store, held in self._held.items() if held)}
         if self._adapter is not None:
             needed.add(self.vfs.store)
@@ -247,7 +247,7 @@ class Generations:
             self._nursery.start_soon(self._dismiss)
 
     async def _dismiss(self) -> None:
-        """Delete generations that are shown no more, each when its last user has gone."""
+        """Delete earlier generations, each when its last user has gone."""
         pause = waited = AGAIN
         unused: set[Store] = set()
         while self._leaving:
@@ -256,13 +256,13 @@ class Generations:
                 pause, waited = min(2 * pause, SELDOM), 0.0
             unused = await self._look(unused, everything=everything)
             if len(self._kept) < count:
-                gc.collect()  # else what they have mapped stays until there is much other garbage
+                gc.collect()  # else their mapped files stay until Python next collects garbage
             await trio.sleep(AGAIN)
             waited += AGAIN
         self._looking = False
 
     async def _look(self, unused: set[Store], *, everything: bool) -> set[Store]:
-        """Delete what was unused at the last look and still is; gives what is unused since."""
+        """Delete generations unused in two searches; return those unused only in this one."""
         due = [store for store in self._leaving if everything or store not in self._users]
         async with self.changing:
             await trio.to_thread.run_sync(self._exchange_again, due)
@@ -275,15 +275,15 @@ class Generations:
         return free - unused
 
     def _exchange_again(self, leaving: list[Store]) -> None:
-        """Exchange views that were made, or could not be exchanged, at the change-over."""
+        """Exchange views that were made during the change, or could not be exchanged then."""
         mount = points.standing(self._directory)
         if self.bound is not None and mount is not None:
-            with contextlib.suppress(OSError):  # the next look tries it again
+            with contextlib.suppress(OSError):  # the next search tries it again
                 former = {Root.of(store.root): store for store in leaving}
                 self._exchange_views(former, self.bound, mount.id)
 
     def _find_users(self, leaving: list[Store]) -> dict[Store, list[str]]:
-        if self._task.adapter != "bind":  # only the server showed it, and the kernel tells that
+        if self._task.adapter != "bind":  # the kernel reports users to the server
             return {store: [] for store in leaving}
         try:
             for store in leaving:
@@ -295,7 +295,7 @@ class Generations:
         return {store: found[self._trees[store]] for store in leaving}
 
     def kept(self) -> Kept:
-        """What stays of generations that are shown no more."""
+        """Return which earlier generations stay, and for which users."""
         others = [store for store in self._kept if store is not self.shown]
         if not others:
             return Kept(0, 0, [])
@@ -318,10 +318,10 @@ class Generations:
 
 
 def _alike(before: Path, after: Path) -> bool:
-    """Whether a view of the one can become a view of the other."""
+    """Return whether a view of one path can become a view of the other."""
     try:
         kinds = {stat.S_IFMT(path.lstat().st_mode) for path in (before, after)}
     except OSError:
         return False
-    # A symlink on the way could lead anywhere.
+    # A symlink on the way could lead out of the tree.
     return len(kinds) == 1 and os.path.realpath(after) == str(after)

@@ -1,7 +1,7 @@
-"""Serving processes of this machine: started, found, asked and stopped by their directories.
+"""Start, find, ask and stop the serving processes of this machine, by their directories.
 
-Every mount of a host has a directory below the user's runtime directory; that is all there is to
-know about it, so a mount is found again by whoever looks there, also after its client is gone.
+Every mount of a host has a directory below the user's runtime directory. It holds the whole state
+of the mount, so any process of the user finds it there, also after its client is gone.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from wheelmount.mount.serve.control import PROCESS, Task
 from wheelmount.mount.store import store as stores
 
 SHOW_TIMEOUT = 60.0
-"""Seconds a serving process may take to change over to another generation."""
+"""Seconds a serving process may take to change to another generation."""
 
 STOP_TIMEOUT = 15.0
 """Seconds a serving process may take to answer, or to unmount and clean up."""
 
 
 def directory(settings: Settings) -> Path:
-    """Where the mounts of this user have their directories."""
+    """Return where the mounts of this user have their directories."""
     return private_directory(settings.private_runtime() / "mounts")
 
 
 def identity(directory: Path) -> str:
-    """What the directories of one mount have in common on all its hosts."""
+    """Return the part of a directory's name that is the same on all hosts of a mount."""
     return directory.name.partition("-")[0]
 
 
 def find(settings: Settings, *targets: str) -> list[Path]:
-    """Directories of mounts, in order of their names.
+    """Return directories of mounts, sorted by name.
 
     Args:
-        settings: say where they lie.
+        settings: which directory they are in.
         targets: mount points, sources or identities of mounts; default all mounts.
 
     Raises:
-        MountError: nothing is mounted there.
+        MountError: a target is not mounted.
     """
     found = []
     wanted = {*targets, *(points.same(each) for each in targets if each.startswith("/"))}
     for path in sorted(directory(settings).iterdir()):
         try:
             task = Task.read(path)
-        except (OSError, ValueError):  # being made, or going
+        except (OSError, ValueError):  # being made, or removed
             continue
         names = {task.mntpoint, task.source, identity(path)}
         if not targets or names.intersection(wanted):
@@ -73,7 +73,7 @@ def find(settings: Settings, *targets: str) -> list[Path]:
 
 @contextlib.contextmanager
 def making(directory: Path) -> Iterator[None]:
-    """Make a mount's directory; until this is left, or the process ends, it is not ``dead``."""
+    """Make a mount's directory. During the context, while this process lives, it is not dead."""
     directory.mkdir(mode=0o700)
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -84,7 +84,7 @@ def making(directory: Path) -> Iterator[None]:
 
 
 def dead(directory: Path) -> bool:
-    """Whether a mount's processes are gone: no other process makes it or serves it."""
+    """Return whether a mount is dead: no process makes it or serves it."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -95,35 +95,35 @@ def dead(directory: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-    # One that took over from another may not listen yet: processes are looked for, not answers.
+    # A process that takes over may not listen yet: so search processes, do not wait for answers.
     numbers = (each.name for each in Path("/proc").glob("[0-9]*"))
     return directory.exists() and not any(_alive(int(number), directory) for number in numbers)
 
 
 def clear(settings: Settings, mntpoint: str) -> None:
-    """Take away what dead mounts of this user's have left at a mount point."""
+    """Remove what dead mounts of this user left at a mount point."""
     for path in sorted(directory(settings).iterdir()):
         with contextlib.suppress(OSError, ValueError):
             task = Task.read(path)
-            # In another mount namespace the same path may be that of another mount.
+            # In another mount namespace the same path may belong to another mount.
             if task.mntpoint == mntpoint and dead(path) and _shown(task):
                 stop(path, force=True)
 
 
 def _shown(task: Task) -> bool:
-    """Whether a mount whose processes are gone seems to be what is at its mount point."""
+    """Return whether a dead mount is probably what its mount point shows."""
     found, device = points.find(task.mntpoint), Path(task.store).stat().st_dev
     if found is None or found.kind != points.FILE_SYSTEM:
         return found is not None and found.device == f"{os.major(device)}:{os.minor(device)}"
     try:
         os.statvfs(task.mntpoint)
-    except OSError:  # a FUSE mount without its server
+    except OSError:  # a FUSE mount without a server
         return True
     return False
 
 
 def status(directory: Path) -> control.Message:
-    """Where a mount stands: see ``Server.status``.
+    """Ask a serving process for the state of its mount, as ``Server.status`` returns it.
 
     Raises:
         MountError: its process is gone.
@@ -132,10 +132,10 @@ def status(directory: Path) -> control.Message:
 
 
 def show(directory: Path, generation: int) -> None:
-    """Have a generation shown, of which all bytes are there.
+    """Have a serving process show a complete generation.
 
     Raises:
-        MountError: it cannot be; what was shown before still is.
+        MountError: it cannot be shown; the earlier generation still is.
     """
     answer = control.ask(directory, {"op": "show", "generation": generation}, SHOW_TIMEOUT)
     if not answer["ok"]:
@@ -143,7 +143,7 @@ def show(directory: Path, generation: int) -> None:
 
 
 def drop(directory: Path, number: int) -> None:
-    """Have the kernel forget what it keeps of a file's bytes, which are others now.
+    """Have the kernel drop cached bytes of a file that were replaced.
 
     Raises:
         MountError: its process is gone.
@@ -152,7 +152,7 @@ def drop(directory: Path, number: int) -> None:
 
 
 def start(directory: Path, timeout: float) -> None:
-    """Start a serving process and wait until its mount stands."""
+    """Start a serving process and wait until it has mounted."""
     read, write = os.pipe()
     try:
         with (directory / "log").open("ab") as log:
@@ -178,21 +178,21 @@ def start(directory: Path, timeout: float) -> None:
     if word != "ok":
         server.wait(timeout)
         lines = []
-        with contextlib.suppress(FileNotFoundError):  # it took all down again
+        with contextlib.suppress(FileNotFoundError):  # it has removed everything again
             lines = (directory / "log").read_text(errors="replace").strip().splitlines()
         reason = word or (lines[-1] if lines else "it said nothing")
         raise UnavailableError(
             f"cannot mount: {reason}",
             hint="FUSE must be allowed for you on the host",
         )
-    server.returncode = 0  # it goes on, and nobody here waits for it
+    server.returncode = 0  # it runs on, and this process does not wait for it
 
 
 def stop(directory: Path, *, force: bool) -> None:
-    """Have a serving process unmount and end, and see that it did.
+    """Have a serving process unmount and end, and check that it did.
 
     Raises:
-        MountError: the mount is in use (who uses it is named), or the process does not end.
+        MountError: the mount is in use (its users are named), or the process does not end.
     """
     try:
         task = Task.read(directory)
@@ -201,7 +201,7 @@ def stop(directory: Path, *, force: bool) -> None:
     pid = _process(directory)
     if pid is not None:
         _ask_to_stop(directory, task, pid, force=force)
-    if directory.exists():  # it did not end well
+    if directory.exists():  # it ended with an error
         if (mount := points.standing(directory)) is not None:
             try:
                 points.take_down(mount, force=force)
@@ -217,7 +217,7 @@ def _ask_to_stop(directory: Path, task: Task, pid: int, *, force: bool) -> None:
         try:
             answer = control.ask(directory, {"op": "stop", "force": force}, STOP_TIMEOUT)
         except MountError:
-            if time.monotonic() < deadline:  # it ends, or another takes its place
+            if time.monotonic() < deadline:  # it ends, or another process takes its place
                 time.sleep(0.05)
             elif force:
                 break
@@ -246,7 +246,7 @@ def _in_use(message: str, task: Task) -> MountError:
 
 
 def _process(directory: Path) -> int | None:
-    """Id of a serving process, which leads its group; None if it has ended."""
+    """Return the id of a serving process, which leads its group; None if it has ended."""
     try:
         pid = int((directory / PROCESS).read_text())
     except (OSError, ValueError):
@@ -262,7 +262,7 @@ def _alive(pid: int, directory: Path) -> bool:
 
 
 def discard(directory: Path, store: Path, mntpoint: str | None) -> None:
-    """Delete what is left of a mount that is down."""
+    """Delete what is left of an unmounted mount."""
     stores.remove(store)
     shutil.rmtree(directory, ignore_errors=True)
     if mntpoint is not None:

@@ -1,7 +1,7 @@
-"""The serving process of a mount: its own process, so that it outlives the command that made it.
+"""The serving process of a mount: a process of its own that outlives the command that made it.
 
-Run as ``python -m wheelmount.mount.serve.server DIRECTORY READY_FD``. It serves the store through
-pyfuse3 until it is told to stop or somebody unmounts it, and then removes store and directory.
+Run as ``python -m wheelmount.mount.serve.server DIRECTORY READY_FD``. It serves the
+store until it is told to stop or is unmounted, and then deletes store and directory.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ from wheelmount.mount.store import verify
 log = logging.getLogger("wheelmount")
 
 GRACE = 2.0
-"""Seconds that users of a detached mount have before the process ends."""
+"""Seconds that users of a detached mount have until the process ends."""
 
 FEED_TIMEOUT = 10.0
-"""Seconds for who delivers to connect to a server that is new, or took over from another."""
+"""Seconds in which an agent must connect to a server that is new, or took over."""
 
 BEGIN_TIMEOUT = 20.0
-"""Seconds for who made a mount to connect first; it does so at once, if it is not killed."""
+"""Seconds in which the agent that made a mount must connect first."""
 
 VERIFY_PAUSE = 60.0
-"""Seconds between one verification in the background and the next."""
+"""Seconds between verifications in the background."""
 
 READ_AHEAD = 1024
-"""KiB that the kernel reads ahead, where we may say so; its own 128 halve the speed of files."""
+"""KiB that the kernel reads ahead, if this may be set; its own 128 halve the speed of files."""
 
 KEPT_LOGS = 16
-"""Logs of mounts that ended badly of which a user's directory has no more."""
+"""Most logs of mounts that ended with an error which are kept for a user."""
 
 KEPT = "kept"
-"""Name of a file in the mount's directory: go on serving when who delivers is gone."""
+"""Name of a file in the mount's directory: go on serving when the agent is gone."""
 
 
 class Server:
-    """Serves one mount, and waits for bytes on behalf of its readers.
+    """Serves one mount, and waits for missing bytes on behalf of its readers.
 
     Args:
-        directory: of the mount.
-        task: what to do.
-        resumed: whether it takes over from one that died.
+        directory: the mount's private directory.
+        task: what to serve, and where.
+        resumed: whether it takes over from a server that died.
     """
 
     def __init__(self, directory: Path, task: Task, *, resumed: bool = False) -> None:
@@ -82,7 +82,7 @@ class Server:
         self._unmounted = trio.Event()
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of a file, once they are there.
+        """Return bytes of a file; wait until they have arrived.
 
         Raises:
             OSError: EIO, with the reason in the log.
@@ -97,14 +97,14 @@ class Server:
         raise self.vfs.failure(number, reason)
 
     async def _arrival(self, block: int, number: int) -> None:
-        with trio.move_on_after(FEED_TIMEOUT):  # who delivers may be about to connect
+        with trio.move_on_after(FEED_TIMEOUT):  # the agent may be about to connect
             await self._fed.wait()
         if self._feeder is None:
             raise self.vfs.failure(number, "its bytes had not come when the client went away")
         event = self._waiting.get(block)
         if event is None:
             event = self._waiting[block] = trio.Event()
-            self._failed.pop(block, None)  # it is asked for again
+            self._failed.pop(block, None)  # it is requested again
             await self._send(self._feeder, {"want": block})
         await event.wait()
         if block in self._failed:
@@ -121,7 +121,7 @@ class Server:
                 await stream.send_all(control.encode(message))
 
     async def serve(self, adapter: Adapter, ready: int | None) -> None:
-        """Serve until unmounted; say on the pipe ``ready`` when the control socket listens."""
+        """Serve until unmounted; write to the pipe ``ready`` when the control socket listens."""
         _bound_log(self.directory)
         (self.directory / control.SOCKET).unlink(missing_ok=True)
         listener = trio.socket.socket(trio.socket.AF_UNIX)
@@ -135,7 +135,7 @@ class Server:
             if ready is not None:
                 try:
                     os.write(ready, b"ok")
-                except BrokenPipeError:  # who made this mount was killed meanwhile
+                except BrokenPipeError:  # the agent that made this mount was killed meanwhile
                     patience = 0.0
                 os.close(ready)
             nursery.start_soon(self._signals)
@@ -149,7 +149,7 @@ class Server:
             nursery.cancel_scope.cancel()
 
     async def _verify(self) -> None:
-        """Verify over and over what a disk keeps."""
+        """Verify a store on a disk repeatedly."""
         store, rate = Path(self.task.store), self.task.verify_rate
         while True:
             await trio.sleep(VERIFY_PAUSE)
@@ -159,7 +159,7 @@ class Server:
                 found = await trio.to_thread.run_sync(
                     lambda: verify.verify(store, rate=rate), abandon_on_cancel=True
                 )
-            except (StoreError, OSError) as error:  # it changes meanwhile
+            except (StoreError, OSError) as error:  # the store changes meanwhile
                 log.info("not verified: %s", error)
                 continue
             verify.note(self.directory, found)
@@ -167,21 +167,21 @@ class Server:
                 log.error("damaged: %s", ", ".join(found.wrong))
 
     async def _miss(self, timeout: float) -> None:
-        """Unmount if who made this mount went away before it connected, or while nobody served."""
+        """Unmount if the agent ended before it connected, or while no server ran."""
         with trio.move_on_after(timeout):
             await self._fed.wait()
         if not self._fed.is_set():
             await self._end("whoever made this mount is gone")
 
     async def _bound(self) -> None:
-        """Wait for the end of a mount that the kernel shows alone."""
+        """Wait for the end of a bind mount."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             await self._unmounted.wait()
             nursery.cancel_scope.cancel()
 
     async def _watch(self) -> None:
-        """Notice that somebody else took the mount down."""
+        """Notice that another program unmounted the mount."""
         while points.standing(self.directory) is not None:
             await trio.to_thread.run_sync(points.await_change, abandon_on_cancel=True)
         self._unmounted.set()
@@ -217,10 +217,10 @@ class Server:
                 await self._send(stream, self.status())
 
     def status(self) -> control.Message:
-        """Where this mount stands; sizes in bytes, ``started`` in seconds since the epoch.
+        """Return the state of this mount; sizes in bytes, ``started`` in seconds since the epoch.
 
-        ``delivery`` is that of the newest generation; see ``Traffic.summary``; ``kept`` is what
-        users hold of earlier ones, see ``Kept``.
+        ``delivery`` is the ``Traffic.summary`` of the newest generation; ``kept`` names earlier
+        generations that are in use, see ``Kept``.
         """
         store = self.generations.shown
         return {
@@ -301,13 +301,13 @@ class Server:
         await self._send(stream, answer)
 
     async def _await_viewers(self, mount: points.Mounted) -> None:
-        """Wait a moment for views that a server or files on a disk would be taken from.
+        """Wait a moment for views to end that would lose their server or their files on a disk.
 
-        The last of a container go some time after it. A store in memory needs none of this: the
+        The last ones of a container end some time after it. A store in memory needs no wait: the
         kernel keeps it as long as there are views.
 
         Raises:
-            MountError: they stay.
+            MountError: the views stay.
         """
         for pause in (0.1, 0.4, 1.5, 0):
             found = await trio.to_thread.run_sync(users.viewers, mount)
@@ -317,7 +317,7 @@ class Server:
         raise MountError(f"{mount.path} is busy: shown by {', '.join(found)}")
 
     async def _end(self, reason: str) -> None:
-        """Unmount, as soon as nothing else is mounted above."""
+        """Unmount as soon as no other mount lies above."""
         log.info("unmounting: %s", reason)
         while True:
             try:
@@ -334,7 +334,7 @@ class Server:
             return
         if not force and not (bound and bound.owned):
             await self._await_viewers(mount)
-        # On a thread: the kernel may ask us something while it unmounts.
+        # On a thread: the kernel may send requests while it unmounts.
         await trio.to_thread.run_sync(lambda: _take_down(mount, force=force))
 
     async def _unmount(self, *, force: bool) -> None:
@@ -356,7 +356,7 @@ class Server:
 
 
 def _take_down(mount: points.Mounted, *, force: bool) -> None:
-    """Take a mount down, and its copies in other namespaces."""
+    """Unmount a mount, and its copies in other namespaces."""
     with contextlib.ExitStack() as holding:
         copied = False
         if mount.kind == points.FILE_SYSTEM:
@@ -369,17 +369,17 @@ def _take_down(mount: points.Mounted, *, force: bool) -> None:
 
 
 def _memory() -> int:
-    """Bytes that this process and the one that supervises it take; the store is not among them.
+    """Return bytes of memory of this process and its supervisor, without the store.
 
-    What they share with others counts in part (``smaps_rollup`` in proc(5)); pages of a tmpfs that
-    they have mapped are the store.
+    Shared memory counts in part (``smaps_rollup`` in proc(5)); pages of a tmpfs that
+    they have mapped belong to the store.
     """
     total = 0
     for pid in {os.getpid(), os.getsid(0)}:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             kinds = "Pss_Anon:", "Pss_File:"
-        except OSError:  # not to be read by processes that were another user's before
+        except OSError:  # must not be read by processes that were another user's before
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             kinds = "RssAnon:", "RssFile:"
         total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(kinds))
@@ -424,7 +424,7 @@ def main() -> None:
         raise
     finally:
         if not good:
-            _keep_log(directory)  # the rest goes, the reason stays
+            _keep_log(directory)  # delete all but the reason
             with contextlib.suppress(MountError):
                 if (mount := points.standing(directory)) is not None:
                     points.take_down(mount, force=True)
@@ -439,9 +439,9 @@ def main() -> None:
 
 
 def _keep_log(directory: Path) -> None:
-    """Keep the log of a mount that ended badly, and only the newest of such logs."""
+    """Keep the log of a mount that ended with an error, and only the newest of such logs."""
     shutil.copy(directory / "log", f"{directory}.log")
-    with contextlib.suppress(FileNotFoundError):  # another one does the same
+    with contextlib.suppress(FileNotFoundError):  # another process does the same
         kept = sorted(directory.parent.glob("*.log"), key=lambda log: log.stat().st_mtime)
         for log_file in kept[:-KEPT_LOGS]:
             log_file.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Keeps a serving process alive: one that dies is started again, and those who wait do not notice.
+"""Restarts a serving process that dies, so that waiting readers do not notice.
 
-The supervisor does nothing but hold the open ``/dev/fuse`` and wait; as long as that is open the
-mount stands and its readers wait, and another process can go on where the last one ended.
+The supervisor only holds the open ``/dev/fuse`` and waits. As long as that is open, the
+mount exists, its readers wait, and another process can continue.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from wheelmount.mount.kernel import syscalls
 log = logging.getLogger("wheelmount")
 
 ENDS = signal.SIGTERM, signal.SIGINT
-"""Signals to end."""
+"""Signals that end the process."""
 
 STARTS, WINDOW = 5, 60.0
-"""A process that had to be started so often in so many seconds is given up."""
+"""A process that was started so many times in so many seconds is given up."""
 
 
 def hold_back() -> None:
-    """Have signals to end wait until ``let_through``; after that they are ignored.
+    """Block signals that end the process until ``let_through``; afterwards they are ignored.
 
-    Called before there are threads. A process that is on its way to its end is so not ended before
+    Must be called before there are threads. So a process that is ending is not ended before
     it has cleaned up.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     for number in ENDS:
-        signal.signal(number, signal.SIG_IGN)  # what is held back waits all the same: signal(7)
+        signal.signal(number, signal.SIG_IGN)  # blocked signals stay pending: signal(7)
 
 
 def let_through() -> None:
-    """Have signals to end come, also those that came before; where there is a handler."""
+    """Unblock signals that end the process and have a handler, pending ones too."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
 
 
 def supervise(serve: Callable[[bool], None], stands: Callable[[], bool]) -> bool:
-    """Run a function in a process of its own until it returns there.
+    """Run a function in a child process, again when that dies, until it returns.
 
-    Signals to end are passed on to that process, and ignored when all has ended.
+    Signals that end the process are passed on to the child, and ignored after its end.
 
     Args:
-        serve: called in the process, with signals held back; told whether it takes over from one
+        serve: called in the child, with signals blocked; told whether it takes over from one
             that died.
-        stands: whether there is anything left to serve.
+        stands: returns whether there is still a mount to serve.
 
     Returns:
-        False if it died too often.
+        False if the child died too often.
     """
     starts: deque[float] = deque(maxlen=STARTS)
     asked: list[int] = []

@@ -1,8 +1,8 @@
-"""What a host received: from whom, and by which way.
+"""Counts of bytes that a host received: from which host, and by which way.
 
-Each block is counted by the way that it took. Of ``RDMABuffer`` only Monarch knows whether a device
-carried it, and it falls back to TCP without a word; there the counters of the machine's devices are
-a second witness, which cannot tell what else travels at that time.
+Each block is counted by the way it took. For ``RDMABuffer`` only Monarch knows whether a device
+carried it, and it falls back to TCP silently. The counters of the machine's devices are
+a second witness, which includes other traffic of that time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 CLIENT = ""
-"""Stands for the client where others have names."""
+"""The client, in place of a host's name."""
 
 FILE = "delivery"
-"""Name of a file in a mount's directory: the traffic of its newest generation, for the status."""
+"""Name of a file in a mount's directory: traffic of its newest generation, for the status."""
 
 RDMA, MESSAGES, TLS, TCP, LOCAL = "rdma", "messages", "tls", "tcp", "local"
-"""Ways: ``RDMABuffer`` where both ends have a device, and where not, which is in messages of
+"""Ways: ``RDMABuffer`` with devices at both ends, and without, when it is sent in messages of
 Monarch; streams over a network, encrypted or not; streams between processes of one machine."""
 
 SYS = Path("/sys")
@@ -30,10 +30,10 @@ WORD = 4
 
 
 def rdma_received(sys: Path = SYS) -> int:
-    """Bytes that came in at ports of RDMA devices since the machine was started."""
+    """Return bytes received by ports of RDMA devices since the machine was started."""
     total = 0
     for counter in sys.glob("class/infiniband/*/ports/*/counters/port_rcv_data"):
-        with contextlib.suppress(OSError, ValueError):  # a device that does not count
+        with contextlib.suppress(OSError, ValueError):  # a device without counters
             total += int(counter.read_text()) * WORD
     for counter in sys.glob("class/infiniband/*/ports/*/hw_counters/rx_bytes"):  # of EFA
         with contextlib.suppress(OSError, ValueError):
@@ -42,24 +42,24 @@ def rdma_received(sys: Path = SYS) -> int:
 
 
 class Traffic:
-    """Bytes of blocks that one host got and gave; compressed ones as they travelled."""
+    """Counts bytes of blocks that one host received and sent, as they were on the wire."""
 
     def __init__(self) -> None:
         self.sent = 0
-        """Bytes given to other hosts."""
+        """Bytes sent to other hosts."""
         self.reused = 0
-        """Bytes that need not travel: other mounts had them here."""
+        """Bytes that were copied from other mounts of the host, and not sent."""
         self._received: Counter[str] = Counter()
         self._ways: Counter[str] = Counter()
         self._before = rdma_received()
 
     def note(self, host: str, size: int, way: str) -> None:
-        """So many bytes came from a host, or from ``CLIENT``, by one of the ways above."""
+        """Count bytes from a host, or from ``CLIENT``, by one of the ways above."""
         self._received[host] += size
         self._ways[way] += size
 
     def summary(self) -> dict[str, Any]:
-        """For people and programs: ``transport`` (the way of most bytes, ``none`` if nothing came),
+        """Return ``transport`` (the way of most bytes, ``none`` if no bytes arrived),
         ``ways``, ``received`` by host, ``sent``, ``reused``, and ``devices`` (what RDMA devices of
         the machine received meanwhile); all in bytes."""
         most = self._ways.most_common(1)
@@ -73,7 +73,7 @@ class Traffic:
         }
 
     def write(self, directory: Path) -> None:
-        """Leave the summary in a mount's directory, if that is still there."""
+        """Write the summary to a mount's directory, if that still exists."""
         new = directory / f"{FILE}.new"
         with contextlib.suppress(FileNotFoundError):
             new.write_text(json.dumps(self.summary()))
@@ -81,7 +81,7 @@ class Traffic:
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """What ``Traffic.write`` left, if anything."""
+    """Read what ``Traffic.write`` wrote; None if it wrote nothing."""
     try:
         found: dict[str, Any] = json.loads((directory / FILE).read_text())
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def read(directory: Path) -> dict[str, Any] | None:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """By which ways bytes came, for people, that of most of them first."""
+    """Describe for users by which ways bytes arrived, the most used first."""
     ways: dict[str, int] = summary["ways"]
     words = sorted(ways, key=lambda way: -ways[way])
     if RDMA in ways and summary["devices"] < ways[RDMA]:

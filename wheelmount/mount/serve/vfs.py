@@ -1,7 +1,7 @@
-"""The mounted tree as plain operations: what a directory lists, what a name leads to.
+"""The mounted tree as plain operations: list a directory, look up a name, read a file.
 
-Adapters (pyfuse3 and the others) translate these and add nothing. Inodes are numbered as in the
-tree; failures are ``OSError`` with the number the kernel is to see. All is safe to be called from
+Adapters only translate these to a FUSE protocol. Inodes are numbered as in the
+tree; failures are ``OSError`` with the number for the kernel. All operations may be called from
 several threads.
 """
 
@@ -21,7 +21,7 @@ log = logging.getLogger("wheelmount")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What ``statfs`` tells.
+    """The answer to ``statfs``.
 
     Attributes:
         bytes: size of the whole tree in memory, bytes.
@@ -34,11 +34,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What of the kernel's knowledge another generation makes untrue.
+    """What the kernel must forget when another generation is shown.
 
     Attributes:
-        entries: number of a directory and a name in it, that leads elsewhere or nowhere now.
-        directories: numbers of those with other attributes or entries.
+        entries: number of a directory and a name in it that changes or is removed.
+        directories: numbers of directories whose attributes or entries change.
     """
 
     entries: list[tuple[int, bytes]]
@@ -48,8 +48,8 @@ class Change:
 class Vfs:
     """Operations on the newest generation of a store.
 
-    A number that only an older generation has is still answered for, as long as the kernel knows
-    it: a file stays what it was for those who have it open.
+    Numbers that only an older generation has still work as long as the kernel holds
+    them: an open file keeps its bytes.
     """
 
     def __init__(self, store: Store, earlier: Sequence[Store] = ()) -> None:
@@ -61,7 +61,7 @@ class Vfs:
         return self._stores[0]
 
     def inode(self, number: int) -> Inode:
-        """Attributes of an inode."""
+        """Return attributes of an inode."""
         return self._find(number)[1]
 
     def _find(self, number: int) -> tuple[Store, Inode]:
@@ -72,15 +72,15 @@ class Vfs:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def lookup(self, directory: int, name: bytes) -> int | None:
-        """The inode a name in a directory leads to, or None.
+        """Return the inode of a name in a directory, or None.
 
         Raises:
-            NotADirectoryError: ``directory`` is none.
+            NotADirectoryError: ``directory`` is another kind of file.
         """
         return self._names(directory).get(name)
 
     def entries(self, directory: int) -> list[tuple[bytes, int]]:
-        """Names and inodes of a directory, always in the same order (``.`` and ``..`` left out)."""
+        """Return names and inodes of a directory, always in the same order (no ``.``, ``..``)."""
         return list(self._names(directory).items())
 
     def _names(self, directory: int) -> Mapping[bytes, int]:
@@ -93,23 +93,23 @@ class Vfs:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def readlink(self, number: int) -> bytes:
-        """Target of a symlink."""
+        """Return the target of a symlink."""
         inode = self.inode(number)
         if not inode.is_symlink:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return inode.path
 
     def xattrs(self, number: int) -> dict[bytes, bytes]:
-        """Extended attributes, by name."""
+        """Return extended attributes, by name."""
         return dict(self.inode(number).xattrs)
 
     def absent(self, number: int, offset: int, size: int) -> int | None:
-        """The first block that a read needs and that has not arrived."""
+        """Return the first missing block that a read needs; None if there is none."""
         store, inode = self._find(number)
         return store.absent(number, offset, min(offset + size, inode.size))
 
     def read(self, number: int, offset: int, size: int) -> bytes | None:
-        """Bytes of a file; None if they have not all arrived.
+        """Return bytes of a file; None if they have not all arrived.
 
         Raises:
             OSError: EIO where the file changed at the source before it was copied.
@@ -127,25 +127,25 @@ class Vfs:
         return store.read(number, offset, end - offset)
 
     def failure(self, number: int, reason: str) -> OSError:
-        """EIO for the reader, the reason for the log."""
+        """Log a reason, and return EIO for the reader."""
         log.error("cannot read %s: %s", os.fsdecode(self.inode(number).path), reason)
         return OSError(errno.EIO, os.strerror(errno.EIO))
 
     def usage(self) -> Usage:
-        """Size of the tree."""
+        """Return the size of the tree."""
         summary = self.store.summary
         return Usage(summary.room, summary.inodes)
 
     def changes(self, store: Store) -> Change:
-        """What another generation would change."""
+        """Return what the kernel must forget if another generation is shown."""
         return _difference(self.store.tree, store.tree)
 
     def replace(self, store: Store) -> None:
-        """Show another generation, from one moment to the next."""
+        """Show another generation, in one step."""
         self._stores = [store, *self._stores]
 
     def forget(self, store: Store) -> None:
-        """Answer no more for an earlier generation."""
+        """Stop serving an earlier generation."""
         self._stores = [kept for kept in self._stores if kept is not store]
 
 

@@ -1,1 +1,1 @@
-"""A host's copy of the files: whether there is room, how the bytes are kept and verified."""
+"""A host's copy of the files: room for it, its bytes, and their verification."""

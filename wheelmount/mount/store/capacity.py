@@ -1,8 +1,8 @@
-"""Whether the bytes of a mount fit where they are to be kept.
+"""Checks whether the bytes of a mount fit into memory or on a disk.
 
-A job of Slurm or a container has a control group with a memory limit of its own, which may be far
-below what the machine has free (see cgroups(7)). Files in memory count for it, and a process in a
-group that is full is killed.
+A Slurm job or a container has a control group with its own memory limit, which may be far
+below the machine's free memory (see cgroups(7)). Files in memory count, and a process in a
+full group is killed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.store.proofs import RECORD
 
 SLACK = 1 << 20
-"""Bytes of a tmpfs for a few small files of the store's own."""
+"""Bytes of a tmpfs for a few small files that the store itself needs."""
 
 INODE, NAME = 1 << 10, 256
 """Bytes that the kernel keeps for an inode of tmpfs, and for a name of one: ``shmem_inode_cache``
-and ``dentry`` in /proc/slabinfo, with what a directory notes of each."""
+and ``dentry`` in /proc/slabinfo, with a directory's entry for each."""
 
 SHORT = 127
 """Bytes of a symlink's target that take no page in tmpfs."""
 
 HOLES = 64 << 20
-"""Bytes of holes that readers may fill in memory; as many as there are bytes, if that is more."""
+"""Bytes of holes that readers may fill in memory, or the bytes of the files if they are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Need:
     """What a generation adds to a store, bytes.
 
     Attributes:
-        data: of the files that are new, in whole pages, holes left out.
+        data: of new files, in whole pages, without holes.
         holes: of those files, in whole pages.
-        tables: what is kept beside the files: description, what has arrived, what changed.
-        kernel: what the kernel keeps for names and inodes of a file system in memory.
+        tables: description, and tables of arrived blocks and changed files.
+        kernel: of names and inodes in the kernel, for a file system in memory.
     """
 
     data: int
@@ -55,12 +55,12 @@ class Need:
 
     @classmethod
     def of(cls, layout: Layout, description: int, *, copied: bool) -> Need:
-        """What a layout adds.
+        """Compute what a layout adds.
 
         Args:
             layout: of the generation.
-            description: bytes of all that is kept of it.
-            copied: whether files that have the bytes of others take room of their own.
+            description: bytes of its description.
+            copied: whether files with the bytes of other files take room too.
         """
         inodes = layout.tree.inodes
         new = layout.fresh | layout.copies.keys() if copied else layout.fresh
@@ -74,24 +74,24 @@ class Need:
 
     @property
     def file_system(self) -> int:
-        """Of a tmpfs, so that nothing that it is to hold ever finds it full."""
+        """Size of a tmpfs that is never full."""
         return self.data + self.holes + self.tables
 
     def stored(self, *, memory: bool) -> int:
-        """Of memory, or of the disk that the store lies on; readers may yet fill holes."""
+        """Bytes of memory, or of the store's disk; in memory with holes, which readers may fill."""
         return self.data + self.tables + (self.kernel if memory else 0)
 
 
 def check(directory: Path, needed: int, *, memory: bool) -> None:
-    """See that so many bytes fit.
+    """Check that a number of bytes fits.
 
     Args:
-        directory: where they are to be kept, or the file system that is to keep them.
+        directory: where they are to be written.
         needed: bytes.
-        memory: whether that is one in memory.
+        memory: whether this is a file system in memory.
 
     Raises:
-        StoreError: they do not.
+        StoreError: they do not fit.
     """
     free = _free(directory, memory=memory)
     if needed > free:
@@ -99,15 +99,15 @@ def check(directory: Path, needed: int, *, memory: bool) -> None:
 
 
 def check_holes(directory: Path, layout: Layout, *, owned: bool) -> None:
-    """See that readers who map the holes of all files do not fill a file system in memory.
+    """Check that readers that map the holes of all files cannot fill a file system in memory.
 
     Args:
-        directory: the file system that keeps the files.
+        directory: in the file system of the files.
         layout: of the files.
-        owned: whether nothing else is kept there, so that there is room for each hole.
+        owned: whether it has no other files, so that there is room for each hole.
 
     Raises:
-        StoreError: they could.
+        StoreError: they could fill it.
     """
     inodes = layout.tree.inodes.values()
     needed = sum(holes(inode) for inode in inodes if inode.is_file)
@@ -122,14 +122,14 @@ def check_holes(directory: Path, layout: Layout, *, owned: bool) -> None:
 
 
 def failure(directory: Path, error: OSError) -> StoreError:
-    """What to say of an error when something was written to a directory."""
+    """Make an error of a failed write to a directory."""
     if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
         return _full(str(directory.parent), 0, _free(directory, memory=False))
     return StoreError(f"cannot write to {directory}: {error.strerror}")
 
 
 def available() -> int:
-    """Bytes of memory that files may take here: what the machine and its control groups leave."""
+    """Return bytes of memory that the machine and its control groups leave for files."""
     free = int(psutil.virtual_memory().available)
     left = cgroup_left()
     return free if left is None else min(free, left)
@@ -158,24 +158,24 @@ _VERSIONS = (
         ("total_active_file", "total_inactive_file"),
     ),
 )
-"""Of each version of cgroups: files with limits, the file with what is used, and what of that is
-files on disks, which the kernel gives up for something else."""
+"""For each version of cgroups: files with limits, the file with bytes in use, and which of them are
+cached files of disks, which the kernel can drop."""
 
 
 def cgroup_left(listed: str | None = None, mounts: Iterable[Mounted] | None = None) -> int | None:
-    """Bytes that may still be taken: the least of what the group and all above it leave.
+    """Return bytes that this process's control group and all above it leave; the least of them.
 
     Args:
         listed: the process's groups, as in ``/proc/PID/cgroup``; default those of this process.
-        mounts: what this process sees mounted; default found.
+        mounts: mounts that this process sees; default those of mountinfo.
 
     Returns:
-        None if there is no limit to be seen.
+        None if no limit is visible.
     """
     if listed is None:
         try:
             listed = Path("/proc/self/cgroup").read_text()
-        except OSError:  # a kernel without
+        except OSError:  # a kernel without cgroups
             return None
     groups = _groups(listed, points.table() if mounts is None else list(mounts))
     rooms = [room for group in groups if (room := _room(group)) is not None]
@@ -183,7 +183,7 @@ def cgroup_left(listed: str | None = None, mounts: Iterable[Mounted] | None = No
 
 
 def _groups(listed: str, mounts: list[Mounted]) -> Iterator[Path]:
-    """Directories of the groups with memory that a process is in, and of all above them."""
+    """Yield directories of the memory groups of a process, and of all groups above them."""
     for line in listed.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -191,15 +191,17 @@ def _groups(listed: str, mounts: list[Mounted]) -> Iterator[Path]:
         for mount in mounts:
             if mount.kind == ("cgroup" if controllers else "cgroup2"):
                 group = top = Path(mount.path)
-                with contextlib.suppress(ValueError):  # a container may see its own as the topmost
+                with contextlib.suppress(
+                    ValueError
+                ):  # a container may see its own group as the topmost
                     group = top / PurePath(path).relative_to(mount.root)
                 yield from (each for each in (group, *group.parents) if each.is_relative_to(top))
 
 
 def _room(group: Path) -> int | None:
-    """Bytes that one group leaves; None if it has no limit."""
+    """Return bytes that one group leaves; None if it has no limit."""
     for limits, usage, given_up in _VERSIONS:
-        with contextlib.suppress(OSError):  # it is of the other version, or is the topmost
+        with contextlib.suppress(OSError):  # of the other version, or the topmost group
             bounds = [text for name in limits if (text := (group / name).read_text().strip())]
             bounds = [text for text in bounds if text != "max"]
             if not bounds:

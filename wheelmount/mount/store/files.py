@@ -1,8 +1,8 @@
-"""The files of one generation on a host: a directory that looks like the source's.
+"""The files of one generation on a host: a copy of the source directory.
 
-Made with its names, filled as bytes arrive, and given the attributes of the source: a file that
-arrives all at once then, everything else at last. A later generation begins as a copy of the one
-before with the same files under second names, and only what differs is taken away and made.
+Names are made first, bytes are written as they arrive, then attributes are set: a file that
+arrives in one piece gets them at once, all else at the end. A later generation begins as a copy of
+the one before by hard links, and only differences are removed and made.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Files:
-    """The files of one generation, to be read.
+    """The files of one generation, for reading.
 
     Args:
         root: the directory.
-        tree: what is in it.
+        tree: its contents.
     """
 
     def __init__(self, root: Path, tree: TreeView) -> None:
@@ -40,11 +40,11 @@ class Files:
         self._tree = tree
 
     def path(self, number: int) -> bytes:
-        """Where a file's bytes are."""
+        """Return the path of a file's bytes."""
         return self._folder + self._tree.inodes[number].path
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of a file that are there."""
+        """Read bytes of a file that have arrived."""
         fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             return os.pread(fd, size, offset)
@@ -52,7 +52,7 @@ class Files:
             os.close(fd)
 
     def read_into(self, extent: Extent, data: memoryview) -> None:
-        """Get bytes of a file that are there back into their block."""
+        """Read bytes of a file into their place in a block."""
         view = data[extent.block_offset : extent.block_offset + extent.length]
         offset = extent.file_offset
         fd = os.open(self.path(extent.inode), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -66,7 +66,7 @@ class Files:
             os.close(fd)
 
     def free(self, number: int) -> None:
-        """Delete one file; harmless if it is none or gone."""
+        """Delete one file; does nothing if it is no file, or deleted."""
         inode = self._tree.inodes.get(number)
         if inode is None or not inode.is_file:
             return
@@ -76,7 +76,7 @@ class Files:
 
     @cached_property
     def _linked(self) -> dict[int, list[bytes]]:
-        """All paths of the files that have several: to be found by a walk through the tree."""
+        """All paths of the files with several names, found by a walk through the tree."""
         paths: dict[int, list[bytes]] = {}
         for path, number in self._tree.walk():
             inode = self._tree.inodes[number]
@@ -86,25 +86,27 @@ class Files:
 
 
 class NewFiles(Files):
-    """The files of one generation while they are made and filled.
+    """The files of one generation while they are written.
 
     Args:
         root: the directory.
-        layout: the tree, and where in its files a block's bytes belong.
-        dress: whether to give everything its attributes, to be shown as it is.
+        layout: the tree, and the place of each block's bytes in its files.
+        dress: whether to set attributes of the source, so that the files can be shown themselves.
     """
 
     def __init__(self, root: Path, layout: Layout, *, dress: bool) -> None:
         super().__init__(root, layout.tree)
         self._layout = layout
         self._dress = dress
-        self._new: set[int] = set()  # files that this generation brings
-        self._links: list[tuple[int, bytes]] = []  # further names of those
-        self._dressed: set[int] = set()  # those that have their attributes
-        self._touched: list[tuple[int, bytes]] = []  # directories and symlinks to be dressed
+        self._new: set[int] = set()  # files that arrive for this generation
+        self._links: list[tuple[int, bytes]] = []  # further names of these
+        self._dressed: set[int] = set()  # files whose attributes are set
+        self._touched: list[
+            tuple[int, bytes]
+        ] = []  # directories and symlinks whose attributes are to be set
 
     def make(self) -> None:
-        """Make directories, symlinks and files without bytes.
+        """Make directories, symlinks and empty files.
 
         Raises:
             TransferError: the tree is none.
@@ -117,7 +119,7 @@ class NewFiles(Files):
         self._check(Tree())
 
     def resume(self) -> None:
-        """Find again what was made, and not finished."""
+        """Continue with files that another process made and did not finish."""
         self._links.clear()
         self._touched = [(ROOT, b".")]
         for path, number in self._tree.walk():
@@ -127,7 +129,7 @@ class NewFiles(Files):
                 self._touched.append((number, path))
 
     def follow(self, before: Files) -> None:
-        """Make them from those of the generation before.
+        """Make the files from those of the generation before.
 
         Raises:
             TransferError: the tree is none.
@@ -142,7 +144,7 @@ class NewFiles(Files):
                 if alike and old.inodes[directory] == new.inodes[directory]:
                     continue
                 path = places.common(directory) if earlier is not None else None
-                if earlier is None or path is None:  # it is made as part of another
+                if earlier is None or path is None:  # made as part of another directory
                     continue
                 self._touched.append((directory, path or b"."))
                 if alike:
@@ -160,7 +162,7 @@ class NewFiles(Files):
         self._check(old)
 
     def _name(self, number: int, path: bytes) -> bool:
-        """Note a name of a file whose bytes are new; gives whether it is the first."""
+        """Note a name of a file whose bytes are new; return whether it is the first name."""
         first = path == self._tree.inodes[number].path
         if first:
             self._new.add(number)
@@ -185,7 +187,7 @@ class NewFiles(Files):
                 earlier = before.path(self._layout.copies[number])
                 if self._dress:
                     _copy(earlier, self.path(number))
-                else:  # attributes are those of the tree, not of this file
+                else:  # attributes come from the tree, not from this file
                     os.link(earlier, path, dst_dir_fd=here)
         elif number in before._tree.inodes:
             os.link(before.path(number), path, dst_dir_fd=here)
@@ -193,7 +195,7 @@ class NewFiles(Files):
             raise TransferError(f"the client does not say where {path!r} comes from")
 
     def _check(self, old: TreeView) -> None:
-        """See that files lie where their names are, and nowhere else."""
+        """Check that the old tree fits the files."""
         for number, inode in self._tree.inodes.items():
             if inode is old.inodes.get(number) or not inode.is_file:
                 continue
@@ -201,7 +203,7 @@ class NewFiles(Files):
                 raise TransferError(f"the client describes {inode.path!r} as another file")
 
     def write(self, extent: Extent, data: memoryview) -> None:
-        """Put bytes into the file they belong to."""
+        """Write bytes to the file they belong to."""
         piece = data[extent.block_offset : extent.block_offset + extent.length]
         self._write(extent.inode, piece, extent.file_offset)
 
@@ -210,13 +212,13 @@ class NewFiles(Files):
         path = self.path(number)
         try:
             fd = os.open(path, _WRITE, 0o600)
-        except PermissionError:  # it was dressed, in a block that did not arrive as a whole
+        except PermissionError:  # its attributes were set with a block that was not completed
             os.unlink(path)
             fd = os.open(path, _WRITE, 0o600)
         try:
             whole = piece is not None and len(piece) == inode.size
             if not whole:
-                # At once its full size: what tmpfs decides by whether to give huge pages.
+                # Its full size at once: tmpfs decides by it whether to use huge pages.
                 os.ftruncate(fd, inode.size)
             while piece:
                 count = os.pwrite(fd, piece, offset)
@@ -228,13 +230,13 @@ class NewFiles(Files):
             os.close(fd)
 
     def finish(self, lost: Collection[int] = ()) -> None:
-        """Give files their further names, and all the attributes they are to have.
+        """Make further names of files, and set all remaining attributes.
 
-        All bytes are there.
+        All bytes must have arrived.
 
         Args:
-            lost: numbers of files whose bytes could not be had. The kernel cannot be told that
-                reading them is an error, but nobody can open a socket.
+            lost: numbers of files whose bytes did not arrive. The kernel cannot be told that
+                reading them is an error, so each is shown as a socket, which cannot be opened.
         """
         if self._dress:
             for number in self._new.intersection(lost):
@@ -244,7 +246,7 @@ class NewFiles(Files):
                 self._dressed.discard(number)
         with _directory(self.root) as here:
             for number, name in self._links:
-                with contextlib.suppress(FileExistsError):  # who went before came so far
+                with contextlib.suppress(FileExistsError):  # an earlier process came this far
                     first = self._tree.inodes[number].path
                     os.link(first, name, src_dir_fd=here, dst_dir_fd=here)
         if not self._dress:
@@ -253,20 +255,20 @@ class NewFiles(Files):
             if self._tree.inodes[number].pieces is not None and number not in lost:
                 _punch(self.path(number), self._tree.inodes[number])
             _dress(self._tree.inodes[number], self.path(number))
-        for number, path in self._touched:  # last: what is made in one changes its time
+        for number, path in self._touched:  # last: new entries change a directory's time
             inode, place = self._tree.inodes[number], self._folder + path
             _undress(inode, place)
             _dress(inode, place)
 
 
 class _Places:
-    """Where directories are in two trees."""
+    """Compares places of directories in two trees."""
 
     def __init__(self, old: TreeView, new: TreeView) -> None:
         self._old, self._new = old.parents(), new.parents()
 
     def common(self, directory: int) -> bytes | None:
-        """Path of a directory, if it and all above it are the same in both trees."""
+        """Return the path of a directory if it and all above it are the same in both trees."""
         names: list[bytes] = []
         while directory != ROOT:
             place = self._new.get(directory)
@@ -278,9 +280,9 @@ class _Places:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Make a second directory tree with the same files; attributes of directories are copied.
+    """Make a second directory tree of hard links to the same files; copies directory attributes.
 
-    By ``cp``, which is five times faster than calls from Python.
+    It uses ``cp``, which is five times faster than calls from Python.
     """
     command = ["cp", "--archive", "--link", "--no-target-directory", str(source), str(target)]
     done = subprocess.run(
@@ -296,7 +298,7 @@ def _link_all(source: Path, target: Path) -> None:
 
 
 def _copy(source: bytes, target: bytes) -> None:
-    """Copy a file's bytes; without taking room, where the file system can share them."""
+    """Copy a file's bytes; shares them where the file system can."""
     with open(source, "rb") as its, open(target, "xb") as new:
         try:
             while os.copy_file_range(its.fileno(), new.fileno(), 1 << 30):
@@ -311,15 +313,15 @@ def _delete(path: bytes) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
-        with contextlib.suppress(FileNotFoundError):  # a second name that was never made
+        with contextlib.suppress(FileNotFoundError):  # a further name that was never made
             os.unlink(path)
 
 
 def _dress(inode: Inode, place: int | bytes) -> None:
-    """Give what is open, or has a path, its attributes."""
-    follow = isinstance(place, int)  # there is nothing to be followed
+    """Set the attributes of an inode at a descriptor or path."""
+    follow = isinstance(place, int)  # it is no symlink to follow
     if inode.xattrs:
-        # Where the store's file system has no extended attributes, they are not shown.
+        # Not shown if the store's file system has no extended attributes.
         with contextlib.suppress(OSError):
             for name, value in inode.xattrs:
                 os.setxattr(place, name, value, follow_symlinks=follow)
@@ -329,7 +331,7 @@ def _dress(inode: Inode, place: int | bytes) -> None:
 
 
 def _undress(inode: Inode, path: bytes) -> None:
-    """Take away what a directory has of the generation before."""
+    """Remove extended attributes that a directory has from the generation before."""
     wanted = {os.fsdecode(name) for name, _ in inode.xattrs}
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
@@ -344,7 +346,7 @@ def _punch(path: bytes, inode: Inode) -> None:
         end = 0
         for offset, length in (*inode.data, (inode.size, 0)):
             if offset > end:
-                with contextlib.suppress(OSError):  # a file system without: it only costs memory
+                with contextlib.suppress(OSError):  # not supported here: it only costs memory
                     syscalls.punch_hole(fd, end, offset - end)
             end = offset + length
     finally:
@@ -353,7 +355,7 @@ def _punch(path: bytes, inode: Inode) -> None:
 
 @contextlib.contextmanager
 def _directory(path: Path) -> Iterator[int]:
-    """A directory, open: what is below it is reached with less work than by its whole path."""
+    """Open a directory: names relative to it need less work than whole paths."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd

@@ -1,9 +1,9 @@
-"""What the bytes of a store are to be: the hashes with which they came, kept beside the files.
+"""Hashes of the bytes of a store as they arrived, kept beside the files.
 
-One log for all generations of a store: a file keeps its number from one to the next, and is brought
-in one of them. Each piece of a file that a block brought has a record with its blake3. Where a
-block is a piece of one file, that is the hash the client gave; else it is made from the block's
-bytes, right after they were compared with the client's hash and before they are in a file.
+One log serves all generations of a store: a file keeps its number from one to the next, and arrives
+in one of them. Each piece of a file in a block has a record with its blake3. Where a
+block is a piece of one file, this is the client's hash; else it is made from the block's
+bytes, right after they were compared with the client's hash and before readers see them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ RECORD = struct.Struct("<QQQQ32s")
 """Generation, number of the file, offset, length, blake3."""
 
 _COPY = (1 << 64) - 1
-"""Length in a record which says that a file has the bytes of another; ``offset`` is its number."""
+"""Length in a record that a file has the bytes of another, whose number is ``offset``."""
 
 SMALL = 64 << 10
 """Bytes of a small block."""
 
 _LEAST = 1 << 16
-"""Bytes of a log that is not worth being made shorter."""
+"""Bytes of a log up to which it is not shortened."""
 
 
 class Proof(NamedTuple):
@@ -45,13 +45,13 @@ class Proof(NamedTuple):
 def add(
     store: Path, generation: int, extents: Iterable[Extent], block: memoryview, digest: bytes
 ) -> None:
-    """Note what a block brought.
+    """Record the hashes of a block's pieces.
 
     Args:
         store: its directory.
-        generation: for which it came.
-        extents: what the block is made of.
-        block: its bytes, which are right.
+        generation: for which it arrived.
+        extents: the pieces of files in the block.
+        block: its bytes, already verified.
         digest: blake3 of them.
     """
     records = []
@@ -63,7 +63,7 @@ def add(
 
 
 def copy(store: Path, generation: int, copies: Mapping[int, int]) -> None:
-    """Note the files of a generation that have the bytes of others, by number."""
+    """Record files of a generation that have the bytes of other files, by number."""
     zeros = bytes(32)
     _append(store, [RECORD.pack(generation, n, old, _COPY, zeros) for n, old in copies.items()])
 
@@ -71,13 +71,13 @@ def copy(store: Path, generation: int, copies: Mapping[int, int]) -> None:
 def _append(store: Path, records: list[bytes]) -> None:
     fd = os.open(store / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, b"".join(records))  # at once: threads write between one another
+        os.write(fd, b"".join(records))  # in one write: several threads append
     finally:
         os.close(fd)
 
 
 def read(store: Path) -> dict[int, list[Proof]]:
-    """Proofs of files, by number; a file that has none was empty, or brought without."""
+    """Read the proofs of files, by number; empty files have none."""
     found = {}
     raw = _read(store)
     for number in raw:
@@ -107,7 +107,7 @@ def _read(store: Path) -> dict[int, _File]:
         if length == _COPY:
             files[number] = generation, None, offset
         elif known is None or known[0] != generation or known[1] is None:
-            # What an abandoned generation brought under this number is another file.
+            # In an abandoned generation this number was another file.
             files[number] = generation, {offset: (offset, length, digest)}, 0
         else:
             known[1][offset] = offset, length, digest
@@ -115,12 +115,12 @@ def _read(store: Path) -> dict[int, _File]:
 
 
 def trim(store: Path, expected: int, numbers: Container[int]) -> None:
-    """Make a log shorter that is mostly about files which are gone.
+    """Shorten a log that is mostly about deleted files.
 
     Args:
-        store: its directory; nothing arrives meanwhile.
+        store: its directory; no blocks may arrive meanwhile.
         expected: number of records that one generation may need.
-        numbers: of the files that are left.
+        numbers: of the remaining files.
     """
     log = store / LOG
     size = log.stat().st_size if log.exists() else 0

@@ -1,12 +1,12 @@
-"""The store: a host's copy of the files, as a directory that looks like the source's.
+"""The store: a host's copy of the source directory.
 
 A store has generations, numbered from 1; each is a directory of its own, and a file that is the
-same in two of them is one file with two names. A number is never given twice, so that what comes
-too late for a generation that is gone finds no other in its place. Beside generation ``N`` lie
-``N.tree``, its description, and ``N.summary``, a few numbers of that; ``N.have``, one byte a block,
-and ``N.changed``, one byte a file whose bytes travel for it. The latter two are mapped by the
-process that receives and by the one that serves, so what has arrived is seen by both at once, and a
-serving process that is started again finds everything as it was.
+same in two of them is one file with two names. A number is never used twice, so that a block that
+is late for a deleted generation finds no other in its place. Beside generation ``N`` are
+``N.tree``, its description, and ``N.summary``, a few totals; ``N.have``, one byte a block, and
+``N.changed``, one byte a file that is sent for it. The latter two are mapped by the receiving and
+the serving process, so both see at once what has arrived, and a restarted serving process finds
+everything as it was.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from wheelmount.mount.store.capacity import Need
 from wheelmount.mount.store.files import Files, NewFiles
 
 LAST = "last"
-"""Name of a file in a store: the highest number that a generation was given."""
+"""Name of a file in a store: the highest generation number used so far."""
 
 CURRENT = "current"
-"""Name of a file in a store: the generation that is shown; the first where there is none."""
+"""Name of a file in a store: the current generation; without this file the first."""
 
 LEAVE = 10.0
-"""Seconds that writers of a generation have to come to an end before it is deleted."""
+"""Seconds in which writers of a generation must end before it is deleted."""
 
 
 class Store:
@@ -52,9 +52,9 @@ class Store:
     Args:
         directory: of the store, where ``create`` made it.
         generation: its number.
-        layout: the tree, and what of it arrives in which block; default read where it is needed.
-        previous: the generation before, from whose layout this one's is made if that is known.
-        dress: of one whose bytes are to arrive: whether files get the attributes of the source, to
+        layout: the tree and its blocks; default read when it is needed.
+        previous: the generation before, whose layout saves reading all of this one's.
+        dress: whether arriving files get the attributes of the source, to
             be shown as they are.
     """
 
@@ -70,7 +70,7 @@ class Store:
         self.directory = directory
         self.generation = generation
         self.root = directory / str(generation)
-        """Directory of the files."""
+        """The directory of the files."""
         self.description = directory / f"{generation}.tree"
         """The encoded layout."""
         self.summary = Summary(**json.loads((directory / f"{generation}.summary").read_text()))
@@ -88,7 +88,7 @@ class Store:
 
     @property
     def layout(self) -> Layout:
-        """The tree, and what of it arrives in which block."""
+        """The tree and its blocks."""
         if self._layout is None:
             description, before = self.description.read_bytes(), None
             if self._previous is not None and self.summary.follows:
@@ -99,7 +99,7 @@ class Store:
 
     @property
     def cut(self) -> Cut:
-        """The same, to be read: as it is described, unless it is here in full."""
+        """The layout for reading: encoded, unless it is in memory already."""
         if self._layout is not None:
             return self._layout
         if self._mapped is None:
@@ -110,11 +110,11 @@ class Store:
 
     @property
     def tree(self) -> TreeView:
-        """The tree, to be read."""
+        """The tree, for reading."""
         return self.cut.tree
 
     def rest(self) -> None:
-        """Give back the memory of what can be read again."""
+        """Free memory of tables that can be read again."""
         self._layout = self._mapped = self._previous = None
         self.__dict__.pop("_files", None)
         gc.collect()
@@ -127,14 +127,14 @@ class Store:
         """Make the first generation, without its bytes.
 
         Args:
-            directory: is made; its parent is there.
-            description: of what it is for; see ``Layout.encode``.
-            mounted: whether to keep the bytes in a file system of their own, in memory; else they
-                are kept in ``directory`` as it is.
+            directory: is made; its parent must exist.
+            description: of the layout; see ``Layout.encode``.
+            mounted: whether to keep the bytes in a new file system in memory; else they
+                are kept in ``directory`` itself.
             dress: see ``Store``.
 
         Raises:
-            StoreError: the bytes cannot fit there.
+            StoreError: the bytes do not fit.
             TransferError: the tree is none.
         """
         layout = Layout.decode(description)
@@ -150,11 +150,11 @@ class Store:
 
     @classmethod
     def open(cls, directory: Path, generation: int | None = None) -> Store:
-        """Find a generation again; default the one that is shown."""
+        """Open an existing generation; default the current one."""
         return cls(directory, current(directory) if generation is None else generation)
 
     def reopen(self, generation: int) -> Store:
-        """Find another generation; quicker than ``open`` for one made from one that is known."""
+        """Open another generation; faster than ``open`` if it was made from a known one."""
         found = Store(self.directory, generation)
         known = self._layout is not None or self._mapped is not None
         if known and found.summary.predecessor == self.generation:
@@ -162,15 +162,15 @@ class Store:
         return found
 
     def next(self, description: bytes, *, dress: bool = False) -> Store:
-        """Make the next generation: with all files that are not fresh in it, but without a byte.
+        """Make the next generation, with all files that did not change, and new ones still empty.
 
         Args:
-            description: what is other than in this one; see ``Layout.encode``.
+            description: differences to this one; see ``Layout.encode``.
             dress: see ``Store``.
 
         Raises:
-            StoreError: the bytes cannot fit.
-            TransferError: it cannot be what follows.
+            StoreError: the bytes do not fit.
+            TransferError: the description does not fit this generation.
         """
         layout = Layout.decode(description, self.layout)
         earlier = self.description.read_bytes()
@@ -179,7 +179,7 @@ class Store:
         with described():
             need = Need.of(layout, len(earlier) + len(description), copied=dress)
         capacity.check(self.directory, need.stored(memory=self.owned), memory=self.owned)
-        if dress and self.bindable:  # nothing else may be there any more that could show it
+        if dress and self.bindable:  # no other process that could show it may exist any more
             capacity.check_holes(self.directory, layout, owned=self.owned)
         if self.owned:
             syscalls.resize_tmpfs(self.directory, self._used() + self._holes() + need.file_system)
@@ -189,7 +189,7 @@ class Store:
         )
 
     def _new_number(self) -> int:
-        """A number that no generation ever had; what refreshes left that were cut short goes."""
+        """Return an unused number; delete remains of interrupted refreshes."""
         shown = max(self.generation, current(self.directory))
         found = [int(path.name.partition(".")[0]) for path in self.directory.glob("[1-9]*")]
         last = self.directory / LAST
@@ -223,7 +223,7 @@ class Store:
             (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
             for name, size in sizes.items():
                 with (directory / f"{generation}.{name}").open("xb") as file:
-                    # With its memory: a mapping that finds none later ends the process.
+                    # Allocate its memory now: a mapped page that finds none later would kill the process.
                     os.posix_fallocate(file.fileno(), 0, max(size, 1))
             store = cls(directory, generation, layout, dress=dress)
             if previous is None:
@@ -240,15 +240,15 @@ class Store:
 
     @property
     def owned(self) -> bool:
-        """Whether the store is a file system of its own."""
+        """Whether the store has a file system of its own."""
         return os.path.ismount(self.directory)
 
     @property
     def bindable(self) -> bool:
         """Whether the kernel may show the files as they are.
 
-        Not where one is an error to readers, nor where readers could fill memory: whoever
-        maps a hole of a file in tmpfs and reads it is given a page, which stays.
+        Not if reading one of them must fail, nor if readers could fill memory: a reader that
+        maps a hole of a tmpfs file and reads it gets a page, which stays.
         """
         if self.changed():
             return False
@@ -269,12 +269,12 @@ class Store:
         return self._files.path(number)
 
     def write(self, block: int, data: memoryview, digest: bytes | None = None) -> None:
-        """Put a block's bytes into its files, and say that they are there.
+        """Write a block's bytes to its files, and mark them as arrived.
 
         Args:
             block: which.
             data: its bytes.
-            digest: blake3 of them; default it is made.
+            digest: blake3 of them; computed by default.
 
         Raises:
             StoreError: there is no room left, or this generation was forgotten.
@@ -293,7 +293,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """While bytes are written: ``forget`` waits for that, and allows no more of it."""
+        """Count a writer during the context: ``forget`` waits for writers, and refuses more."""
         with self._access:
             if self._forgotten:
                 raise StoreError(f"generation {self.generation} of this mount was given up")
@@ -310,11 +310,11 @@ class Store:
 
         Args:
             block: which.
-            view: where to.
-            layout: whose block it is; default this store's. All its bytes must be here.
+            view: memory to read it to.
+            layout: which defines the block; default this store's. All its bytes must have arrived.
 
         Raises:
-            StoreError: a file of it is gone or damaged.
+            StoreError: one of its files is missing or damaged.
         """
         try:
             extents = list((layout or self.layout).extents(block))
@@ -325,7 +325,7 @@ class Store:
             raise StoreError(f"block {block} cannot be read again: {error.strerror}") from None
 
     def resume(self, *, dress: bool = False) -> None:
-        """Go on with a first generation that another process made, and did not finish.
+        """Continue with a first generation that another process made and did not finish.
 
         Args:
             dress: see ``Store``.
@@ -334,7 +334,7 @@ class Store:
         self._new_files.resume()
 
     def finish(self) -> None:
-        """Make the files complete once all bytes are there; see ``NewFiles.finish``.
+        """Complete the files when all bytes have arrived, as ``NewFiles.finish`` does.
 
         Raises:
             StoreError: there is no room left.
@@ -346,10 +346,10 @@ class Store:
 
     @contextlib.contextmanager
     def growing(self) -> Iterator[None]:
-        """While another generation is being made: keeps others from ``trim``.
+        """Lock the store while a generation is made: excludes ``trim`` and other makers.
 
         Raises:
-            StoreError: somebody else is making one.
+            StoreError: another process is making one.
         """
         lock = filelock.FileLock(self.directory / "lock")
         try:
@@ -361,7 +361,7 @@ class Store:
             ) from None
 
     def trim(self) -> None:
-        """Give up the room that was for bytes of other generations."""
+        """Shrink the file system by the room for deleted generations."""
         with contextlib.suppress(StoreError), self.growing():
             if self.owned:
                 syscalls.resize_tmpfs(self.directory, self._used() + self._holes())
@@ -370,40 +370,40 @@ class Store:
             proofs.trim(self.directory, expected, self.tree.inodes)
 
     def _holes(self) -> int:
-        """Bytes that readers may yet take: whoever maps a hole and reads it is given a page."""
+        """Return bytes of holes, for which readers that map them may get pages."""
         holes = 0
         for path in self.directory.glob("*.summary"):
-            with contextlib.suppress(FileNotFoundError):  # it is deleted at this moment
+            with contextlib.suppress(FileNotFoundError):  # deleted at this moment
                 holes += Summary(**json.loads(path.read_text())).holes
         return holes
 
     def _used(self) -> int:
-        """Bytes that all generations take, where the store is a file system of its own."""
+        """Return bytes of all generations, if the store has a file system of its own."""
         usage = os.statvfs(self.directory)
         return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
     def beside(self) -> int:
-        """Bytes that other generations take beside this one; 0 where that is not known."""
+        """Return bytes that other generations take in addition; 0 if unknown."""
         return max(0, self._used() - self.summary.room) if self.owned else 0
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of a file. Ask ``absent`` first."""
+        """Read bytes of a file. They must have arrived, see ``absent``."""
         return self._files.read(number, offset, size)
 
     def read_into(self, extent: Extent, data: memoryview) -> None:
-        """Get a piece of a file that is there into its place in a block.
+        """Read a piece of a file into its place in a block.
 
         Raises:
-            OSError: it is not, or shorter.
+            OSError: the file is missing, or shorter.
         """
         self._files.read_into(extent, data)
 
     def has(self, block: int) -> bool:
-        """Whether a block may be read."""
+        """Return whether a block has arrived."""
         return self._have[block] == 1
 
     def absent(self, number: int, offset: int, end: int) -> int | None:
-        """The first block with bytes ``offset`` to ``end`` of a file that has not arrived."""
+        """Return the first missing block of a file's bytes ``offset`` to ``end``, or None."""
         if self._complete:
             return None
         for block in self.cut.covering(number, offset, end):
@@ -412,57 +412,57 @@ class Store:
         return None
 
     def missing(self) -> list[int]:
-        """Blocks that have not arrived, in order."""
+        """Return blocks that have not arrived, in order."""
         blocks = self.summary.blocks
         if self._have[:blocks].count(1) == blocks:
-            self._sound = self._changed.find(b"\x01") < 0  # no more is marked now
+            self._sound = self._changed.find(b"\x01") < 0  # complete: nothing changes any more
             self._complete = True
             return []
         return [block for block in range(blocks) if not self._have[block]]
 
     def held(self) -> int:
-        """Bytes of the files that are here."""
+        """Return bytes of the files that have arrived."""
         missing = self.missing()
-        if not missing:  # the usual case, which needs no tree
+        if not missing:  # the usual case needs no tree
             return self.summary.size
         return self.summary.size - sum(map(self.cut.length, missing))
 
     def mark_changed(self, inode: int) -> None:
-        """Say that a file changed at the source before it was copied: it is not to be read."""
+        """Mark a file that changed at the source before it was copied: reading it is an error."""
         place = self.cut.place(inode)
         if place is not None:
             self._changed[place] = 1
 
     def is_changed(self, inode: int) -> bool:
-        """Whether ``mark_changed`` was called for a file."""
+        """Return whether ``mark_changed`` was called for a file."""
         if self._sound:
             return False
         place = self.cut.place(inode)
         return place is not None and self._changed[place] == 1
 
     def changed(self) -> list[bytes]:
-        """Paths of the files for which ``mark_changed`` was called."""
+        """Return paths of the files for which ``mark_changed`` was called."""
         return [self.tree.inodes[number].path for number in self.changed_numbers()]
 
     def changed_numbers(self) -> list[int]:
-        """Numbers of the files for which ``mark_changed`` was called."""
+        """Return numbers of the files for which ``mark_changed`` was called."""
         if self._changed.find(b"\x01") < 0:
             return []
         marks = self._changed[: self.cut.places]
         return [self.cut.at(place) for place, mark in enumerate(marks) if mark]
 
     def free(self, number: int) -> None:
-        """Delete one file of this generation; harmless if it is none or gone."""
+        """Delete one file of this generation; does nothing if it is no file, or deleted."""
         self._files.free(number)
 
     def forget(self, keep: Collection[str] = ()) -> None:
-        """Delete this generation; files that others have too stay theirs.
+        """Delete this generation; files that other generations share stay there.
 
         Args:
-            keep: directories of it, as paths in it, that stay, empty.
+            keep: directories that stay, empty, as paths in this generation.
 
-        First what is being written is waited for, and nothing is written any more. Where a disk
-        keeps a writer for longer than ``LEAVE``, it writes to files without a name.
+        Waits for writers first, and refuses later ones. If a disk
+        stops a writer for longer than ``LEAVE``, it writes to deleted files.
         """
         with self._access:
             self._forgotten = True
@@ -473,7 +473,7 @@ class Store:
 
 
 def _empty(directory: Path, keep: set[Path]) -> None:
-    """Delete what is in a directory, but no directory of ``keep`` and none on the way to one."""
+    """Empty a directory, except for directories of ``keep`` and those that lead to them."""
     for path in directory.iterdir():
         if path in keep or any(path in each.parents for each in keep):
             _empty(path, keep)
@@ -491,26 +491,26 @@ def _delete(directory: Path, generation: int, *, files: bool = True) -> None:
 
 
 def note_current(directory: Path, generation: int) -> None:
-    """Say which generation is shown, at once for whoever reads that at the moment."""
+    """Record atomically which generation is current."""
     new = directory / f"{CURRENT}.new"
     new.write_text(str(generation))
     new.replace(directory / CURRENT)
 
 
 def current(directory: Path) -> int:
-    """Number of the generation that is shown."""
+    """Return the number of the current generation."""
     note = directory / CURRENT
     return int(note.read_text()) if note.exists() else 1
 
 
 def earlier(directory: Path, generation: int) -> list[int]:
-    """Numbers of the generations in a store that were before one, newest first."""
+    """Return numbers of generations before the given one, newest first."""
     numbers = (int(path.stem) for path in directory.glob("*.tree"))
     return sorted((number for number in numbers if number < generation), reverse=True)
 
 
 def remove(directory: Path) -> None:
-    """Delete a store; what is open or mapped keeps its memory until it is closed."""
+    """Delete a store; open or mapped files keep their memory until they are closed."""
     with contextlib.suppress(OSError):
         syscalls.unmount(directory, detach=True)
     shutil.rmtree(directory, ignore_errors=True)
@@ -522,12 +522,12 @@ def _map(path: Path) -> mmap.mmap:
 
 
 class ReblockedStore:
-    """All of a store that is whole, to be given to hosts that are added later.
+    """A complete store, divided into blocks of another size, for hosts that are added later.
 
-    What ``Receiver`` asks of a ``Store``, but nothing is ever missing.
+    Has the methods of ``Store`` that ``Receiver`` needs; no block is ever missing.
 
     Args:
-        store: has the files.
+        store: contains the files.
         block_size: bytes of a block.
     """
 
@@ -537,20 +537,20 @@ class ReblockedStore:
         self._store = store
 
     def missing(self) -> list[int]:
-        """See ``Store.missing``."""
+        """Return an empty list."""
         return []
 
     def has(self, _block: int) -> bool:
-        """See ``Store.has``."""
+        """Return True."""
         return True
 
     def read_block(self, block: int, view: memoryview) -> None:
-        """See ``Store.read_block``."""
+        """Read a block of the new size from the files."""
         self._store.read_block(block, view, self.layout)
 
     def write(self, _block: int, _data: memoryview, _digest: bytes) -> None:
-        """Nothing is ever brought."""
+        """Do nothing: no block ever arrives."""
         raise TransferError("this host has all blocks")
 
     def mark_changed(self, inode: int) -> None:
-        """See ``write``."""
+        """Do nothing: no block ever arrives."""

@@ -1,4 +1,4 @@
-"""Verification of what a host keeps: is every byte what it was when it came?"""
+"""Verification of a store: compares every byte with the hashes of its arrival."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from wheelmount.mount.store.proofs import Proof
 from wheelmount.mount.store.store import Store, current
 
 FILE = "verified"
-"""Name of a file in a mount's directory: what came of the last verification, for the status."""
+"""Name of a file in a mount's directory: the result of the last verification, for the status."""
 
 BATCH = 16 << 20
-"""Bytes that a thread looks at before it takes up others, and files by the page."""
+"""Bytes of files that a thread takes at a time; each file counts as a page at least."""
 
 PIECE = 1 << 20
 """Bytes that are read at a time."""
@@ -34,14 +34,14 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A piece of a file that is not what it was.
+    """A damaged piece of a file.
 
     Attributes:
         number: of the file.
         path: of the file, in the mount.
         offset: of the piece, bytes.
         length: of the piece, bytes.
-        digest: blake3 of what it is to be.
+        digest: blake3 of the right bytes.
     """
 
     number: int
@@ -53,16 +53,16 @@ class Damage:
 
 @dataclass(slots=True)
 class Verified:
-    """What came of a verification.
+    """The result of a verification.
 
     Attributes:
-        files: that were looked at.
-        size: bytes that were looked at.
-        seconds: that it took.
+        files: number of files compared.
+        size: bytes compared.
+        seconds: how long it took.
         time: when it ended, seconds since the epoch.
-        damaged: pieces that differ.
+        damaged: pieces whose hash differs.
         unknown: paths of files for which there are no hashes.
-        repaired: paths of the damaged files that are right again.
+        repaired: paths of damaged files that are repaired.
     """
 
     files: int = 0
@@ -75,34 +75,34 @@ class Verified:
 
     @property
     def paths(self) -> list[str]:
-        """The damaged files."""
+        """Paths of the damaged files, repaired or not."""
         return sorted({os.fsdecode(each.path) for each in self.damaged})
 
     @property
     def wrong(self) -> list[str]:
-        """Those of them that are not right again."""
+        """Paths of the files that are still damaged."""
         return [path for path in self.paths if path not in self.repaired]
 
     def summary(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Return the result as a mapping for JSON."""
         whole = asdict(self)
         return whole | {"damaged": self.paths, "wrong": self.wrong}
 
 
 def verify(store: Path, *, rate: float = 0) -> Verified:
-    """Compare all bytes that a store shows with the hashes with which they came.
+    """Compare all bytes that a store shows with the hashes they arrived with.
 
     Args:
         store: its directory.
-        rate: bytes a second at most, by one thread; default as fast as may be, by all processors.
+        rate: most bytes a second, by one thread; default as fast as possible, by all processors.
 
     Raises:
-        StoreError: it is refreshed over and over.
+        StoreError: the store was refreshed again during each attempt.
     """
     for _ in range(3):
         shown = Store.open(store)
         found = _verify(shown, rate)
-        if current(store) == shown.generation:  # else files went while they were looked at
+        if current(store) == shown.generation:  # else files were deleted meanwhile
             return found
     raise StoreError(f"{store.name} is refreshed meanwhile", hint="verify it later")
 
@@ -115,7 +115,7 @@ def _verify(store: Store, rate: float) -> Verified:
 
     def batch() -> list[tuple[int, bytes, int, bytes, list[Proof]]]:
         taken, size = [], 0
-        with lock:  # trees are not read by several threads
+        with lock:  # trees must not be read by several threads
             for number in numbers:
                 inode = store.tree.inodes[number]
                 if not inode.is_file or store.is_changed(number):
@@ -163,7 +163,7 @@ def _differing(place: bytes, size: int, pieces: list[Proof], buffer: memoryview)
             yield from pieces
             return
         for piece in pieces:
-            with contextlib.suppress(OSError):  # a disk that cannot read it
+            with contextlib.suppress(OSError):  # a disk error
                 if _digest(fd, piece.offset, piece.length, buffer) == piece.digest:
                     continue
             yield piece
@@ -183,7 +183,7 @@ def _digest(fd: int, offset: int, length: int, buffer: memoryview) -> bytes:
 
 
 def piece(store: Path, wanted: Damage) -> bytes | None:
-    """The bytes of a piece, if they are right here."""
+    """Return the bytes of a damaged piece if they are right in this store, else None."""
     shown = Store.open(store)
     if wanted.number not in shown.tree.inodes:
         return None
@@ -191,7 +191,7 @@ def piece(store: Path, wanted: Damage) -> bytes | None:
 
 
 def right(path: bytes, wanted: Damage) -> bytes | None:
-    """The bytes of a piece, if they are right in a file."""
+    """Return the bytes of a damaged piece if they are right in a file, else None."""
     try:
         fd = os.open(path, _FLAGS | os.O_NONBLOCK)
     except OSError:
@@ -206,19 +206,19 @@ def right(path: bytes, wanted: Damage) -> bytes | None:
 
 
 def repair(store: Path, damage: Damage, data: bytes, *, dress: bool) -> None:
-    """Put right bytes where they belong.
+    """Replace a damaged piece by the right bytes.
 
-    They are written into the file itself, so that whoever has it open or mapped, and every other
-    name of it, in other generations too, has them as well. Attributes stay what they are.
+    They are written to the file itself, so that processes that have it open or mapped, and all
+    its names in all generations, get them too. Attributes do not change.
 
     Args:
         store: its directory.
-        damage: the place.
-        data: the bytes.
-        dress: whether files have the attributes of the source, to be shown as they are.
+        damage: the damaged piece.
+        data: the right bytes.
+        dress: whether files have the attributes of the source.
 
     Raises:
-        StoreError: they are not right, or cannot be written.
+        StoreError: the bytes are not right, or cannot be written.
     """
     if blake3(data).digest() != damage.digest:
         raise StoreError(f"{os.fsdecode(damage.path)}: the bytes to repair it with are not right")
@@ -251,7 +251,7 @@ def _writable(path: bytes) -> Iterator[int]:
         fd = os.open(path, flags)
     except FileNotFoundError:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-    except PermissionError:  # its owner may not write it either, as at the source
+    except PermissionError:  # read-only even for its owner, as at the source
         place = Path(os.fsdecode(path))
         mode = place.lstat().st_mode & 0o7777
         place.chmod(mode | 0o200)
@@ -266,7 +266,7 @@ def _writable(path: bytes) -> Iterator[int]:
 
 
 def note(directory: Path, found: Verified) -> None:
-    """Leave what was found in a mount's directory, if that is still there."""
+    """Write the result to a mount's directory, if that still exists."""
     new = directory / f"{FILE}.new"
     with contextlib.suppress(FileNotFoundError):
         new.write_text(json.dumps(found.summary()))
@@ -274,7 +274,7 @@ def note(directory: Path, found: Verified) -> None:
 
 
 def last(directory: Path) -> dict[str, Any] | None:
-    """What ``note`` left, if anything."""
+    """Read what ``note`` wrote; None if it wrote nothing."""
     try:
         found: dict[str, Any] = json.loads((directory / FILE).read_text())
     except FileNotFoundError:

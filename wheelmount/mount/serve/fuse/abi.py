@@ -1,4 +1,4 @@
-"""The kernel's FUSE protocol: numbers and formats, as far as a read-only server needs them.
+"""The kernel's FUSE protocol: the numbers and formats that a read-only server needs.
 
 All from ``include/uapi/linux/fuse.h`` of Linux 6.18 (protocol 7.45); in brackets the version of the
 protocol that brought what is younger than 7.23 (Linux 3.15). Everything is in the byte order of the
@@ -20,7 +20,7 @@ OLDEST_MINOR = 23
 
 ROOT_ID = 1
 UNKNOWN_INO = 0xFFFFFFFF
-"""Inode number in a listing whose true one is not known; what libfuse takes."""
+"""Inode number in a listing where the true one is unknown, as libfuse has it."""
 
 BUFFER = 64 << 10
 """Bytes to read requests into: the kernel wants 8 KiB and the greatest write beside its header."""
@@ -99,11 +99,11 @@ WRITING = frozenset(
         Op.COPY_FILE_RANGE_64,
     }
 )
-"""What would change the tree. The mount being read-only, the kernel sends none of it."""
+"""Requests that would change the tree. The kernel sends none, as the mount is read-only."""
 
 
 class Notify(enum.IntEnum):
-    """``enum fuse_notify_code``: what a server may tell unasked."""
+    """``enum fuse_notify_code``: notifications from the server."""
 
     INVAL_INODE = 2
     INVAL_ENTRY = 3
@@ -160,7 +160,7 @@ BATCH_FORGET_IN = Struct("=I4x")
 FORGET_ONE = Struct("=QQ")
 """nodeid, nlookup"""
 INTERRUPT_IN = Struct("=Q")
-"""unique of the request that nobody waits for any more"""
+"""unique of the request that no process waits for any more"""
 GETXATTR_IN = Struct("=I4x")
 """size; then, in GETXATTR, the name"""
 GETXATTR_OUT = Struct("=I4x")
@@ -177,19 +177,19 @@ INVAL_ENTRY_OUT = Struct("=QII")
 """parent, namelen, flags; then the name and a zero"""
 
 NO_ENTRY = bytes(ENTRY_OUT.size + ATTR.size)
-"""An entry that READDIRPLUS tells nothing of, and LOOKUP's for a name that is not to be kept."""
+"""Entry without attributes in READDIRPLUS; in LOOKUP, a name that must not be cached."""
 
 
 def attributes(number: int, inode: Inode, owner: tuple[int, int]) -> bytes:
-    """An inode as the kernel has it: ATTR.
+    """Encode an inode as the kernel's ATTR.
 
     Args:
-        number: of it in the tree.
+        number: the inode's number in the tree.
         inode: its attributes.
         owner: user and group.
     """
     seconds, nanoseconds = divmod(inode.mtime_ns, 10**9)
-    seconds &= 0xFFFFFFFFFFFFFFFF  # before 1970 it is negative
+    seconds &= 0xFFFFFFFFFFFFFFFF  # negative before 1970
     return ATTR.pack(
         number + ROOT_ID, inode.size, -(-inode.held // BLOCK), seconds, seconds, seconds,
         nanoseconds, nanoseconds, nanoseconds, inode.mode, inode.nlink, *owner, 0, UNIT, 0,
@@ -197,5 +197,5 @@ def attributes(number: int, inode: Inode, owner: tuple[int, int]) -> bytes:
 
 
 def statistics(size: int, inodes: int) -> bytes:
-    """STATFS_OUT of a full file system of so many bytes and inodes."""
+    """Encode STATFS_OUT of a full file system of the given bytes and inodes."""
     return STATFS_OUT.pack(-(-size // UNIT), 0, 0, inodes, 0, UNIT, NAME_MAX, UNIT, 0)

@@ -1,4 +1,4 @@
-"""Mounting a FUSE file system without libfuse: gives the open ``/dev/fuse`` to serve it with."""
+"""Mount a FUSE file system without libfuse, and return the open ``/dev/fuse`` to serve it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from wheelmount.errors import UnavailableError
 from wheelmount.mount.kernel import points, syscalls
 
 NAME = points.FILE_SYSTEM.removeprefix("fuse.")
-"""Source of the mount, and its type below FUSE."""
+"""Source of the mount, and its FUSE subtype."""
 
 MOUNT_TIMEOUT = 20.0
-"""Seconds for ``fusermount3`` to mount."""
+"""Seconds in which ``fusermount3`` must mount."""
 
 
 def attach(mntpoint: str, *, allow_other: bool | None = None) -> int:
-    """Mount at a directory, read-only; the mount stands as long as the result is open anywhere.
+    """Mount at a directory, read-only; the mount exists as long as the result is open anywhere.
 
     Args:
         mntpoint: absolute path of a directory.
-        allow_other: whether other users may use it; by default if this is root, as ordinary
-            users may give it only where ``/etc/fuse.conf`` has ``user_allow_other``.
+        allow_other: whether other users may use it; default: only for root, as ordinary
+            users need ``user_allow_other`` in ``/etc/fuse.conf``.
 
     Returns:
         The file descriptor to serve it with, closed on exec.
@@ -43,7 +43,7 @@ def attach(mntpoint: str, *, allow_other: bool | None = None) -> int:
 def set_read_ahead(mntpoint: str, kibibytes: int) -> None:
     """Set how far the kernel reads ahead in files of a mount. Needs root.
 
-    The kernel has bounded it to 128 KiB, whatever the server asked for. The mount is found without
+    The kernel limits it to 128 KiB, whatever the server asked for. The mount is found without
     touching it, so that its own server may call this.
 
     Raises:
@@ -63,7 +63,7 @@ def _mount(mntpoint: str, options: str) -> int:
             f"cannot open /dev/fuse: {error.strerror}",
             hint="load the kernel module (`modprobe fuse`), or give the container the device",
         ) from None
-    # The type of the root only; its permissions are asked for like everything else's.
+    # Only the type of the root; its permissions are requested like all others.
     options += f",fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
     try:
         syscalls.mount_fuse(mntpoint, points.FILE_SYSTEM, options)
@@ -107,7 +107,7 @@ def _fusermount(mntpoint: str, options: str) -> int:
                 f"cannot mount at {mntpoint}: {reason}",
                 hint="you need a mount point of your own, and read and write on /dev/fuse",
             )
-        ours.settimeout(MOUNT_TIMEOUT)  # it has ended: what it sent is there
+        ours.settimeout(MOUNT_TIMEOUT)  # it has ended: all that it sent is there
         _, fds, _, _ = socket.recv_fds(ours, 1, 1)
     os.set_inheritable(fds[0], False)
     return fds[0]

@@ -1,34 +1,35 @@
-"""The mounted tree through /dev/fuse itself: no library in between, and no OPEN.
+"""Serves the tree through /dev/fuse itself, without a library and without OPEN.
 
-A thread of its own answers what can be answered at once; a read whose bytes have not come waits as
+A thread answers requests that can be answered at once; a read whose bytes are missing waits as
 a trio task. The kernel keeps names, attributes, listings and bytes for ever, asks for each once,
-and opens files without asking, so that what has been read is read again at the kernel's speed.
+and opens files without asking, so that a second read runs at the kernel's speed.
 
-**Refresh.** The new tree comes into force for all readers at one moment, and nobody waits for it.
-Holding back answers meanwhile would not do: the kernel locks a directory while it looks something
-up in it or lists it, and needs the same lock to drop a name of it. So all is answered at once:
+**Refresh.** All readers change to the new tree at one moment, and none waits for it.
+Delaying answers would not work: the kernel locks a directory while it looks up a name
+in it or lists it, and needs the same lock to drop a name of it. So all requests are answered at
+once:
 
-1. Answers are from the old tree, but to be kept for no time.
+1. Answers are from the old tree, and must not be cached.
 2. Names that change are dropped from the kernel's memory, and attributes and listings of
-   directories that do. Up to Linux 6.18 this waits for look-ups in flight in the same directory,
-   whose answers may still be to keep; later ones do not, for which there is a short pause first.
-3. Nothing that changes is kept now: whoever uses it asks. From one answer to the next these are
-   from the new tree, and may be kept again.
+   directories that do. Up to Linux 6.18 this waits for look-ups in progress in the same directory,
+   whose answers may still be cacheable; later versions do not, so there is a short pause first.
+3. Now nothing that changes is cached: every use of it is a request. From one answer to the next
+   these are from the new tree, and may be cached again.
 
-Listings need more care, for the kernel may keep them whatever the answer says. Their positions
-carry the generation of the tree: a listing that began in an old one goes on in that one, and
+Listings need more care, because the kernel may cache them whatever the answer says. Their positions
+carry the generation of the tree: a listing that began in an old tree goes on in that tree, and
 leaves nothing in the kernel, its first page being dropped before each of its answers. Where
-several processes list a directory at that moment, one that was slow may still leave its listing to
+several processes list a directory at that moment, a slow one may still leave its listing to
 the kernel; unless the time of the directory tells, it is served until it is dropped again, which
 happens within seconds.
 
-``FUSE_NOTIFY_INC_EPOCH`` (7.44) would drop all names by one message, and so also those that stay:
+``FUSE_NOTIFY_INC_EPOCH`` (7.44) would drop all names by one message, also those that stay:
 each would be looked up again, open and mapped files would be shown as deleted, and whatever is
 mounted below would be unmounted. It is not used.
 
-**Restart.** A process that was given the descriptor of a dead one goes on: requests that were not
-answered are sent again (Linux >= 6.9; before, they stay unanswered until their users are killed).
-A refresh that was cut short is to be done once more.
+**Restart.** A process that is given the descriptor of a dead server continues: requests that were
+not answered are sent again (Linux >= 6.9; before, they stay unanswered until their users are
+killed). A refresh that was interrupted has to be repeated.
 """
 
 from __future__ import annotations
@@ -57,16 +58,16 @@ from wheelmount.mount.snapshot.tree import Inode
 log = logging.getLogger("wheelmount")
 
 SETTLE = 0.02
-"""Seconds for the kernel to take in answers that it was given before a refresh."""
+"""Seconds for the kernel to process answers that it was given before a refresh."""
 
 LISTERS = 0.1, 1.0, 5.0
-"""Seconds after a refresh, one after the other, when listings are dropped once more."""
+"""Pauses in seconds after a refresh, after each of which listings are dropped once more."""
 
 _READ = int(Op.READ)
 
 
 class Shown(Protocol):
-    """What ``Vfs`` offers. Failures are ``OSError``; all is called from several threads."""
+    """The interface of ``Vfs``. Failures are ``OSError``; calls come from several threads."""
 
     def inode(self, number: int) -> Inode: ...
     def lookup(self, directory: int, name: bytes) -> int | None: ...
@@ -81,15 +82,15 @@ class DirectFuse:
 
     Args:
         fd: the open ``/dev/fuse`` of the mount.
-        vfs: what is shown.
-        wait: called where bytes are missing.
+        vfs: the tree that is shown.
+        wait: called for a read whose bytes are missing.
         owner: user and group of all files.
-        session: what an earlier process that served ``fd`` had stored.
-        on_session: told what to store, whenever it changes. It must not wait, nor must
-        on_forget: called with the number of an inode that the kernel holds no more. Both are
-            called in the thread that serves.
-        counted_from: with ``session``, the least number of which the earlier process cannot have
-            told the kernel; None if that is not known. See ``References``.
+        session: the state that an earlier server of ``fd`` stored.
+        on_session: called with the state to store, whenever it changes.
+        on_forget: called with the number of an inode that the kernel has forgotten. Both are called
+            in the thread that serves, and must not wait.
+        counted_from: with ``session``, the least number that the earlier server cannot have told
+            the kernel; None if unknown. See ``References``.
     """
 
     name = "devfuse"
@@ -117,7 +118,7 @@ class DirectFuse:
         generation = session["generation"] + 1 if session else 1
         self._listings = Listings(vfs.entries, generation)
         self._valid = FOREVER
-        # Held while a name, an attribute or a count is told or changed; never by READ.
+        # Held while a name, an attribute or a count is sent or changed; never by READ.
         self._lock = threading.Lock()
         self._handlers = {
             **dict.fromkeys(abi.WRITING, self._refuse),
@@ -144,7 +145,7 @@ class DirectFuse:
     async def serve(self) -> None:
         """Serve until it is unmounted.
 
-        Cancelling this leaves a thread behind that takes one more request: let the process end.
+        Cancelling this leaves a thread that takes one more request: end the process then.
         """
         async with trio.open_nursery() as self._nursery:
             self._later = Pending(self._wire, self._nursery)
@@ -154,11 +155,11 @@ class DirectFuse:
             self._nursery.cancel_scope.cancel()
 
     def end(self) -> None:
-        """Have ``serve`` return although the mount is in use; the process is to end then."""
+        """Have ``serve`` return although the mount is in use; the process has to end then."""
         self._nursery.cancel_scope.cancel()
 
     def references(self, number: int) -> int:
-        """How often the kernel was told of an inode and has not forgotten it; see the class."""
+        """Return the kernel's references to an inode; see the class."""
         return self._references.of(number)
 
     def knows(self, number: int) -> bool:
@@ -166,11 +167,11 @@ class DirectFuse:
         return self.references(number) > 0
 
     async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
-        """Put a new tree in force at one moment for all readers; see the module.
+        """Change to a new tree at one moment for all readers, as the module describes.
 
         Args:
-            change: what the kernel is to drop; among ``directories`` there may be other inodes of
-                which attributes change.
+            change: names and attributes to drop; ``directories`` may include other inodes whose
+                attributes change.
             flip: makes ``vfs`` show the new tree; must not wait.
         """
         with self.paused():
@@ -189,7 +190,7 @@ class DirectFuse:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Within it the kernel is given answers, but keeps none of them."""
+        """Answer requests during the context so that the kernel caches no answer."""
         with self._lock:
             self._valid = 0
         try:
@@ -198,13 +199,13 @@ class DirectFuse:
             self._valid = FOREVER
 
     def invalidate(self, entries: Iterable[tuple[int, bytes]], directories: Iterable[int]) -> None:
-        """Make the kernel drop what it keeps.
+        """Make the kernel drop cached names and attributes.
 
-        Waits for requests that it has on the way: not for the threads of ``serve``.
+        Waits for requests in progress, so it must not run on the threads of ``serve``.
 
         Args:
-            entries: directory and name, of names it has and of those it knows not to be there.
-            directories: inodes, of which the attributes go, and the listing of a directory.
+            entries: directory and name, of existing names and of names cached as missing.
+            directories: inodes whose attributes are dropped, with the listing of a directory.
         """
         for directory, name in entries:
             self._wire.drop_entry(directory + abi.ROOT_ID, name)
@@ -212,12 +213,12 @@ class DirectFuse:
             self._drop_inode(number)
 
     def drop(self, number: int) -> None:
-        """See ``Adapter``."""
+        """Have the kernel forget a file's bytes, as ``Adapter`` says."""
         with contextlib.suppress(OSError):  # the kernel does not know it
             self._wire.drop_inode(number + abi.ROOT_ID, pages=True)
 
     def _drop_inode(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # it is in no tree any more
+        with contextlib.suppress(OSError):  # no tree has it any more
             pages = self.vfs.inode(number).is_directory
             self._wire.drop_inode(number + abi.ROOT_ID, pages=pages)
 
@@ -247,7 +248,7 @@ class DirectFuse:
 
     def _open(self, unique: int, _number: int, _body: memoryview) -> None:
         if self.agreed.offered(Flag.NO_OPEN_SUPPORT):
-            raise OSError(errno.ENOSYS, "")  # said once, it is never asked again
+            raise OSError(errno.ENOSYS, "")  # answered once, it is never asked again
         self._wire.answer(unique, abi.OPEN_OUT.pack(0, abi.KEEP_CACHE))
 
     def _opendir(self, unique: int, _number: int, _body: memoryview) -> None:
@@ -270,7 +271,7 @@ class DirectFuse:
 
     def _lookup(self, unique: int, number: int, body: memoryview) -> None:
         found = self.vfs.lookup(number, bytes(body[:-1]))
-        if found is None:  # node 0: the kernel may keep that it is not there
+        if found is None:  # node 0: the kernel may cache that the name is missing
             absent = abi.ENTRY_OUT.pack(0, 0, self._valid, 0, 0, 0)
             self._wire.answer(unique, absent, bytes(abi.ATTR.size))
         elif self._wire.answer(unique, self._entry(found, self.vfs.inode(found))):
@@ -311,7 +312,7 @@ class DirectFuse:
         self, unique: int, number: int, position: int, size: int, plus: bool
     ) -> None:
         def answer() -> None:
-            # Not in the thread that serves: whoever copies from such a page may need a read first.
+            # Not in the thread that serves: copying from such a page may need a read first.
             self._drop_inode(number)
             with self._lock:
                 self._answer_list(unique, number, position, size, plus=plus, keep=False)
@@ -346,7 +347,7 @@ class DirectFuse:
     def _known(self, number: int) -> Inode | None:
         try:
             return self.vfs.inode(number)
-        except OSError:  # a listing goes on that names what has gone meanwhile
+        except OSError:  # an old listing that names an entry removed since
             return None
 
     # ---- bytes
@@ -371,7 +372,7 @@ class DirectFuse:
         self._wire.answer(unique, error=errno.EROFS)
 
     def _unknown(self, unique: int, _number: int, _body: memoryview) -> None:
-        # The kernel takes it as "never ask this again", or does the work itself. Not so for IOCTL,
+        # The kernel takes it as "never ask again", or does the work itself. Not so for IOCTL,
         # which Python sends for every file it opens, to see whether it is a terminal.
         self._wire.answer(unique, error=errno.ENOSYS)
 
@@ -401,7 +402,7 @@ class DirectFuse:
 
     def _answer_sized(self, unique: int, body: memoryview, value: bytes) -> None:
         (size,) = abi.GETXATTR_IN.unpack_from(body)
-        if size == 0:  # how long is it?
+        if size == 0:  # asks for the length
             value = abi.GETXATTR_OUT.pack(len(value))
         elif size < len(value):
             raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
@@ -411,23 +412,23 @@ class DirectFuse:
 Entries = list[tuple[bytes, int]]
 
 DOT = -1
-"""Stands for the inode number of ``.`` and ``..``."""
+"""In place of the inode number of ``.`` and ``..``."""
 
 _SPAN = 1 << 32
-"""A position is the generation of the listing times this, and the place of the next entry."""
+"""A position is the generation of the listing times this, plus the index of the next entry."""
 
 _DOTS: Entries = [(b".", DOT), (b"..", DOT)]
 
 
 class Listings:
-    """Lists directories, each from beginning to end as it was in the beginning.
+    """Lists directories, each listing as of the time when it began.
 
-    Not for more than the last change of a directory: a listing that is older goes on at the same
-    place of a later one.
+    Only the last change of a directory is kept: an older listing goes on at the same
+    position of a later one.
 
     Args:
-        entries: gives names and numbers of a directory as it is now, always in the same order.
-        generation: of the tree that is in force, counted from 1.
+        entries: returns names and numbers of a directory as it is now, always in the same order.
+        generation: of the current tree, counted from 1.
     """
 
     def __init__(self, entries: Callable[[int], Entries], generation: int) -> None:
@@ -436,7 +437,7 @@ class Listings:
         self._former: dict[int, tuple[int, Entries]] = {}
 
     def change(self, directories: Iterable[int], flip: Callable[[], None]) -> None:
-        """Put the next generation in force, by ``flip``; ``directories`` are listed anew in it."""
+        """Change to the next generation by ``flip``; ``directories`` have other entries in it."""
         former = {}
         for number in directories:
             with contextlib.suppress(OSError):  # there was no such directory
@@ -446,16 +447,16 @@ class Listings:
         self.generation += 1
 
     def is_current(self, position: int) -> bool:
-        """Whether a listing at ``position`` (0: the beginning) is of the tree in force."""
+        """Return whether a listing at ``position`` (0: the beginning) is of the current tree."""
         return position // _SPAN in (0, self.generation)
 
     def walk(self, number: int, position: int, limit: int) -> Iterator[tuple[int, bytes, int]]:
-        """Give at most about ``limit`` entries of a directory.
+        """Return about ``limit`` entries of a directory at most.
 
-        The dots come first: with them no listing is empty, and the kernel can be made to drop it.
+        ``.`` and ``..`` come first: so no listing is empty, and the kernel can be made to drop it.
 
         Returns:
-            Position after an entry, its name, its number.
+            For each entry the position after it, its name and its number.
         """
         generation, place = divmod(position, _SPAN)
         generation = generation or self.generation

@@ -1,4 +1,4 @@
-"""The mounted tree through pyfuse3: an adapter that translates and adds nothing."""
+"""Serves the tree through pyfuse3; only translates requests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from wheelmount.mount.serve.vfs import Change, Vfs
 from wheelmount.mount.snapshot.encoded import PAGE
 
 TASKS = 1024
-"""Requests that may wait for bytes at once; pyfuse3's own 99 would let waiting reads stop others.
+"""Requests that may wait for bytes at once; with pyfuse3's own 99, waiting reads stop others.
 """
 
 
 class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
-    """What the kernel asks of the mount. FUSE numbers the root 1, the tree 0.
+    """Answers the kernel's requests. FUSE numbers the root 1, the tree 0.
 
     Args:
-        vfs: what is shown.
-        wait: called where bytes are missing.
+        vfs: the tree that is shown.
+        wait: called for a read whose bytes are missing.
         owner: user and group of all files.
-        forgotten: called with the number of an inode that the kernel holds no more.
+        forgotten: called with the number of an inode that the kernel has forgotten.
     """
 
     name = "pyfuse3"
@@ -46,28 +46,28 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         self._handle = self._changes = 0
 
     async def serve(self) -> None:
-        """See ``Adapter``."""
+        """Serve until the mount is unmounted."""
         await pyfuse3.main(max_tasks=TASKS)
 
     def end(self) -> None:
-        """See ``Adapter``."""
+        """End ``serve`` although the mount is in use."""
         pyfuse3.terminate()
 
     def knows(self, number: int) -> bool:
-        """See ``Adapter``."""
+        """Return whether the kernel holds an inode."""
         return self._references.of(number) > 0
 
     def drop(self, number: int) -> None:
-        """See ``Adapter``."""
+        """Have the kernel forget a file's bytes."""
         with contextlib.suppress(OSError):  # the kernel does not know it
             pyfuse3.invalidate_inode(number + pyfuse3.ROOT_INODE)
 
     async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
-        """See ``Adapter``.
+        """Change to a new tree at one moment for all readers, as ``Adapter`` says.
 
-        From the first call on the kernel may keep nothing that it asks for; when it has dropped
-        all that changes, everything that changes is asked for anew by every reader, so that the
-        one moment of ``flip`` is the same for all.
+        From the first call on the kernel may not cache answers. When it has dropped
+        all names and attributes that change, every reader requests them again, so that the
+        moment of ``flip`` is the same for all.
         """
         self._timeout = 0
         try:
@@ -76,7 +76,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
             self._changes += 1
         finally:
             self._timeout = FOREVER
-        # What was asked for meanwhile was known for no longer than the answer took.
+        # Answers given meanwhile were cached for no time.
         await trio.to_thread.run_sync(_invalidate, change)
 
     def _attributes(self, number: int, *, keep: bool = True) -> pyfuse3.EntryAttributes:
@@ -101,7 +101,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
             if number is not None:
                 self._references.add(number)
                 return self._attributes(number)
-        absent = pyfuse3.EntryAttributes()  # inode 0: the kernel may remember that it is not there
+        absent = pyfuse3.EntryAttributes()  # inode 0: the kernel may cache that the name is missing
         absent.st_ino = 0
         absent.entry_timeout = self._timeout
         return absent
@@ -137,14 +137,14 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
             listing = self._listings[handle]
             if start == 0 and listing.changes != self._changes:  # it begins again
                 listing = self._listings[handle] = self._list(listing.number)
-            # Listed to the end as it was in the beginning; but the kernel is not to keep names of
-            # another generation, which would hide those of this one from all.
+            # Listed to the end as it was at the beginning; but the kernel must not cache names of
+            # another generation, which would hide those of this one.
             keep = listing.changes == self._changes
             for place in range(start, len(listing.entries)):
                 name, number = listing.entries[place]
                 try:
                     attributes = self._attributes(number, keep=keep)
-                except OSError:  # it is gone since
+                except OSError:  # removed since
                     continue
                 if not pyfuse3.readdir_reply(token, name, attributes, place + 1):
                     return
@@ -183,7 +183,7 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         with _errors():
             return list(self._vfs.xattrs(inode - pyfuse3.ROOT_INODE))
 
-    # Answered with ENOSYS once, these are never sent again: fewer trips for every file.
+    # Answered with ENOSYS once, these are never sent again: fewer requests for every file.
     async def flush(self, _handle: int) -> None:
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
@@ -197,7 +197,7 @@ class _Listing:
 
     Attributes:
         number: of its inode.
-        changes: how often the tree had changed then.
+        changes: number of changes of the tree until then.
         entries: names and inodes.
     """
 

@@ -6,18 +6,18 @@ from array import array
 from collections.abc import Callable
 
 _PAGE = 512
-"""Numbers of which the counts lie together: those that are told of together mostly do."""
+"""Counts in one page: inodes that are looked up together have mostly near numbers."""
 
 
 class References:
-    """How often the kernel was told of each inode, and has not forgotten it.
+    """Counts the kernel's references to each inode: answers that named it, less those forgotten.
 
-    Takes memory for numbers that the kernel holds, and those near them.
+    Takes memory only for numbers that the kernel holds, and those near them.
 
     Args:
-        forgotten: called with the number of an inode of which it has none left.
-        counted_from: the least number of which nobody told the kernel before. How often it was
-            told of lower ones is not known: they count as held until the end, without
+        forgotten: called with the number of an inode that has no reference left.
+        counted_from: the least number that no earlier server told the kernel. References to
+            lower numbers are unknown: they count as held until the end, without
             ``forgotten``.
     """
 
@@ -25,10 +25,10 @@ class References:
         self._forgotten = forgotten
         self._counted_from = counted_from
         self._pages: dict[int, array[int]] = {}
-        self._held: dict[int, int] = {}  # by page, how many of its counts are not 0
+        self._held: dict[int, int] = {}  # by page, number of counts that are not 0
 
     def of(self, number: int) -> int:
-        """How many there are to an inode."""
+        """Return the references to an inode."""
         return self._count(number) + (number < self._counted_from)
 
     def _count(self, number: int) -> int:
@@ -36,7 +36,7 @@ class References:
         return page[number % _PAGE] if page is not None else 0
 
     def add(self, number: int) -> None:
-        """The kernel was told of an inode."""
+        """Count one more reference to an inode."""
         which, place = divmod(number, _PAGE)
         page = self._pages.get(which)
         if page is None:
@@ -47,7 +47,7 @@ class References:
         page[place] += 1
 
     def forget(self, number: int, times: int) -> None:
-        """The kernel forgets that it was told of an inode so often."""
+        """Take back a number of references to an inode."""
         which, place = divmod(number, _PAGE)
         page = self._pages.get(which)
         left = 0

@@ -1,4 +1,4 @@
-"""Requests from an open ``/dev/fuse``; answers, at once or later, and notifications to it."""
+"""Reads requests from an open ``/dev/fuse``, writes answers and notifications to it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from wheelmount.mount.serve.fuse.abi import Flag, Notify
 log = logging.getLogger("wheelmount")
 
 ENDED = frozenset({errno.ENODEV, errno.ECONNABORTED})
-"""What reading and writing say once the file system is unmounted, or its connection aborted."""
+"""Errors of reads and writes after the file system is unmounted, or its connection aborted."""
 
 TRIES = 50
-"""How often to look for the next request before going to sleep, about 0.1 ms: one seldom comes
-alone, and waking up on another processor costs several times what answering does."""
+"""Polls for the next request before going to sleep, about 0.1 ms: requests seldom come
+alone, and waking up on another processor costs several times more than an answer."""
 
 
 class Wire:
-    """Safe to be used by several threads, but for ``receive``.
+    """The open ``/dev/fuse`` of a mount. Thread-safe, except for ``receive``.
 
     Args:
         fd: the open ``/dev/fuse`` of a mount; stays open.
@@ -39,7 +39,7 @@ class Wire:
         os.set_blocking(fd, False)
 
     def receive(self, buffer: bytearray) -> bool:
-        """Wait for a request and put it into ``buffer``; False when there will be none any more."""
+        """Wait for a request and write it to ``buffer``; return False if the mount has ended."""
         tries = TRIES
         while True:
             try:
@@ -51,19 +51,19 @@ class Wire:
             except OSError as error:
                 if error.errno in ENDED:
                     return False
-                if error.errno != errno.ENOENT:  # it was taken back meanwhile
+                if error.errno != errno.ENOENT:  # it was withdrawn meanwhile
                     raise
 
     def answer(self, unique: int, *parts: bytes | memoryview, error: int = 0) -> bool:
         """Answer a request.
 
         Args:
-            unique: which.
-            parts: one after the other, the answer.
-            error: 0, or the number of the error that is the answer.
+            unique: the request's id.
+            parts: the answer, in parts.
+            error: 0, or the error number to answer with.
 
         Returns:
-            False if nobody waits for it any more.
+            False if no process waits for it any more.
         """
         length = abi.OUT_HEADER.size + sum(map(len, parts))
         try:
@@ -79,9 +79,9 @@ class Wire:
         self.answer(unique, error=error.errno or errno.EIO)
 
     def drop_entry(self, directory: int, name: bytes) -> None:
-        """Make the kernel drop a name, whether it leads somewhere or not.
+        """Make the kernel drop a name, existing or cached as missing.
 
-        Waits for the lock of the directory: not for threads that answer requests.
+        Waits for the lock of the directory, so it must not run on threads that answer requests.
 
         Args:
             directory: node id.
@@ -91,14 +91,14 @@ class Wire:
         self._notify(Notify.INVAL_ENTRY, message, name, b"\0")
 
     def drop_inode(self, node: int, *, pages: bool) -> None:
-        """Make the kernel drop attributes, and ``pages``: of a directory, its listing.
+        """Make the kernel drop attributes and, with ``pages``, bytes or the listing of a directory.
 
         Waits for users of these pages.
         """
         self._notify(Notify.INVAL_INODE, abi.INVAL_INODE_OUT.pack(node, 0 if pages else -1, 0))
 
     def resend(self) -> None:
-        """Have all requests sent again that were received and not answered."""
+        """Have the kernel send all unanswered requests again."""
         try:
             self._notify(Notify.RESEND)
         except OSError as error:
@@ -111,7 +111,7 @@ class Wire:
         try:
             os.writev(self._fd, [abi.OUT_HEADER.pack(length, code, 0), *parts])
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, *ENDED):  # not known: fine
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, *ENDED):  # already unknown: fine
                 raise
 
 
@@ -120,10 +120,10 @@ Task = Callable[..., Awaitable[object]]
 
 
 class Pending:
-    """To be made in trio's thread; ``start`` and ``end`` may be called in others.
+    """Requests that tasks answer. Make it in trio's thread; call ``start`` and ``end`` in any.
 
     Args:
-        wire: where answers go, if a task fails.
+        wire: where an error is sent if a task fails.
         nursery: runs the tasks.
     """
 
@@ -134,11 +134,11 @@ class Pending:
         self._waiting: dict[int, trio.CancelScope] = {}
 
     def start(self, task: Task, unique: int, *arguments: Any) -> None:
-        """Have a request answered by a task."""
+        """Start a task that answers a request."""
         self._soon(self._start, task, unique, *arguments)
 
     def end(self, unique: int) -> None:
-        """Answer a request that waits with EINTR: nobody waits for it any more."""
+        """Answer a waiting request with EINTR: its process does not wait for it any more."""
         # In the order of arrival: a read that this interrupts is among those that wait by then.
         self._soon(self._end, unique)
 
@@ -170,36 +170,36 @@ class Pending:
 
 
 WAITING = 4096
-"""Reads ahead that may wait for bytes at once; the kernel's own 12 would let them stop others."""
+"""Reads ahead that may wait for bytes at once; with the kernel's own 12 they stop other reads."""
 
 PAGES = 256
 """Pages of the longest read: 1 MiB."""
 
 WANTED = (
     Flag.INIT_EXT
-    | Flag.ASYNC_READ  # several reads of one file in flight; ending a reader does not wait for them
+    | Flag.ASYNC_READ  # several reads of one file at once; ending a reader does not wait for them
     | Flag.DO_READDIRPLUS
-    | Flag.READDIRPLUS_AUTO  # attributes with the names, where they are made use of
+    | Flag.READDIRPLUS_AUTO  # attributes with the names, where they are used
     | Flag.PARALLEL_DIROPS  # look-ups and listings of one directory need not queue
     | Flag.MAX_PAGES
     | Flag.CACHE_SYMLINKS
-    | Flag.EXPLICIT_INVAL_DATA  # an inode's bytes never change: no attribute makes them untrue
-    | Flag.NO_EXPORT_SUPPORT  # what the kernel forgot cannot be found again by a file handle
+    | Flag.EXPLICIT_INVAL_DATA  # an inode's bytes never change, whatever its attributes
+    | Flag.NO_EXPORT_SUPPORT  # a forgotten inode cannot be found again by a file handle
 )
 """Not asked for: ASYNC_DIO, with which a killed reader with O_DIRECT stays until its bytes come;
 AUTO_INVAL_DATA, which compares times before each read; DIRECT_IO_ALLOW_MMAP and PASSTHROUGH, which
 are for opened files; everything about writing."""
 
 Session = dict[str, int]
-"""What a process that goes on serving has to know: ``flags`` of the kernel, ``generation``."""
+"""State for a server that takes over: the kernel's ``flags``, ``generation``."""
 
 
 class Agreement:
-    """What was agreed on.
+    """The result of INIT: features that the kernel and the server both support.
 
     Args:
-        session: what an earlier process had stored; None where there was none.
-        store: told what to store, whenever it changes.
+        session: the state that an earlier server stored; None if there was none.
+        store: called with the state to store, whenever it changes.
     """
 
     def __init__(self, session: Session | None, store: Callable[[Session], None]) -> None:
@@ -207,7 +207,7 @@ class Agreement:
         self._store = store
 
     def init(self, body: memoryview, generation: int) -> bytes:
-        """The answer to INIT.
+        """Make the answer to INIT.
 
         Args:
             body: of the request.
@@ -224,17 +224,17 @@ class Agreement:
             flags |= abi.INIT_IN_FLAGS2.unpack_from(body)[0] << 32
         agreed = int(WANTED & flags)
         self.session = {"flags": flags}
-        self.change(generation)  # who goes on after this process needs it
+        self.change(generation)  # a server that takes over needs it
         return abi.INIT_OUT.pack(
             abi.MAJOR, min(minor, abi.MINOR), ahead, agreed & 0xFFFFFFFF, WAITING, WAITING,
             abi.GREATEST_WRITE, 1, PAGES, 0, agreed >> 32, 0, 0,
         )  # fmt: skip
 
     def change(self, generation: int) -> None:
-        """Have it stored that a tree is in force, counted from 1."""
+        """Store which generation is current, counted from 1."""
         self.session = {**(self.session or {}), "generation": generation}
         self._store(self.session)
 
     def offered(self, flag: Flag) -> bool:
-        """Whether the kernel can do something."""
+        """Return whether the kernel supports a feature."""
         return bool((self.session or {}).get("flags", 0) & flag)
