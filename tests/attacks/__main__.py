@@ -16,9 +16,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tests.wheels.support import Index, make_wheel
 
 ROOT, USER, STRANGER = 0, 64001, 64002
 
@@ -381,24 +384,169 @@ def secrets_in_arguments_of_containers() -> str | None:
 
 def _caught(user: int, *words: str | Path) -> str | None:
     command = [sys.executable, "-m", "wheelmount.cli.main", "run", "--hosts", "local:1"]
-    caught = ""
     with _started(user, *command, *words, "-") as process:
         assert process.stdin is not None
         process.stdin.write(f"x={WORD}; sleep 3\n")
         process.stdin.close()
         process.stdin = None
-        while process.poll() is None and not caught:
-            caught = _as(
-                STRANGER,
-                "sh",
-                "-c",
-                f"grep -al {WORD[:-1]}[e] /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null",
-            ).stdout
-            time.sleep(0.1)
+        caught = _caught_from(process)
         _, err = process.communicate(timeout=WAIT)
     if process.returncode:
         raise RuntimeError(err)
-    return f"read from {caught}" if caught else None
+    return caught
+
+
+def _caught_from(process: subprocess.Popen[str]) -> str | None:
+    """What a stranger reads of a secret while a command runs."""
+    look = f"grep -al {WORD[:-1]}[e] /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null"
+    while process.poll() is None:
+        if caught := _as(STRANGER, "sh", "-c", look).stdout:
+            return f"read from {caught}"
+        time.sleep(0.1)
+    return None
+
+
+def secrets_of_an_index() -> str | None:
+    """The password of an index is read from arguments or environments, or by what is built."""
+    index = Path("/tmp/index")
+    make_wheel(index, "small")
+    _source_distribution(index, "own", f"    assert {WORD!r} not in str(os.environ)\n")
+    with Index(index) as server:
+        server.password = WORD
+        url = server.url.replace("//", f"//me:{WORD}@")
+        environment = f"UV_DEFAULT_INDEX={url}", f"UV_CACHE_DIR={HOMES}/{USER}/uv"
+        words = "download", "small", "--build", "own", "-d", HOMES / str(USER) / "wheels"
+        command = "env", "NO_PROXY=127.0.0.1", *environment, sys.executable, "-m"
+        with _started(USER, *command, "wheelmount.cli.main", *words) as process:
+            caught = _caught_from(process)
+            _, err = process.communicate(timeout=WAIT)
+    if process.returncode:
+        raise RuntimeError(err)
+    found = _as(STRANGER, "grep", "-rl", WORD, HOMES, "/tmp/wheelmount-" + str(USER)).stdout
+    return caught or (f"read from {found}" if found else None)
+
+
+def _source_distribution(folder: Path, name: str, code: str) -> None:
+    """A source distribution in a directory, whose build runs some code."""
+    place = Path("/tmp/sources", f"{name}-1.0")
+    project = f'[project]\nname = "{name}"\nversion = "1.0"\n[build-system]\nrequires = []\n'
+    wheel = make_wheel(place, name)
+    (place / "pyproject.toml").write_text(
+        f'{project}build-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (place / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (place / "backend.py").write_text(
+        "import os, pathlib, shutil\n"
+        "def get_requires_for_build_wheel(settings=None):\n"
+        f"{code}    return []\n"
+        "def build_wheel(folder, settings=None, metadata=None):\n"
+        f"    shutil.copy({wheel.name!r}, folder)\n    return {wheel.name!r}\n"
+    )
+    with tarfile.open(folder / f"{name}-1.0.tar.gz", "w:gz") as archive:
+        archive.add(place, f"{name}-1.0")
+
+
+def code_that_a_wheel_names() -> str | None:
+    """A wheel of a stranger's, or a script, has code of a directory run as the user."""
+    project = _project()
+    shared = project.parent
+    caught = shared / "caught"
+    _source_distribution(shared, "evil", f"    pathlib.Path({str(caught)!r}).touch()\n")
+    evil = Path("/tmp/sources/evil-1.0")
+    wheel = make_wheel(shared, "outer", requires=[f"evil @ {evil.as_uri()}"])
+    script = "# /// script\n# dependencies = [{!r}]\n# ///\n"
+    _write(STRANGER, shared / "path.py", script.format(str(evil)))
+    _write(STRANGER, shared / "url.py", script.format(f"evil @ {evil.as_uri()}"))
+    environment = "env", f"UV_CACHE_DIR={HOMES}/{USER}/uv", "UV_OFFLINE=1"
+    for words in (
+        ("download", wheel, "-d", HOMES / str(USER) / "wheels"),
+        ("run", "--hosts", "local:1", shared / "path.py"),
+        ("run", "--hosts", "local:1", shared / "url.py"),
+    ):
+        _as(USER, *environment, sys.executable, "-m", "wheelmount.cli.main", *words)
+        if caught.exists():
+            return f"it ran by `wheelmount {words[0]}`"
+    return None
+
+
+def what_a_build_leads_elsewhere() -> str | None:
+    """What a build asks to be built with is written where it leads to."""
+    index, precious = Path("/tmp/index"), HOMES / str(USER) / "precious"
+    _as(USER, "mkdir", precious)
+    make_wheel(index, "late")
+    leads = "".join(
+        f"    shutil.rmtree({folder}, ignore_errors=True)\n"
+        f"    try: os.symlink({str(precious)!r}, {folder})\n    except OSError: pass\n"
+        for folder in ('os.environ["HOME"] + "/needs"', 'os.environ["HOME"] + "/../needs"')
+    )
+    _source_distribution(index, "own", f'{leads}    return ["late"]\n')
+    with Index(index) as server:
+        environment = f"UV_DEFAULT_INDEX={server.url}", f"UV_CACHE_DIR={HOMES}/{USER}/uv"
+        words = "download", "--build", "own", "-d", HOMES / str(USER) / "wheels"
+        command = sys.executable, "-m", "wheelmount.cli.main", *words
+        done = _as(USER, "env", "NO_PROXY=127.0.0.1", *environment, *command)
+    if "late" not in {path.partition(" ")[0].rpartition("/")[2][:4] for path, _ in server.requests}:
+        raise RuntimeError(done.stderr)
+    found = [path.name for path in precious.iterdir()]
+    return f"written: {found}" if found else None
+
+
+def cache_of_a_stranger() -> str | None:
+    """A cache that another user has made leads to files of the user's, which are cleared."""
+    cache = _project().parent / "cache"
+    _as(USER, "mkdir", "-p", HOMES / str(USER) / "work")
+    _write(USER, HOMES / str(USER) / "work" / "precious", "precious")
+    _as(STRANGER, "mkdir", "-p", cache / "unpacked")
+    for name in ("wheelhouses", "unpacked/objects"):
+        _as(STRANGER, "ln", "-s", HOMES / str(USER), cache / name)
+    _as(STRANGER, "chmod", "777", cache)
+    command = sys.executable, "-m", "wheelmount.cli.main", "cache", "clean"
+    _as(USER, "env", f"WHEELMOUNT_CACHE_DIR={cache}", *command)
+    there = (HOMES / str(USER) / "work" / "precious").exists()
+    return None if there else "a file of the user's was removed"
+
+
+HOSTILE = r"""
+import io, tarfile
+archive = tarfile.open("/evil.tar", "w", format=tarfile.PAX_FORMAT)
+def add(name, kind=tarfile.REGTYPE, link=""):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode = kind, link, 0o6777
+    member.size = 6 if kind == tarfile.REGTYPE else 0
+    archive.addfile(member, io.BytesIO(b"caught"))
+add("first")
+add("/tmp/caught"), add("../caught"), add("a/../../caught")
+add("up", tarfile.SYMTYPE, ".."), add("up/caught")
+add("tmp", tarfile.SYMTYPE, "/tmp"), add("tmp/caught")
+add("here", tarfile.SYMTYPE, "."), add("out", tarfile.SYMTYPE, "here/.."), add("out/caught")
+add("hard", tarfile.LNKTYPE, "../precious"), add("hard")
+add("whole", tarfile.LNKTYPE, "/tmp/collected/precious"), add("whole")
+add("disk", tarfile.BLKTYPE), add("pipe", tarfile.FIFOTYPE), add(".", tarfile.SYMTYPE, "..")
+archive.close()
+open("/usr/bin/tar", "w").write("#!/bin/sh\ncat /evil.tar\n")
+"""
+
+
+def archive_of_a_container() -> str | None:
+    """A container that was taken over has written elsewhere what is brought back of it."""
+    collected = Path("/tmp/collected")
+    collected.mkdir()
+    precious = collected / "precious"
+    precious.write_text("precious")
+    # An overlay cannot lie on another, as root's home is here.
+    command = "env", "WHEELMOUNT_STATE_DIR=/tmp/state", sys.executable, "-m", "wheelmount.cli.main"
+    words = "exec", "--hosts", "local:1", "--image", IMAGE, "--collect", "/tmp", collected
+    err = _as(ROOT, *command, *words, "--", "python3", "-c", HOSTILE).stderr
+    place = collected / "host0"
+    if not (place / "first").exists():
+        raise RuntimeError(err)
+    beside = [each for each in Path("/tmp").rglob("caught") if not each.is_relative_to(place)]
+    odd = [path for path in place.rglob("*") if not (path.is_file() or path.is_dir())]
+    out = [path for path in place.rglob("*") if not path.resolve().is_relative_to(place)]
+    mode = (place / "first").stat().st_mode
+    if precious.read_text() != "precious" or mode & 0o7022:
+        return f"changed: {precious.read_text()}, mode {mode:o}"
+    return f"there are {[*beside, *odd, *out]}" if beside or odd or out else None
 
 
 def file_below_a_closed_directory() -> str | None:
@@ -498,7 +646,7 @@ def foreign_certificates() -> str | None:
     return f"it ran as {out}" if out else None
 
 
-CONTAINERS = container_of_root, secrets_in_arguments_of_containers
+CONTAINERS = container_of_root, secrets_in_arguments_of_containers, archive_of_a_container
 
 ATTACKS = (
     settings_above,
@@ -512,6 +660,10 @@ ATTACKS = (
     *(CONTAINERS if shutil.which("apptainer") and IMAGE.exists() else ()),
     private_files,
     secrets_in_arguments,
+    secrets_of_an_index,
+    code_that_a_wheel_names,
+    what_a_build_leads_elsewhere,
+    cache_of_a_stranger,
     file_below_a_closed_directory,
     setuid_programs,
     idle_connections,
