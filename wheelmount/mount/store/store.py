@@ -223,7 +223,7 @@ class Store:
             (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
             for name, size in sizes.items():
                 with (directory / f"{generation}.{name}").open("xb") as file:
-                    # Allocate its memory now: a mapped page that finds none later kills the process.
+                    # Allocate its memory: a mapped page that finds none later kills the process.
                     os.posix_fallocate(file.fileno(), 0, max(size, 1))
             store = cls(directory, generation, layout, dress=dress)
             if previous is None:
