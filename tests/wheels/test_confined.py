@@ -179,6 +179,21 @@ def test_it_holds_no_mounts_of_others(tmp_path: Path) -> None:
     assert done.stdout.endswith("\n1000\n"), "it ends first where memory runs out"
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="makes a directory elsewhere")
+def test_temporary_files_may_lie_anywhere() -> None:
+    """Root's builds run as another user, who could not come through a private directory."""
+    folder = Path(tempfile.mkdtemp(prefix="wheelmount-test-", dir="/"))
+    try:
+        place = folder / "place"
+        place.mkdir()
+        os.chown(place, sandbox.NOBODY, sandbox.NOBODY)
+        command = sandbox.command(["touch", str(place / "made")], place, [])
+        subprocess.run(command, check=True)
+        assert (place / "made").exists()
+    finally:
+        shutil.rmtree(folder)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_the_place_of_an_ordinary_user() -> None:
     """With the system's Python, which every user can run."""

@@ -62,10 +62,11 @@ def command(argv: Sequence[str], place: Path, keep: Iterable[str]) -> list[str]:
         keep: files and directories that it has to see, wherever they are.
     """
     own = os.path.realpath(os.path.expanduser("~"))
+    around = os.path.dirname(os.path.realpath(place))  # which only this user may enter
     plan = {
         "place": str(place),
         "keep": sorted({os.path.realpath(path) for path in keep} | {*keep}),
-        "hide": [*HIDDEN, *([own] if own != "/" else [])],
+        "hide": [each for each in (*HIDDEN, own, around) if each != "/"],
         "nobody": os.getuid() == 0,
         "command": list(argv),
     }
