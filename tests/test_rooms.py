@@ -12,7 +12,7 @@ import wheelmount
 ROOT = Path(wheelmount.__file__).parent
 
 FLOORS = (
-    ("cli",),
+    ("cli", "cluster"),
     ("operations", "doctor"),
     ("containers", "wheels", "mount"),
     ("hosts",),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wheelmount.cluster import Cluster
     from wheelmount.mount.client.remote import RemoteMount, remotemount
 
 __version__ = "0.1.0"
-__all__ = ["RemoteMount", "__version__", "remotemount"]
+__all__ = ["Cluster", "RemoteMount", "__version__", "remotemount"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from wheelmount.mount.client import remote
 
         return getattr(remote, name)
+    if name == "Cluster":
+        from wheelmount.cluster import Cluster
+
+        return Cluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

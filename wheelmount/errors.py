@@ -108,6 +108,12 @@ class WaitError(WheelmountError):
     exit_code = 75  # EX_TEMPFAIL
 
 
+class CommandError(WheelmountError):
+    """A command that did not end with exit code 0 on every host."""
+
+    exit_code = 1
+
+
 class OvertimeError(WaitError):
     """A command that took longer than it was allowed to, and was ended."""
 

@@ -11,7 +11,7 @@ if [[ ${1:-} =~ ^3\.[0-9]+$ ]]; then python=$1; shift; fi
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 uv=$PWD/.venv/bin/uv
-"$uv" venv --quiet --python "$python" "$place/venv"
+"$uv" venv --quiet --seed --python "$python" "$place/venv"
 into=(--quiet --python "$place/venv/bin/python")
 "$uv" pip install "${into[@]}" --resolution lowest-direct --editable .
 "$uv" pip list "${into[@]}" --exclude wheelmount --format freeze >"$place/lowest.txt"

@@ -15,10 +15,9 @@ import click
 from wheelmount import config
 from wheelmount.cli.console import tell_all
 from wheelmount.errors import InputError
-from wheelmount.hosts import slurm
 from wheelmount.hosts.address import DANGER, OPEN
-from wheelmount.hosts.session import DEFAULT, Session
-from wheelmount.hosts.spec import HostSpec, parse
+from wheelmount.hosts.session import DEFAULT, hosts_by_default, hosts_named
+from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.serve.adapters import NAMES
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.given import file_of
@@ -37,12 +36,7 @@ class _Hosts(click.ParamType[HostSpec]):
     ) -> HostSpec:
         if isinstance(value, HostSpec):
             return value
-        kind, _, name = value.partition(":")
-        if kind == "session":
-            record = Session(name or DEFAULT, config.load()).read()
-            spec = replace(parse(record.spec), session=name or DEFAULT)
-        else:
-            spec = parse(value)
+        spec = hosts_named(value, config.load())
         if spec.kind == OPEN:
             check_insecure(ctx is not None and INSECURE in ctx.meta, value)
         return spec
@@ -84,15 +78,6 @@ def _hosts(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return lambda command: option(insecure(command))
 
 
-def _where() -> str:
-    settings = config.load()
-    if settings.hosts:
-        return settings.hosts
-    if Session(DEFAULT, settings).exists:
-        return f"session:{DEFAULT}"
-    return slurm.allocation() or "local:1"
-
-
 _FROM = (
     "Where hosts come from: local:N for N hosts on this machine, ssh:HOST,…, slurm:N, "
     "kubernetes:N, or tls://HOST:PORT,… for workers that run already"
@@ -100,7 +85,7 @@ _FROM = (
 _FROM_SESSION = f"{_FROM}; session:NAME for those of `wheelmount up`."
 
 hosts = _hosts(
-    default=_where,
+    default=lambda: hosts_by_default(config.load()),
     show_default="$WHEELMOUNT_HOSTS, else the session `default` if it is up, else the Slurm "
     "allocation that this runs in, else local:1",
     help=_FROM_SESSION,

@@ -16,7 +16,7 @@ from io import RawIOBase
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
-from wheelmount.errors import HostError, TransferError, WheelmountError
+from wheelmount.errors import CommandError, HostError, TransferError, WheelmountError
 from wheelmount.hosts import conduit, handshake, runtime, sockets
 from wheelmount.hosts.collection import Collection
 from wheelmount.hosts.command_actor import (
@@ -32,6 +32,9 @@ from wheelmount.hosts.host import Host
 
 TAIL = 64 << 10
 """Bytes of a stream's end that a result keeps where the output went elsewhere."""
+
+EXCERPT = 200
+"""Characters of a command's output in one line about it, at most."""
 
 FLIGHT = 16 << 20
 """Bytes of output of all hosts together that are on their way at most, of either stream."""
@@ -82,6 +85,14 @@ class Result:
     seconds: float
     lacking: WheelmountError | None = None
 
+    @property
+    def text(self) -> str:
+        """Standard output as text; bytes that are no UTF-8 are replaced."""
+        return self.stdout.decode(errors="replace")
+
+    def __repr__(self) -> str:
+        return f"<exit code {self.code} after {self.seconds:.1f} s: {_excerpt(self)}>"
+
 
 class Results(dict[str, Result | WheelmountError]):
     """By host, what came of its command, or why it could not be run or its host was lost.
@@ -91,6 +102,43 @@ class Results(dict[str, Result | WheelmountError]):
     """
 
     shortfall: WheelmountError | None = None
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """By host, the standard output of a command that ran there, as text."""
+        return {name: each.text for name, each in self.items() if isinstance(each, Result)}
+
+    def raise_for_status(self) -> None:
+        """Raise an error unless the command ended with exit code 0 on every host, with all files.
+
+        Raises:
+            CommandError: the command ended with another exit code on some hosts, which are named
+                with the end of what it wrote to standard error.
+            WheelmountError: why the command could not be run, or what did not arrive or was not
+                brought back.
+        """
+        for result in self.values():
+            if isinstance(result, WheelmountError):
+                raise result
+        failed = {name: r for name, r in self.items() if isinstance(r, Result) and r.code}
+        if failed:
+            name, first = next(iter(failed.items()))
+            others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+            raise CommandError(f"exit code {first.code} on {name}{others}: {_excerpt(first)}")
+        lacking = (r.lacking for r in self.values() if isinstance(r, Result))
+        if error := next(filter(None, [*lacking, self.shortfall]), None):
+            raise error
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {result!r}" for name, result in self.items())
+
+
+def _excerpt(result: Result) -> str:
+    """The last line of what a command wrote, of its errors if it failed."""
+    said = (result.stderr if result.code else result.stdout) or result.stdout or result.stderr
+    lines = said.decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return repr(last if len(last) <= EXCERPT else f"{last[:EXCERPT]}…")
 
 
 class Commands:

@@ -71,6 +71,7 @@ FOR_EVER = "3650d"
 Key = TypeVar("Key")
 _lock = threading.Lock()
 _started = False
+_kept = False  # whether this process uses Monarch after the hosts of now
 _address: Address | None = None
 _authority: Authority | None = None
 _identity: dict[str, str] = {}
@@ -199,15 +200,17 @@ def _temporary() -> str:
 def to_stay() -> Iterator[None]:
     """Have what this process starts on hosts go on when it ends; entered before ``start``.
 
-    Leaving it ends Monarch in this process.
+    Leaving it ends Monarch in this process, unless it is kept.
     """
-    from monarch.config import configure
+    from monarch.config import configure, get_global_config
 
+    before = get_global_config()["mesh_orphan_timeout"]
     configure(mesh_orphan_timeout=FOR_EVER)
     try:
         yield
     finally:
         stop()
+        configure(mesh_orphan_timeout=before)
 
 
 def identify(certificate: Identity, *, others: bool = False) -> None:
@@ -249,11 +252,20 @@ def attach(address: str) -> Any:
     return attach_to_workers(ca="trust_all_connections", workers=[address])
 
 
+def keep() -> None:
+    """Leave Monarch to end with this process: more hosts may follow those of now."""
+    global _kept
+    _kept = True
+
+
 def stop() -> None:
-    """End Monarch in this process; hosts stay. Bounded, and harmless if it was never started."""
+    """End Monarch in this process; hosts stay. Bounded, and harmless if it was never started.
+
+    Monarch cannot start in the same process again. Does nothing after ``keep``.
+    """
     global _started
     with _lock:
-        if not _started:
+        if not _started or _kept:
             return
         _started = False
         import monarch.actor

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from filelock import FileLock, Timeout
 
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import HostError, InputError, WaitError
+from wheelmount.hosts import slurm
 from wheelmount.hosts.host import Hosts
+from wheelmount.hosts.spec import HostSpec, parse
 
 VERSION = 1
 """Of what is written; another one is not read."""
@@ -189,3 +191,37 @@ def _replace(path: Path, content: bytes) -> None:
     new.touch(mode=0o600)
     new.write_bytes(content)
     new.replace(path)
+
+
+def hosts_by_default(settings: Settings) -> str:
+    """Where hosts come from if nothing is said: the settings, a session, an allocation, or here.
+
+    Args:
+        settings: in force.
+
+    Returns:
+        What ``hosts_named`` reads.
+    """
+    if settings.hosts:
+        return settings.hosts
+    if Session(DEFAULT, settings).exists:
+        return f"session:{DEFAULT}"
+    return slurm.allocation() or "local:1"
+
+
+def hosts_named(text: str, settings: Settings) -> HostSpec:
+    """Read what ``spec.parse`` reads, or ``session:NAME`` for the hosts of a session.
+
+    Args:
+        text: where hosts come from.
+        settings: in force.
+
+    Raises:
+        InputError: it names no hosts.
+        HostError: there is no such session.
+    """
+    kind, _, name = text.partition(":")
+    if kind != "session":
+        return parse(text)
+    record = Session(name or DEFAULT, settings).read()
+    return replace(parse(record.spec), session=name or DEFAULT)

@@ -9,7 +9,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from copy import copy as duplicate
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -140,6 +141,19 @@ class HostPool(ABC):
         results.shortfall = results.shortfall or mount.shortfall()  # all of a session's arrive
         return results
 
+    def narrowed(self, only: Sequence[str]) -> HostPool:
+        """The same hosts, of which fewer run commands.
+
+        Args:
+            only: names of those.
+
+        Raises:
+            InputError: there is no host of a name.
+        """
+        pool = duplicate(self)
+        pool.chosen = _chosen(self.hosts, only)
+        return pool
+
     @abstractmethod
     def mount(
         self, source: Path, mntpoint: str | None, *, fixed: bool = False
@@ -198,6 +212,9 @@ def at(
         namespaces: give hosts on this machine mount namespaces of their own; those of a session
             have them.
     """
+    if isinstance(spec, Held):
+        yield spec.pool if not spec.only else spec.pool.narrowed(spec.only)
+        return
     if spec.session is not None:
         with join(Session(spec.session, settings), progress, spec.only) as standing:
             yield standing
@@ -216,6 +233,40 @@ def at(
                 raise
     finally:
         runtime.stop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held(HostSpec):
+    """Hosts that are there already, for one operation after the other.
+
+    Attributes:
+        pool: the hosts.
+    """
+
+    pool: HostPool
+
+
+@contextlib.contextmanager
+def hold(
+    spec: HostSpec, settings: Settings, progress: Progress, *, namespaces: bool
+) -> Iterator[Held]:
+    """Have hosts, and the directories that are mounted on them, for several operations.
+
+    Args:
+        spec: the hosts.
+        settings: in force.
+        progress: told about each step.
+        namespaces: see ``at``.
+
+    Yields:
+        What takes the place of ``spec`` meanwhile.
+    """
+    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(HostSpec)}
+    with contextlib.ExitStack() as ends:
+        pool = ends.enter_context(at(spec, settings, progress, namespaces=namespaces))
+        if isinstance(pool, _Passing):
+            pool = _Lasting(pool, ends)
+        yield Held(**fields, pool=pool)
 
 
 class _Passing(HostPool):
@@ -241,6 +292,35 @@ class _Passing(HostPool):
         made = remotemount(self.chosen, source, mntpoint, settings=settings, progress=progress)
         self._mounts.append(made)
         return made
+
+
+class _Lasting(HostPool):
+    """A pool whose mounts, on all of its hosts, serve later operations too.
+
+    Args:
+        pool: the hosts.
+        ends: where mounts are taken down.
+    """
+
+    def __init__(self, pool: _Passing, ends: contextlib.ExitStack) -> None:
+        vars(self).update(vars(pool))
+        self._pool, self._ends = pool, ends
+        self._standing: dict[tuple[str, str | None], RemoteMount] = {}
+
+    @contextlib.contextmanager
+    def mount(
+        self, source: Path, mntpoint: str | None, *, fixed: bool = False
+    ) -> Iterator[RemoteMount]:
+        """The directory as it is now, on a mount that is there already or stays."""
+        key = os.path.abspath(source), mntpoint  # noqa: PTH100 - as remotemount does
+        made = self._standing.get(key)
+        if made is None:
+            made = self._ends.enter_context(self._pool.mount(source, mntpoint))
+            self._standing[key] = made
+        elif not fixed:
+            made.refresh(warn=False)
+        self._mounts = [*(each for each in self._mounts if each is not made), made]
+        yield made
 
 
 @contextlib.contextmanager
