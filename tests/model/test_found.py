@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.model.test_model import BindModel, DevfuseModel, Model, Pyfuse3Model
+from tests.model.test_model import (
+    BindModel,
+    ContainedFuseModel,
+    ContainedModel,
+    DevfuseModel,
+    Model,
+    Pyfuse3Model,
+)
 
 pytestmark = pytest.mark.fuse
 
@@ -33,6 +42,22 @@ def test_who_lists_an_open_directory_again_hides_no_new_file(model: Model) -> No
 
 
 def test_other_places_of_a_mount_follow_it(model: Model) -> None:
+    _follow(model)
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", [ContainedFuseModel, ContainedModel])
+def test_running_containers_follow_a_mount(
+    kind: type[Model], sif: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(kind.world_of, "sif", sif, raising=False)
+    model = kind()
+    request.addfinalizer(model.teardown)
+    _follow(model)
+
+
+def _follow(model: Model) -> None:
     model.mount([[("write", 0, b"a", 0, 0), ("write", 0, b"b", 4096, 0)]])
     model.view()
     model.open(1, True)

@@ -42,6 +42,7 @@ from tests.model.source import EDITS, Snapshot, Source, pick, snapshot
 from tests.model.test_model import EXAMPLES
 from tests.model.worlds import KILLS, Read
 from tests.mount.conformance import Directory
+from wheelmount import doctor
 from wheelmount.config import Settings
 from wheelmount.errors import MountError
 from wheelmount.mount.serve import processes
@@ -179,6 +180,8 @@ class HostsModel(RuleBasedStateMachine):
         self._opened: list[int] = []
         self._views: dict[Path, str] = {}
         self._kills = 0
+        self._lost = False
+        """Whether a host was killed: who clears up after it may be killed as well."""
 
     @property
     def client(self) -> Client:
@@ -275,6 +278,7 @@ class HostsModel(RuleBasedStateMachine):
     @rule(which=pick, edits=EDITS, again=st.booleans())
     def lose_a_host(self, which: int, edits: list[Any], again: bool) -> None:
         self._let_go_of_the_other()
+        self._lost = True
         name = sorted(self._points)[which % len(self._points)]
         host = psutil.Process(self.client.ask("pids")[name])
         family = [host, *host.children(recursive=True)]
@@ -451,6 +455,8 @@ class HostsModel(RuleBasedStateMachine):
         deadline = time.monotonic() + 60
         left: set[str] = set()
         while time.monotonic() < deadline:
+            if self._lost:
+                self._clear()
             left = _mounts(self._place) | _processes(self._place)
             kept = f"wheelmount-{os.getuid()}", "mounts", "stores", "sessions", "instances"
             for name in ("runtime", "store"):
@@ -461,6 +467,12 @@ class HostsModel(RuleBasedStateMachine):
             time.sleep(0.1)
         assert not left, f"left: {left}"
         shutil.rmtree(self._place)
+
+    def _clear(self) -> None:
+        """Clear what killed hosts of killed clients left, as ``wheelmount doctor --fix`` does."""
+        for each in doctor.leftovers(_settings(self._place)):
+            assert each.text == "hosts that are gone", each
+            doctor.clear(each)
 
     def _end(self) -> None:
         for path in list(self._views):

@@ -28,7 +28,17 @@ from hypothesis.stateful import (
 )
 
 from tests.model.source import EDITS, Snapshot, Source, pick, snapshot
-from tests.model.worlds import Alone, Bound, Libfuse, List, Mount, Read, World
+from tests.model.worlds import (
+    Alone,
+    Bound,
+    Contained,
+    ContainedFuse,
+    Libfuse,
+    List,
+    Mount,
+    Read,
+    World,
+)
 from tests.mount.conformance import Shown
 
 EXAMPLES = int(os.environ.get("WHEELMOUNT_MODEL", "0"))
@@ -191,6 +201,15 @@ class BindModel(Model):
     counts_names = False  # a file that two generations share shows the names of both
 
 
+class ContainedFuseModel(Model):
+    world_of = ContainedFuse
+
+
+class ContainedModel(Model):
+    world_of = Contained
+    counts_names = False  # see BindModel
+
+
 def _run(model: type[Model], examples: int) -> None:
     phases = set(hypothesis.Phase) if EXAMPLES else {hypothesis.Phase.generate}
     settings = hypothesis.settings(
@@ -213,3 +232,12 @@ def test_the_tree_and_its_store() -> None:
 @pytest.mark.parametrize("model", [DevfuseModel, Pyfuse3Model, BindModel])
 def test_mounts(model: type[Model]) -> None:
     _run(model, 2)
+
+
+@pytest.mark.fuse
+@pytest.mark.containers
+@pytest.mark.timeout(0 if EXAMPLES else 600)
+@pytest.mark.parametrize("model", [ContainedFuseModel, ContainedModel])
+def test_running_containers(model: type[Model], sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.world_of, "sif", sif, raising=False)
+    _run(model, 1)

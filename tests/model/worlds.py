@@ -10,11 +10,16 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
+
+import psutil
 
 from tests.mount.conformance import Bare, Directory, Shown
 from tests.mount.test_server import Served
 from tests.mount.test_store import arrive
 from wheelmount.config import Settings
+from wheelmount.containers.container import PACKAGES, Container
+from wheelmount.containers.instance import Instance
 from wheelmount.errors import MountError
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.vfs import Vfs
@@ -281,5 +286,41 @@ class Libfuse(Mount):
 
 class Bound(Mount):
     """A mount that the kernel shows alone."""
+
+    adapter = "bind"
+
+
+class _Instances(Mount):
+    """A mount whose other places are ``/packages`` of containers that keep running."""
+
+    sif: ClassVar[Path]
+    """Image of the containers."""
+
+    def __init__(self, source: Path, place: Path) -> None:
+        super().__init__(source, place)
+        self._instances: list[Instance] = []
+
+    def view(self) -> Shown:
+        runtime = self._place / "containers"
+        instance = Instance(runtime, f"i{len(self._instances)}", "here")
+        container = Container(self.sif, instance.workdir, packages=self._served.mount)
+        record = instance.ensure(container)
+        self._instances.append(instance)
+        assert instance.run(container, ["test", "-d", PACKAGES]) == 0
+        (inside,) = psutil.Process(record.pid).children()
+        return Directory(Path(f"/proc/{inside.pid}/root{PACKAGES}"))
+
+    def end(self) -> None:
+        for instance in self._instances:
+            assert instance.stop()
+        super().end()
+
+
+class ContainedFuse(_Instances):
+    """Running containers that show a mount by FUSE."""
+
+
+class Contained(_Instances):
+    """Running containers that show a mount which the kernel shows alone."""
 
     adapter = "bind"
