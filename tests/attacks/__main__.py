@@ -139,6 +139,8 @@ def _started(user: int, *command: str | Path, cwd: Path | None = None) -> subpro
     home = Path("/root") if user == ROOT else HOMES / str(user)
     names = {ROOT: "root", USER: "wm-user", STRANGER: "wm-stranger"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # Containers' overlays cannot lie on one, as root's home may here.
+    own = {"WHEELMOUNT_STATE_DIR": "/tmp/root"} if user == ROOT else {}
     return subprocess.Popen(
         list(map(str, command)),
         user=user,
@@ -149,6 +151,7 @@ def _started(user: int, *command: str | Path, cwd: Path | None = None) -> subpro
             "HOME": str(home),
             "USER": names[user],
             "PATH": path,
+            **own,
             # What is refused is not answered, and waited for.
             "WHEELMOUNT_START_TIMEOUT": "10" if user == STRANGER else "60",
         },
@@ -533,10 +536,8 @@ def archive_of_a_container() -> str | None:
     collected.mkdir()
     precious = collected / "precious"
     precious.write_text("precious")
-    # An overlay cannot lie on another, as root's home is here.
-    command = "env", "WHEELMOUNT_STATE_DIR=/tmp/state", sys.executable, "-m", "wheelmount.cli.main"
     words = "exec", "--hosts", "local:1", "--image", IMAGE, "--collect", "/tmp", collected
-    err = _as(ROOT, *command, *words, "--", "python3", "-c", HOSTILE).stderr
+    _, err = _wheelmount(ROOT, *words, "--", "python3", "-c", HOSTILE)
     place = collected / "host0"
     if not (place / "first").exists():
         raise RuntimeError(err)

@@ -26,6 +26,7 @@ from wheelmount.wheels import archive
 from wheelmount.wheels import download as download_module
 from wheelmount.wheels import fetch as fetch_module
 from wheelmount.wheels.download import DownloadReport, download, locked
+from wheelmount.wheels.scratch import write_whole
 
 from .support import TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256
 
@@ -304,8 +305,8 @@ def test_the_wait_for_another_is_bounded(
 def test_a_full_disk(
     index: Index, house: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.mkdir()
-    (house / f"{wheel.name}.part").symlink_to("/dev/full")
+    # Links are not followed there.
+    monkeypatch.setattr(fetch_module, "_open_no_link", lambda _, flags: os.open("/dev/full", flags))
     with pytest.raises(StoreError) as caught:
         fetch(index, house, wheel)
     assert str(house) in caught.value.message
@@ -400,3 +401,17 @@ def test_credentials_stay_with_their_origin(
     monkeypatch.setenv("UV_INDEX", other)
     with pytest.raises(TransferError, match="401"):
         fetch(index, house, wheel)
+
+
+def test_nothing_is_written_where_links_lead(index: Index, house: Path, wheel: Path) -> None:
+    """Others may put links into a directory of wheels that they may write to."""
+    precious = house.with_name("precious")
+    precious.write_text("precious")
+    house.mkdir()
+    (house / f"{wheel.name}.part").symlink_to(precious)
+    (house / f".note.{os.getpid()}").symlink_to(precious)
+    fetch(index, house, wheel)
+    write_whole(house / "note", b"x")
+    assert (house / wheel.name).read_bytes() == wheel.read_bytes()
+    assert not (house / wheel.name).is_symlink()
+    assert precious.read_text() == "precious"

@@ -340,6 +340,7 @@ def keep(wheel: Path, directory: Path, progress: Progress) -> Path:
     kept = directory / wheel.name
     with locked(directory, progress):
         part = kept.with_name(f"{kept.name}.part")
+        part.unlink(missing_ok=True)  # it may be a link, which another file system's copy follows
         shutil.move(wheel, part)
         part.replace(kept)
     return kept

@@ -168,6 +168,8 @@ class _Fetch:
         if self._stop.is_set():
             raise _StopError
         part = self._directory / f"{wheel.filename}.part"
+        if part.is_symlink():  # where others may write it may be theirs, and lead anywhere
+            part.unlink()
         local = _local_path(wheel.source, self._directory)
         if local is not None:
             resumed = 0
@@ -222,7 +224,7 @@ class _Fetch:
     ) -> str:
         """Add chunks to the first ``have`` bytes of ``part``; the SHA-256 of the whole."""
         digest = hashlib.sha256()
-        with part.open("r+b" if have else "wb") as stream:
+        with open(part, "r+b" if have else "wb", opener=_open_no_link) as stream:
             while stream.tell() < have:
                 digest.update(stream.read(min(CHUNK, have - stream.tell())))
             self._total.at(wheel, size, have)
@@ -321,6 +323,10 @@ def refuse_unsound(file: Path, wheel: Wheel, trusted: Collection[str]) -> None:
     else:
         hint = "take another version, and tell who made it"
     raise WheelError(f"{wheel.filename} is not sound: {faults[0]}", hint=hint)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 @contextmanager

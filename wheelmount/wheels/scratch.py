@@ -65,7 +65,9 @@ def write_whole(file: Path, data: bytes) -> None:
     """Write a file whole or not at all, and leave nothing else behind."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        fresh.write_bytes(data)
+        fresh.unlink(missing_ok=True)
+        with fresh.open("xb") as stream:  # where others may write, they may have put a link there
+            stream.write(data)
         fresh.replace(file)
     except BaseException:
         with contextlib.suppress(OSError):
