@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +16,13 @@ import httpx
 import pytest
 import uv
 
-from tests.conftest import CHECKOUT
+from tests.conftest import CHECKOUT, Cli
 from tests.containers.test_running import output, wait_until
+from tests.testbed import LOGIN, Lab
+from tests.testbed.service import WORKER_PORT, start_workers
 from wheelmount.containers import image
 from wheelmount.containers.container import Bind, Container
+from wheelmount.hosts.address import SECURE
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
@@ -84,17 +89,21 @@ def push(registry: str, name: str, tag: str, layer: Path) -> None:
     ).raise_for_status()
 
 
-def test_an_image_of_a_registry(
-    registry: str, sif: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def layer(sif: Path, tmp_path: Path) -> Path:
+    """A tar archive of a Debian with Python, without what images/python.def brings."""
     (tmp_path / "out").mkdir()
     bind = Bind(tmp_path / "out", "/out", writable=True)
     with Container(sif, tmp_path / "work", binds=[bind]) as container:
-        # Without what the definition itself brings.
         left_out = "--exclude=./out --exclude=./usr/local/bin/uv --exclude=./etc/pip.conf"
         output(container, f"tar -C / --one-file-system {left_out} -cf /out/layer.tar .")
-    push(registry, "python", "3.11-slim", tmp_path / "out" / "layer.tar")
+    return tmp_path / "out" / "layer.tar"
 
+
+def test_an_image_of_a_registry(
+    registry: str, layer: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(registry, "python", "3.11-slim", layer)
     monkeypatch.setenv("APPTAINER_NO_HTTPS", "true")
     monkeypatch.setenv("APPTAINER_CACHEDIR", str(tmp_path / "cache"))
     made = tmp_path / "docker.sif"
@@ -105,3 +114,83 @@ def test_an_image_of_a_registry(
     with Container(made, tmp_path / "work", packages=wheels) as container:
         output(container, "uv pip install hello && pip install greeting")
         output(container, "python -c 'import hello, greeting'")
+
+
+def small(where: Path, text: str) -> Path:
+    """A layer of a shell and what it needs, and a file with a text."""
+    root = where / "root"
+    for name in ("bin", "lib64", "lib/x86_64-linux-gnu", "etc", "tmp"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for program in ("/bin/sh", "/bin/cat"):
+        shutil.copy(program, root / "bin")
+        told = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        for library in re.findall(r"(/lib\S+)", told):
+            shutil.copy(library, root / library[1:])
+    (root / "etc" / "said").write_text(text)
+    archive = where / "layer.tar"
+    subprocess.run(["tar", "-C", root, "-cf", archive, "."], check=True)
+    return archive
+
+
+@pytest.mark.hosts
+@pytest.mark.fuse
+def test_an_image_is_pulled_once(
+    registry: str, cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APPTAINER_NO_HTTPS", "true")
+    push(registry, "small", "1", small(workplace, "first\n"))
+    reference = f"docker://{registry}/small:1"
+
+    def said(*more: str) -> str:
+        done = cli("exec", "--image", reference, *more, "--", "cat", "/etc/said")
+        assert done.returncode == 0, done.stderr
+        return done.stdout + str(done.stderr.count("pull: "))
+
+    assert said() == "first\n1"
+    assert said("--hosts", "local:2") == "== host0 ==\nfirst\n== host1 ==\nfirst\n0"
+    push(registry, "small", "1", small(workplace, "second\n"))
+    assert said() == "first\n0"
+    (held,) = json.loads(cli("cache", "size", "--json").stdout)["items"]
+    assert (held["kind"], held["bytes"] > 100_000) == ("image", True)
+    sif = cli("image", "pull", reference).stdout.strip()
+    assert said() == "second\n0", "an overlay of its own for another image"
+
+    # The same by a registry of files, and by name from others of the cache.
+    oras = f"oras://{registry}/mine:1"
+    apptainer = ["apptainer", "push", sif, oras]
+    subprocess.run(apptainer, check=True, capture_output=True, timeout=60)
+    done = cli("exec", "--image", oras, "--", "cat", "/etc/said")
+    assert (done.returncode, done.stdout) == (0, "second\n"), done.stderr
+
+    done = cli("exec", "--image", f"docker://{registry}/none:1", "--", "true")
+    assert done.returncode == 71
+    assert f"docker://{registry}/none:1 cannot be pulled" in done.stderr
+    assert cli("image", "pull", "small").returncode == 64
+    assert cli("cache", "clean").stdout.endswith("2 removed\n")
+
+
+@pytest.mark.lab
+@pytest.mark.hosts
+@pytest.mark.fuse
+def test_it_is_shown_to_hosts_elsewhere_by_a_mount(
+    registry: str, cli: Cli, workplace: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulled here, where the registry is, and run by hosts that reach nothing but the client."""
+    monkeypatch.setenv("APPTAINER_NO_HTTPS", "true")
+    for name in ("CACHE", "STATE"):
+        monkeypatch.setenv(f"WHEELMOUNT_{name}_DIR", str(shared / name))
+    push(registry, "small", "1", small(workplace, "said\n"))
+    reference = f"docker://{registry}/small:1"
+    assert cli("image", "pull", reference).returncode == 0
+    with Lab(2, shared=[shared]) as lab:
+        start_workers(lab, SECURE)
+        hosts = ",".join(f"tls://{lab.address(host)}:{WORKER_PORT}" for host in lab.hosts)
+        command = [sys.executable, "-m", "wheelmount.cli.main", "exec", "-q", "--hosts", hosts]
+        script = 'echo "$APPTAINER_CONTAINER"; cat /etc/said'
+        done = lab.run(LOGIN, [*command, "--image", reference, "sh", "-c", script])
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert lines[2::3] == ["said", "said"], lines
+        assert all("/image-" in line and line.endswith("/img.sif") for line in lines[1::3]), lines
+        done = lab.run(LOGIN, [*command, "--image", reference, "--instance", "one", "true"])
+        assert (done.returncode, "wheelmount up" in done.stderr) == (64, True)

@@ -16,7 +16,7 @@ from wheelmount.operations.image import parse_size
 
 @click.group()
 def cache() -> None:
-    """Look after wheelhouses, wheels and environments that commands keep; all can be made anew."""
+    """Look after wheelhouses, wheels, environments and images that commands keep."""
 
 
 @cache.command()
@@ -28,7 +28,7 @@ def size(as_json: bool) -> None:
     if as_json:
         print(json.dumps({"directory": settings.cache_dir, "bytes": whole, "items": _plain(found)}))
         return
-    for kind in ("wheelhouse", "tree", "environment", "unpacked"):
+    for kind in ("wheelhouse", "tree", "environment", "image", "unpacked"):
         of_kind = [item for item in found if item.kind == kind]
         print(f"{kind}: {len(of_kind)}, {sum(item.size for item in of_kind) / 1e6:.1f} MB")
     print(f"in all: {whole / 1e6:.1f} MB in {settings.cache_dir}")

@@ -28,8 +28,9 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
         "--image",
         "images",
         metavar="SIF",
-        help="In an offline container of this image. HOST=SIF,HOST=SIF,… for different ones; one "
-        "inside the directory that is mounted is taken from the mount.",
+        help="In an offline container of this image, a file or docker://, oras://, library://… of "
+        "a registry. HOST=SIF,HOST=SIF,… for different ones; one inside the directory that is "
+        "mounted is taken from the mount.",
     )
     @click.option(
         "--overlay",
@@ -74,8 +75,9 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         values["image"] = None
         if images is not None or instance is not None or values.get("packages") is not None:
+            paths, references = parse_images(images) if images is not None else ({}, {})
             values["image"] = Image(
-                parse_images(images) if images is not None else {},
+                paths,
                 overlay,
                 overlay_kind,
                 overlay_size,
@@ -83,6 +85,7 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
                 [parse_bind(bind) for bind in binds],
                 nv,
                 privileged,
+                references=references,
             )
         return command(*arguments, **values)
 

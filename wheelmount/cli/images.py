@@ -9,6 +9,7 @@ from typing import Any
 import click
 import uv
 
+from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.containers import image as images
@@ -39,6 +40,22 @@ def build(definition: Path, sif: Path, build_args: tuple[str, ...], quiet: bool)
     progress = ConsoleProgress(quiet=quiet)
     built = images.build(definition, sif, build_args=values, progress=progress)
     print(f"{sif}: {'built' if built else 'up to date'}")
+
+
+@image.command()
+@click.argument("references", nargs=-1, required=True)
+@options.quiet
+def pull(references: tuple[str, ...], quiet: bool) -> None:
+    """Bring images of registries into the cache: docker://…, oras://…, library://….
+
+    `--image` does so where one is not there. A tag may have come to mean another image: this
+    brings what it means now.
+    """
+    from wheelmount.operations import pulled  # with Monarch
+
+    settings, progress = config.load(), ConsoleProgress(quiet=quiet)
+    for reference in references:
+        print(pulled.pull(reference, settings, progress))
 
 
 @image.command("ls")

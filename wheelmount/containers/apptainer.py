@@ -172,12 +172,48 @@ def build(
         UnavailableError: apptainer is missing.
     """
     command = [str(find()), "build", *build_privileges(), *options, str(image), str(definition)]
+    if code := _logged(command, definition.parent, log, scratch, on_line):
+        reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
+        raise ContainerError(
+            f"{definition.name} did not build: {reason or f'exit code {code}'}",
+            hint=f"{advice}; the full log is {log}" if advice else f"the full log is {log}",
+        )
+
+
+def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], object]) -> None:
+    """Bring an image of a registry, as one file.
+
+    Args:
+        reference: what apptainer calls it: ``docker://python:3.12-slim``.
+        image: the SIF to write.
+        scratch: directory for temporary files.
+        on_line: called for every line that apptainer prints.
+
+    Raises:
+        ContainerError: it cannot be had; whatever was started for it has ended.
+        UnavailableError: apptainer is missing.
+    """
+    log = scratch / "log"
+    # Without apptainer's own cache, which would keep all of it a second time.
+    command = [str(find()), "pull", "--force", "--disable-cache", str(image), reference]
+    if code := _logged(command, scratch, log, scratch, on_line):
+        reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
+        raise ContainerError(
+            f"{reference} cannot be pulled: {reason or f'exit code {code}'}",
+            hint=advice or "see whether `apptainer pull` can, and is logged in where it has to be",
+        )
+
+
+def _logged(
+    command: Sequence[str], cwd: Path, log: Path, scratch: Path, on_line: Callable[[], object]
+) -> int:
+    """Run a command that brings or builds an image; gives its exit code."""
     log.unlink(missing_ok=True)
     with (
         log.open("a", encoding="utf-8", buffering=1) as file,
         subprocess.Popen(
             command,
-            cwd=definition.parent,
+            cwd=cwd,
             env={**build_environment(), "APPTAINER_TMPDIR": str(scratch)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -194,12 +230,7 @@ def build(
         except BaseException:
             stop(process.pid)
             raise
-    if process.returncode:
-        reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
-        raise ContainerError(
-            f"{definition.name} did not build: {reason or f'exit code {process.returncode}'}",
-            hint=f"{advice}; the full log is {log}" if advice else f"the full log is {log}",
-        )
+    return process.returncode
 
 
 def make_overlay(path: Path, size: int) -> None:
@@ -295,6 +326,8 @@ _KNOWN = {
     "(--overlay NAME), or set WHEELMOUNT_STATE_DIR",
     "seccomp": "this apptainer was built without seccomp: install Debian's, or give --privileged",
     "No space left": "free some space, or set TMPDIR to a larger directory",
+    "HTTP response to HTTPS client": "for a registry without TLS: APPTAINER_NO_HTTPS=true",
+    "unauthorized": "see whether the name is right, and log in: apptainer registry login",
     "/dev/fuse": "load the fuse module; as root: chmod 666 /dev/fuse",
 }
 """What to do about the failures that are known, by what is said of them."""

@@ -106,7 +106,7 @@ def build(
                 f"build argument {name}={value!r} cannot be passed on",
                 hint="a name is letters and digits; a value has no comma, quote or line end",
             )
-    with _lock(sif, progress):
+    with lock(sif, progress):
         digest = fingerprint(definition, values)
         if _Stamp.of(sif, digest, definition, values).same(_stamp(sif)):
             return False
@@ -140,14 +140,19 @@ def _build(
 
 
 @contextlib.contextmanager
-def _lock(sif: Path, progress: Progress) -> Iterator[None]:
+def lock(sif: Path, progress: Progress) -> Iterator[None]:
+    """Be the only process that makes an image.
+
+    Raises:
+        ContainerError: its directory cannot be written to.
+    """
     lock = filelock.FileLock(sif.with_name(f".{sif.name}.lock"))
     try:
         sif.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout:
-            progress.log(f"waiting for another build of {sif.name}")
+            progress.log(f"waiting for another process that makes {sif.name}")
             lock.acquire()
     except OSError as error:
         raise ContainerError(

@@ -1,4 +1,4 @@
-"""The cache of this user: wheelhouses that commands made, unpacked wheels and environments.
+"""The cache of this user: wheelhouses that commands made, unpacked wheels, environments and images.
 
 All can be made again. What was used least recently goes first; the contents of unpacked wheels go
 with the last of them.
@@ -29,7 +29,8 @@ class Item:
     """A part of the cache that goes or stays as a whole.
 
     Attributes:
-        kind: ``wheelhouse``, ``tree``, ``environment`` or ``unpacked``, a wheel unpacked.
+        kind: ``wheelhouse``, ``tree``, ``environment``, ``image`` (of a registry) or ``unpacked``,
+            a wheel unpacked.
         path: a directory; for ``unpacked`` the file that says what the wheel consists of.
         size: bytes on the disk that go with it, of those that nothing else has.
         used: when it was last used, in seconds since 1970.
@@ -56,6 +57,7 @@ def items(settings: Settings, kind: str = "") -> list[Item]:
         for path in _folders(unpacked / "trees")
     ]
     found += _environments(cache)
+    found += [Item("image", path, _size(path), _time(path)) for path in _folders(cache / "images")]
     found += [
         Item("unpacked", path, _contents(unpacked, path), path.stat().st_mtime)
         for path in (unpacked / "wheels").glob("*.json")
@@ -97,7 +99,8 @@ def prune(settings: Settings, bound: int) -> list[Item]:
                 break
             if item.kind != "unpacked" and item.path.name in standing:
                 continue
-            if item.kind == "environment" and (item.path in shown or not removable(item.path)):
+            held = item.kind in ("environment", "image")
+            if held and (item.path in shown or not removable(item.path)):
                 continue
             discard(item.path)
             gone.append(item)
@@ -156,7 +159,8 @@ def _standing(settings: Settings) -> set[str]:
 def _clear(settings: Settings) -> None:
     """What runs that were killed have left."""
     cache = Path(settings.cache_dir)
-    for folder in (cache / "environments", cache / "unpacked", cache / "unpacked" / "trees"):
+    unpacked = cache / "unpacked"
+    for folder in (cache / "environments", cache / "images", unpacked, unpacked / "trees"):
         for place in abandoned(folder):
             shutil.rmtree(place, ignore_errors=True)
 
@@ -194,7 +198,7 @@ def mounted(settings: Settings) -> set[Path]:
 
 
 def removable(folder: Path) -> bool:
-    """Whether no command holds an environment."""
+    """Whether no command holds an environment or an image."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,10 +13,10 @@ from wheelmount.errors import InputError
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Result, Results
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.operations import instances, pools, scripts
+from wheelmount.operations import instances, pools, pulled, scripts
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
-from wheelmount.operations.mounts import on_mounts
+from wheelmount.operations.mounts import hosts_for
 from wheelmount.progress import Progress
 from wheelmount.wheels.missing import absent
 
@@ -47,6 +47,19 @@ def execute(
         settings: in force.
         progress: told about each step.
     """
+    with pulled.here(image, settings, progress) as found:
+        return _execute(spec, found, argv, packages, launch, settings, progress)
+
+
+def _execute(
+    spec: HostSpec,
+    image: Image,
+    argv: Sequence[str],
+    packages: Path | None,
+    launch: Launch,
+    settings: Settings,
+    progress: Progress,
+) -> Results:
     check(spec, image, argv)
     if launch.collect is not None and launch.collect.output and image.instance is not None:
         raise InputError(
@@ -54,25 +67,30 @@ def execute(
             hint="leave --instance out, or give a path in it: --collect PATH DIRECTORY",
         )
 
-    def ordered(host: str, shown: Shown | None) -> Command:
+    def ordered(image: Image, host: str, shown: Shown | None) -> Command:
         return carry_out(order(host, image, shown, launch, settings), argv)
 
     if packages is not None and image.instance is not None:
         results = instances.on_standing(spec, image, packages, ordered, launch, settings, progress)
     elif packages is not None:
-        results = on_mounts(
-            spec,
-            packages,
-            packages_point(spec, packages),
-            lambda host, path: ordered(host, Shown(packages, path)),
-            settings,
-            progress,
-            "run",
-            launch,
-        )
+        point = packages_point(spec, packages)
+        with (
+            hosts_for(spec, point, settings, progress) as pool,
+            pulled.shown(image, pool, spec) as seen,
+        ):
+            results = pool.run_on_mounts(
+                packages,
+                point,
+                lambda host, path: ordered(seen, host, Shown(packages, path)),
+                "run",
+                launch,
+            )
     else:
-        with pools.at(spec, settings, progress, namespaces=False) as pool:
-            commands = {host.name: ordered(host.name, None) for host in pool.chosen}
+        with (
+            pools.at(spec, settings, progress, namespaces=False) as pool,
+            pulled.shown(image, pool, spec) as seen,
+        ):
+            commands = {host.name: ordered(seen, host.name, None) for host in pool.chosen}
             results = pool.run(commands, "run", launch)
     explain(results, image, packages, progress)
     return results
@@ -106,6 +124,21 @@ def script(
         settings: in force.
         progress: told about each step.
     """
+    with pulled.here(image, settings, progress) as found:
+        return _script(spec, found, source, words, text, mntpoint, launch, settings, progress)
+
+
+def _script(
+    spec: HostSpec,
+    image: Image,
+    source: Path,
+    words: Sequence[str],
+    text: bytes | None,
+    mntpoint: str | None,
+    launch: Launch,
+    settings: Settings,
+    progress: Progress,
+) -> Results:
     argv = list(words)
     if text is not None:
         inside = scripts.is_environment(source)
@@ -118,7 +151,7 @@ def script(
             hint="leave --instance out, or use `wheelmount exec`",
         )
 
-    def ordered(host: str, path: str) -> Command:
+    def ordered(image: Image, host: str, path: str) -> Command:
         plain = order(host, image, Shown(source, path), launch, settings, path)
         shown = dataclasses.replace(
             plain,
@@ -128,7 +161,13 @@ def script(
         )
         return carry_out(shown, scripts.activated(source, path, argv, image.variables))
 
-    results = on_mounts(spec, source, mntpoint, ordered, settings, progress, "run", launch)
+    with (
+        hosts_for(spec, mntpoint, settings, progress) as pool,
+        pulled.shown(image, pool, spec) as seen,
+    ):
+        results = pool.run_on_mounts(
+            source, mntpoint, lambda host, path: ordered(seen, host, path), "run", launch
+        )
     explain(results, image, source, progress)
     return results
 

@@ -19,7 +19,7 @@ from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.kernel.points import PRIVATE
-from wheelmount.operations import cache, containers, pools, scripts, targets
+from wheelmount.operations import cache, containers, pools, pulled, scripts, targets
 from wheelmount.operations.containers import SCRIPT
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
@@ -32,8 +32,9 @@ from wheelmount.wheels.venv import Environment, activated
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-_Made: TypeAlias = Callable[[str, str | None, str], Command]
-"""Of a host's name, its mount point of the source if there is one, and of the environment."""
+_Made: TypeAlias = Callable[[Image | None, str, str | None, str], Command]
+"""Of the image as hosts see it, a host's name, its mount point of the source if there is one, and
+of the environment."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def run(
         plain = name == "-" and not text.startswith(b"#!")
         interpreter = scripts.PYTHON if plain else scripts.interpreter(text, name, environment=True)
 
-    def command(host: str, path: str | None, environment: str) -> Command:
+    def command(image: Image | None, host: str, path: str | None, environment: str) -> Command:
         more = dict(launch.variables)
         if path is not None:
             more["WHEELMOUNT_MOUNT"] = path
@@ -137,18 +138,19 @@ def execute(
         settings: in force.
         progress: told about each step.
     """
-    containers.check(spec, image, argv)
 
-    def command(host: str, path: str | None, environment: str) -> Command:
+    def command(seen: Image | None, host: str, path: str | None, environment: str) -> Command:
         shown = None if path is None or packages is None else Shown(packages, path)
-        plain = order(host, image, shown, launch, settings)
+        plain = order(host, seen or image, shown, launch, settings)
         ordered = dataclasses.replace(
             plain, binds=[*plain.binds, (environment, environment, False)]
         )
         return carry_out(ordered, activated(environment, argv, image.variables))
 
     point = None if packages is None else packages_point(spec, packages)
-    return _on_mounts(spec, needed, packages, point, command, image, launch, settings, progress)
+    with pulled.here(image, settings, progress) as found:
+        containers.check(spec, found, argv)
+        return _on_mounts(spec, needed, packages, point, command, found, launch, settings, progress)
 
 
 def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
@@ -202,6 +204,8 @@ def _on_mounts(
             hint="leave --instance out",
         )
     with contextlib.ExitStack() as stack:
+        if image is not None:
+            image = stack.enter_context(pulled.here(image, settings, progress))
 
         def hosts() -> pools.HostPool:
             return stack.enter_context(pools.at(spec, settings, progress, namespaces=True))
@@ -209,6 +213,9 @@ def _on_mounts(
         pool = hosts() if image is None and spec.kind != "local" else None
         environment = stack.enter_context(_made(needed, image, pool, settings, progress))
         pool = pool or hosts()
+        if image is not None:
+            image = stack.enter_context(pulled.shown(image, pool, spec))
+        seen = image
         point = _point(environment)
         with pool.mount(environment.folder, point, fixed=True) as mounted:
             paths = mounted.mntpoints
@@ -216,12 +223,12 @@ def _on_mounts(
                 results = pool.run_on_mounts(
                     source,
                     mntpoint,
-                    lambda host, path: command(host, path, paths[host]),
+                    lambda host, path: command(seen, host, path, paths[host]),
                     "run",
                     launch,
                 )
             else:
-                commands = {host: command(host, None, path) for host, path in paths.items()}
+                commands = {host: command(seen, host, None, path) for host, path in paths.items()}
                 results = pool.run(commands, "run", launch)
         results.shortfall = results.shortfall or mounted.shortfall()
     return results

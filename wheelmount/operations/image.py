@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from blake3 import blake3
 
 from wheelmount.config import Settings
+from wheelmount.containers import registry
 from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Kind
 from wheelmount.errors import InputError
@@ -42,6 +43,8 @@ class Image:
         nv: whether it may use NVIDIA devices.
         privileged: see `Container`.
         variables: to set for commands in it.
+        references: of images of registries (``docker://…``), by host as ``paths``; those have none
+            for them until they are pulled.
     """
 
     paths: Mapping[str, Path] = dataclasses.field(default_factory=dict)
@@ -53,6 +56,7 @@ class Image:
     nv: bool = False
     privileged: bool = False
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    references: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def own(self, host: str) -> Path:
         """The image that is named for ``host``.
@@ -115,24 +119,31 @@ class Shown:
         return self.at("packages") if inner else self.mntpoint
 
 
-def parse_images(text: str) -> dict[str, Path]:
+def parse_images(text: str) -> tuple[dict[str, Path], dict[str, str]]:
     """Read ``IMAGE`` or ``HOST=IMAGE,HOST=IMAGE,…``, where one may be for all other hosts.
+
+    Returns:
+        Paths, and references to images of registries, by host.
 
     Raises:
         InputError: a host or the others are named twice, or a path is empty.
     """
     if Path(text).exists():
-        return {"": Path(text)}
+        return {"": Path(text)}, {}
     paths: dict[str, Path] = {}
+    references: dict[str, str] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(?:([\w.-]+)=)?(.+)", part, re.DOTALL)
-        if match is None or (match[1] or "") in paths:
+        if match is None or (match[1] or "") in {**paths, **references}:
             raise InputError(
                 f"cannot make images of {text!r}",
                 hint="give one path, or one a host: --image host0=a.sif,host1=b.sif",
             )
-        paths[match[1] or ""] = Path(match[2])
-    return paths
+        if match[2].startswith(registry.SCHEMES):
+            references[match[1] or ""] = match[2]
+        else:
+            paths[match[1] or ""] = Path(match[2])
+    return paths, references
 
 
 def parse_size(text: str) -> int:
@@ -219,8 +230,13 @@ def _inside(path: Path, folder: Path) -> str | None:
 
 def packages_point(spec: HostSpec, packages: Path) -> str:
     """Where a wheelhouse is mounted on hosts: always there in a session, whose mounts stay."""
-    mark = secrets.token_hex(4) if spec.session is None else mark_of(packages)
-    return f"{PRIVATE}/packages-{mark}-{{host}}"
+    return point_of(spec, packages, "packages")
+
+
+def point_of(spec: HostSpec, directory: Path, kind: str) -> str:
+    """Where a directory of some kind is mounted on hosts, in the user's own; see above."""
+    mark = secrets.token_hex(4) if spec.session is None else mark_of(directory)
+    return f"{PRIVATE}/{kind}-{mark}-{{host}}"
 
 
 def mark_of(directory: Path) -> str:

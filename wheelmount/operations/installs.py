@@ -20,7 +20,7 @@ from wheelmount.hosts.commands import Output, Result, Results, worst
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.kernel.points import PRIVATE
-from wheelmount.operations import cache, pools, targets
+from wheelmount.operations import cache, pools, pulled, targets
 from wheelmount.operations.containers import execute
 from wheelmount.operations.image import Image, packages_point
 from wheelmount.operations.launch import Launch
@@ -84,10 +84,11 @@ def install(
     """
     if link_mode != "copy" and tool != "wheelmount":
         raise InputError(f"{tool} has no links to make", hint="leave --tool or --link-mode out")
-    with (
-        cache.used(settings),
-        _targets(spec, into, target, settings, progress) as (found, hosts),
-    ):
+    with contextlib.ExitStack() as stack:
+        if isinstance(into, Image):
+            into = stack.enter_context(pulled.here(into, settings, progress))
+        stack.enter_context(cache.used(settings))
+        found, hosts = stack.enter_context(_targets(spec, into, target, settings, progress))
         if tool == "wheelmount" and len(found) > 1:
             raise InputError(
                 f"different Pythons: {', '.join(map(str, found))}",

@@ -15,7 +15,7 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.mount.serve import processes
-from wheelmount.operations import pools
+from wheelmount.operations import pools, pulled
 from wheelmount.operations.image import Image, Shown, carry_out, mark_of, order, packages_point
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.pools import HostPool
@@ -29,7 +29,7 @@ def on_standing(
     spec: HostSpec,
     image: Image,
     packages: Path,
-    command: Callable[[str, Shown], Command],
+    command: Callable[[Image, str, Shown], Command],
     launch: Launch,
     settings: Settings,
     progress: Progress,
@@ -54,10 +54,13 @@ def on_standing(
         answers = pool.commands.run(asked)
         return [name for name, r in answers.items() if isinstance(r, Result) and r.code == 0]
 
-    with pools.at(spec, settings, progress, namespaces=False) as pool:
+    with (
+        pools.at(spec, settings, progress, namespaces=False) as pool,
+        pulled.shown(image, pool, spec) as image,
+    ):
         points = pool.places(where, settings)
         places = {host: Shown(packages, path) for host, path in points.items()}
-        commands = {host: command(host, shown) for host, shown in places.items()}
+        commands = {host: command(image, host, shown) for host, shown in places.items()}
         found = running(pool, places)
         if len(found) == len(commands):
             return pool.run(commands, "run", launch)

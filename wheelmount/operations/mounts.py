@@ -165,6 +165,13 @@ def on_mounts(
     Without a mount point of its own the directory
     is at its own path, which needs mount namespaces where hosts are on this machine.
     """
-    namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
-    with pools.at(spec, settings, progress, namespaces=namespaces) as pool:
+    with hosts_for(spec, mntpoint, settings, progress) as pool:
         return pool.run_on_mounts(source, mntpoint, command, step, launch)
+
+
+def hosts_for(
+    spec: HostSpec, mntpoint: str | None, settings: Settings, progress: Progress
+) -> contextlib.AbstractContextManager[pools.HostPool]:
+    """Hosts that can have a directory at a mount point, or at its own path."""
+    namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
+    return pools.at(spec, settings, progress, namespaces=namespaces)

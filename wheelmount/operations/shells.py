@@ -15,7 +15,7 @@ from wheelmount.hosts import runtime
 from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import remotemount
-from wheelmount.operations import pools
+from wheelmount.operations import pools, pulled
 from wheelmount.operations.containers import check, local_names
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
@@ -48,11 +48,28 @@ def pipe(
     Raises:
         InputError: which host is not clear.
     """
+    with pulled.here(image, settings, progress) as found:
+        return _pipe(spec, found, argv, packages, launch, settings, progress, terminal)
+
+
+def _pipe(
+    spec: HostSpec,
+    image: Image,
+    argv: Sequence[str],
+    packages: Path | None,
+    launch: Launch,
+    settings: Settings,
+    progress: Progress,
+    terminal: Size | None,
+) -> Results:
     check(spec, image, argv)
     _refuse_new_instance(image, packages)
     if spec.kind == "local":
         _choose(local_names(spec), spec.only)
-    with pools.at(spec, settings, progress, namespaces=False) as pool:
+    with (
+        pools.at(spec, settings, progress, namespaces=False) as pool,
+        pulled.shown(image, pool, spec) as image,
+    ):
         names = [each.name for each in pool.hosts]
         chosen = _choose(names, spec.only)
         with contextlib.ExitStack() as stack:
@@ -96,6 +113,19 @@ def attach(
     Raises:
         InputError: which host is not clear.
     """
+    with pulled.here(image, settings, progress) as found:
+        return _attach(spec, found, argv, packages, launch, settings, progress)
+
+
+def _attach(
+    spec: HostSpec,
+    image: Image,
+    argv: Sequence[str],
+    packages: Path | None,
+    launch: Launch,
+    settings: Settings,
+    progress: Progress,
+) -> int:
     check(spec, image, argv)
     _refuse_new_instance(image, packages)
     names = local_names(spec)
