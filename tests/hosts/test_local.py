@@ -9,15 +9,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from monarch.actor import Future
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import launcher, runtime
 from wheelmount.hosts.command_actor import CHUNK, Command
 from wheelmount.hosts.commands import Commands, Result, worst
+from wheelmount.hosts.host import Host
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.variables import CREDENTIALS
 
@@ -156,3 +159,34 @@ def test_a_host_that_does_not_come_up_is_given_up(
     monkeypatch.setattr(sys, "executable", str(slow))
     with pytest.raises(HostError, match="host0 does not come up"):
         LocalHosts(1, replace(settings, start_timeout=0.5), namespaces=False).start()
+
+
+class _Early(LocalHosts):
+    """Hosts of which the first call is answered as one that comes before they have agents."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(2, settings)
+        self.reached = 0
+
+    def _reached(self) -> list[Host]:
+        self.reached += 1
+        hosts = super()._reached()
+        if self.reached > 1:
+            return hosts
+        return [hosts[0], Host("host1", _Refusing())]
+
+
+class _Refusing:
+    @property
+    def initialized(self) -> Any:
+        async def fail() -> None:
+            raise RuntimeError("ttl expired for host_agent")
+
+        return Future._from_coro(fail())
+
+
+def test_a_host_that_is_called_before_it_has_an_agent_is_called_again(settings: Settings) -> None:
+    with _Early(settings) as hosts, Commands(list(hosts), 60) as commands:
+        assert hosts.reached == 2
+        results = commands.run({host.name: Command(("true",)) for host in hosts})
+    assert [result.code for result in results.values() if isinstance(result, Result)] == [0, 0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from wheelmount.errors import InputError
+from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import runtime
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from wheelmount.config import Settings
 
+
+GLANCE = 0.1
+"""Seconds between attempts to reach hosts that come up."""
 
 SETTLE = 3.0
 """Seconds that hosts may take to say what they have still to say."""
@@ -89,6 +93,16 @@ class Hosts(ABC):
         """Why whoever lent the hosts has taken them back; None if it has not, or does not say."""
         return None
 
+    def check_lease(self) -> None:
+        """See that whoever lent the hosts has not taken them all back, as far as that is cheap.
+
+        Called every second in which an answer of hosts is waited for.
+
+        Raises:
+            HostError: the hosts were taken back.
+        """
+        return
+
     @abstractmethod
     def attach(self) -> None:
         """Reach hosts that run.
@@ -108,6 +122,30 @@ class Hosts(ABC):
         """
         if self._hosts:
             answers(self._reached(), SETTLE)
+
+    def _await_answers(self, timeout: float) -> list[Host]:
+        """Reach hosts that listen, until each has answered.
+
+        What listens may not have its own agent yet, and a call that comes so early fails. Then it
+        is reached anew, by another mesh: one that has failed stays so.
+
+        Args:
+            timeout: seconds for an answer, and those in which calls may fail.
+
+        Raises:
+            HostError: one does not listen any more, or fails all calls.
+            WaitError: one does not answer.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            self.check()
+            hosts = self._reached()
+            ends = answers(hosts, timeout)
+            failed = [end for end in runtime.errors(ends).values() if isinstance(end, HostError)]
+            if not failed or time.monotonic() > deadline:
+                runtime.raise_first(ends)
+                return hosts
+            time.sleep(GLANCE)
 
     def _reached(self) -> list[Host]:
         """Hosts that run, by their addresses; each is yet to answer."""

@@ -74,7 +74,7 @@ class LocalHosts(Hosts):
                 self._processes.append(self._spawn(name, guard))
             # Only then attached to: Monarch may give up a host that does not listen yet.
             self._await_ready()
-            self.attach()
+            self._hosts = self._await_answers(self._settings.start_timeout)
         except BaseException:
             self.stop()
             raise

@@ -14,7 +14,7 @@ from wheelmount.errors import InputError, WaitError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
-from wheelmount.hosts.host import Hosts, answers
+from wheelmount.hosts.host import Hosts
 
 log = logging.getLogger("wheelmount")
 
@@ -103,16 +103,14 @@ class NetworkHosts(Hosts):
         runtime.start(first.reached_from(), self.authority())
         for name, address in zip(self._names, self._addresses, strict=True):
             log.debug("host: %s is at %s", name, address)
-        hosts = self._reached()
         try:
-            runtime.raise_first(answers(hosts, timeout))
+            self._hosts = self._await_answers(timeout)
         except WaitError as error:
             if first.scheme == SECURE:
                 error.hint = (
                     "hosts with other credentials do not answer: see `wheelmount worker -h`"
                 )
             raise
-        self._hosts = hosts
 
     def stop(self) -> None:
         """Let go of them."""
