@@ -20,10 +20,12 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.hosts.told import assert_only_monarch_is_told, environments
 from tests.testbed import LOGIN, Lab
+from tests.testbed.service import Service
 from tests.testbed.slurm import start_slurm
 from tests.testbed.sshd import start_sshd
 from tests.testbed.traces import Traces
 from tests.wheels.support import make_wheel
+from wheelmount.errors import InputError
 from wheelmount.variables import TLS
 from wheelmount.wheels.target import Target
 
@@ -32,6 +34,9 @@ pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
 PATH = "/mnt/tree"
 
 KINDS = ["ssh:host0,host1", "slurm:2"]
+
+START_TIMEOUT = 60.0
+"""Seconds that hosts may take to start; those of a job that is cancelled do not take them."""
 
 
 @pytest.fixture(scope="module")
@@ -389,6 +394,106 @@ def test_an_allocation_of_more_tasks_than_nodes_has_one_worker_a_node(
     inside = ["salloc", "--nodes=2", "--ntasks=6", "--ntasks-per-node=3", "--quiet", *command]
     done = lab.run(LOGIN, inside, stdin=None, input="hostname")
     assert done.stdout == "== host0 ==\nhost0\n== host1 ==\nhost1\n", done.stderr
+
+
+def test_a_new_job_is_made_from_within_an_allocation_if_asked_for(lab: Lab, source: Path) -> None:
+    inside = ["salloc", "--nodes=1", "--quiet", *_command("run", "--mntpoint", PATH)]
+    done = lab.run(LOGIN, [*inside, "--hosts", "slurm:2", source, "-"])
+    assert done.returncode == InputError.exit_code, done.stderr
+    assert "this allocation has 1 nodes, not 2" in done.stderr
+    assert "slurm:2,new-job" in done.stderr
+    script = 'test -n "$SLURM_JOB_ID" && hostname'
+    done = lab.run(
+        LOGIN,
+        [*inside, "--hosts", "slurm:2,new-job,time=10", source, "-"],
+        stdin=None,
+        input=script,
+    )
+    assert done.stdout == "== host0 ==\nhost0\n== host1 ==\nhost1\n", done.stderr
+    assert re.search(r"queue: job \d+ running", done.stderr)
+    up = [*inside[:3], *_command("up", "--hosts", "slurm:1,new-job")]
+    assert lab.run(LOGIN, up).returncode == 0
+    assert _queue(lab) == ["RUNNING None"], "it outlives the allocation"
+    assert _call(lab, "down").returncode == 0
+    _assert_clean(lab)
+
+
+def test_a_heterogeneous_allocation_is_refused(lab: Lab, source: Path) -> None:
+    command = _command("run", "--hosts", "slurm:1", "--mntpoint", PATH, source, "-")
+    done = lab.run(LOGIN, ["salloc", "--quiet", "--nodes=1", ":", "--nodes=1", *command])
+    assert done.returncode == InputError.exit_code, done.stderr
+    assert "this allocation has parts of several kinds (a heterogeneous job)" in done.stderr
+    _assert_clean(lab)
+
+
+def test_each_job_of_an_array_has_hosts_of_its_own(lab: Lab, source: Path) -> None:
+    output = source.parent / "array"
+    command = _command("run", "--quiet", "--mntpoint", f"{PATH}-$SLURM_ARRAY_TASK_ID", source, "-")
+    words = " ".join(word if "$" in word else shlex.quote(word) for word in command)
+    lines = f"echo 'echo $SLURM_ARRAY_TASK_ID; cat .hidden' | {words}"
+    batch = ["sbatch", "--wait", "--array=1-2", "--nodes=1", f"--output={output}-%a"]
+    done = lab.run(LOGIN, [*batch, "--wrap", lines])
+    for number in "12":
+        said = Path(f"{output}-{number}").read_text()
+        assert said == f"{number}\nhidden\n"
+    assert done.returncode == 0
+    _assert_clean(lab)
+
+
+BUSY = """
+import sys
+from wheelmount.cli.main import main
+from wheelmount.hosts import slurm
+slurm._ports = lambda: [20000, 20001]
+sys.argv[0] = "wheelmount"
+sys.exit(main())
+"""
+
+LISTENS = """
+import socket
+with socket.create_server(("", 20000)) as server:
+    while True:
+        server.accept()[0].close()
+"""
+
+
+@pytest.mark.parametrize("words", ["run", "up"])
+def test_a_port_of_another_program_is_left_to_it(lab: Lab, source: Path, words: str) -> None:
+    other = Service(lab, "host1", [sys.executable, "-c", LISTENS], 20000)
+    other.await_port()
+    command = [sys.executable, "-c", BUSY, words, "--hosts", "slurm:2"]
+    if words == "run":
+        command += ["--mntpoint", PATH, str(source), "-"]
+    done = lab.run(LOGIN, command, stdin=None, input="hostname")
+    lab.run("host1", ["pkill", "-KILL", "--full", "server.accept"], check=True)
+    other.process.wait(60)
+    assert done.returncode == 0, done.stderr
+    assert "host1" in done.stdout
+    if words == "up":
+        assert _call(lab, "down").returncode == 0
+    _assert_clean(lab)
+
+
+@pytest.mark.parametrize("words", ["run", "up"])
+def test_a_job_that_is_cancelled_while_hosts_start_is_noticed_at_once(
+    lab: Lab, source: Path, words: str
+) -> None:
+    command = _command(words, "--hosts", "slurm:2")
+    if words == "run":
+        command += ["--mntpoint", PATH, str(source), "-"]
+    with lab.popen(LOGIN, command, stderr=subprocess.PIPE) as client:
+        assert client.stderr is not None
+        while b" running in " not in (line := client.stderr.readline()):  # now workers start
+            assert line, "it has ended"
+        lab.run(LOGIN, ["scancel", "--user=root"], check=True)
+        cancelled = time.monotonic()
+        _, errors = client.communicate(timeout=60)
+    print(time.monotonic() - cancelled, errors)
+    assert client.returncode == 68
+    assert time.monotonic() - cancelled < START_TIMEOUT, "it was not waited for"
+    assert b"must be installed" not in errors
+    assert re.search(rb"cancelled|is being ended", errors, re.IGNORECASE), errors
+    _assert_clean(lab)
 
 
 def test_a_session_within_an_allocation_is_a_step_of_it(lab: Lab, source: Path) -> None:

@@ -104,6 +104,10 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         return cls(builder.sign(key, hashes.SHA256()), key)
 
+    def public(self) -> str:
+        """The certificate by which others check those that it signs, as PEM."""
+        return self.certificate.public_bytes(PEM).decode()
+
     def encode(self) -> bytes:
         """As it is stored and sent: certificate and key, one after the other, as PEM."""
         return self.certificate.public_bytes(PEM) + _text(self.key)

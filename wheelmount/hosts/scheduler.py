@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wheelmount import variables
@@ -32,13 +33,30 @@ class Job:
     nodes: str
 
 
-def ask(command: list[str], text: str = "", *, ended: bool = False) -> str:
+def outside(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what tells Slurm's commands that they are called within a job."""
+    own = "SLURM_CONF", "SLURM_CLUSTERS"
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in own or not name.startswith("SLURM_")
+    }
+
+
+def ask(
+    command: list[str],
+    text: str = "",
+    *,
+    ended: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> str:
     """Ask Slurm.
 
     Args:
         command: one of Slurm's.
         text: its input.
         ended: whether it may fail because a job is not there any more.
+        environ: its environment; default this process's, without secrets.
 
     Raises:
         UnavailableError: Slurm is not installed.
@@ -51,7 +69,7 @@ def ask(command: list[str], text: str = "", *, ended: bool = False) -> str:
             capture_output=True,
             text=True,
             timeout=ASK_TIMEOUT,
-            env=variables.without_secrets(),  # sbatch passes it on to the job
+            env=environ or variables.without_secrets(),  # sbatch passes it on to the job
             check=False,
         )
     except FileNotFoundError:
@@ -92,6 +110,8 @@ def verdict(number: str) -> str | None:
         return None
     if job.state == "PENDING":  # as Slurm does where a node failed
         return f"job {number} was put back into the queue: {job.reason}"
+    if job.state == "COMPLETING":  # and Slurm does not say yet how
+        return f"job {number} is being ended"
     return f"job {number} has ended: {job.state.lower()}"
 
 

@@ -13,6 +13,8 @@ import os
 import re
 import secrets
 import shlex
+import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -22,11 +24,11 @@ from typing import Any
 from wheelmount import logs, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
-from wheelmount.hosts import launcher
+from wheelmount.hosts import launcher, runtime
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.credentials import OF_HOSTS, Authority, encode
 from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
-from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, verdict
+from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, outside, verdict
 from wheelmount.progress import SILENT, Progress
 
 log = logging.getLogger("wheelmount")
@@ -34,8 +36,18 @@ log = logging.getLogger("wheelmount")
 PORTS = range(20000, 30000)
 """Of which a job gets one, by chance: jobs that share a node must not have the same."""
 
+TRIES = 3
+"""Ports that are tried where other programs of a node have the port already."""
+
+NEW_JOB = "new-job"
+"""Option by which a job of its own is made from within an allocation; none of ``sbatch``."""
+
+LOOK = 3.0
+"""Seconds at least between questions whether a job that is watched still has its nodes."""
+
 FLAGS = frozenset(
-    {"contiguous", "exclusive", "hold", "no-kill", "no-requeue", "overcommit", "oversubscribe"}
+    {NEW_JOB}
+    | {"contiguous", "exclusive", "hold", "no-kill", "no-requeue", "overcommit", "oversubscribe"}
     | {"reboot", "requeue", "spread-job", "use-min-nodes", "verbose"}
 )
 """Options of ``sbatch`` that need no value."""
@@ -48,6 +60,9 @@ GRACE = 10.0
 
 KILL_TIMEOUT = 2.0
 """Seconds that ``srun`` has to end when it is told to."""
+
+ANSWER = 10.0
+"""Seconds that what listens at a node has to show its certificate."""
 
 STOP_TIMEOUT = 30.0
 """Seconds that a job may take to end after it was cancelled; Slurm's KillWait is 30 by default."""
@@ -100,6 +115,19 @@ _ENDED = re.compile(r"tasks? [\d,-]+: (Exited|Terminated|Killed|Out Of Memory)")
 """Lines of ``srun`` that come before or after those that tell why."""
 
 
+_STEP = "--overlap", "--mem=0", "--cpu-bind=none"
+"""Options of a step that has all of its nodes' share, beside other steps."""
+
+
+class _BusyPortError(HostError):
+    """On a node, another program listens at the port that workers were to have."""
+
+
+def _ports() -> list[int]:
+    """What to try, in order."""
+    return secrets.SystemRandom().sample(PORTS, TRIES)
+
+
 class SlurmHosts(NetworkHosts):
     """Nodes of one job, named as Slurm names them; wheelmount is installed there.
 
@@ -124,12 +152,15 @@ class SlurmHosts(NetworkHosts):
     ) -> None:
         super().__init__((), settings)
         self._apart = apart
-        self._count, self._options = count, list(options)
+        self._count = count
+        self._new_job = NEW_JOB in options
+        self._options = [option for option in options if option != NEW_JOB]
         self._progress = progress
         self._guarded = guarded
         self._token = secrets.token_hex(4)
         self._job: str | None = None
         self._step: subprocess.Popen[bytes] | None = None
+        self._looked = 0.0
 
     def start(self) -> None:
         """Submit the job, wait until it runs, and until each node answers.
@@ -139,10 +170,26 @@ class SlurmHosts(NetworkHosts):
             HostError: Slurm does not take the job, or it ends again.
             WaitError: it did not run within ``queue_timeout``.
         """
-        port = PORTS[secrets.randbelow(len(PORTS))]
         self._authority = Authority.of_process()
+        first, *others = _ports()
         try:
-            inside = os.environ.get("SLURM_JOB_ID")
+            self._start_at(first)
+        except _BusyPortError as busy:
+            for port in others:
+                log.debug("slurm: %s", busy.message)
+                with contextlib.suppress(_BusyPortError):
+                    return self._start_at(port)
+            raise
+
+    def _start_at(self, port: int) -> None:
+        """Have workers listen at a port of each node.
+
+        Raises:
+            _BusyPortError: on a node, another program does.
+        """
+        self._addresses, self._token = [], secrets.token_hex(4)
+        try:
+            inside = None if self._new_job else os.environ.get("SLURM_JOB_ID")
             if inside is not None:
                 if "SLURM_HET_SIZE" in os.environ:
                     raise InputError(
@@ -153,21 +200,22 @@ class SlurmHosts(NetworkHosts):
                 if len(nodes) < self._count:
                     raise InputError(
                         f"this allocation has {len(nodes)} nodes, not {self._count}",
-                        hint="ask for as many, or run this outside of it",
+                        hint=f"ask for as many, or make a job: slurm:{self._count},{NEW_JOB}",
                     )
-                where = [f"--jobid={inside}", "--overlap", f"--nodelist={','.join(nodes)}"]
+                where = [f"--jobid={inside}", f"--nodelist={','.join(nodes)}", *_STEP]
                 self._run(port, where)
             else:
                 if self._guarded:
-                    self._run(port, [])
+                    self._run(port, ["--cpu-bind=none"])
                 else:
                     self._submit(port)
                 nodes = self._await_nodes()
             self._names = nodes
             self._addresses = [Address(SECURE, node, port) for node in nodes]
-            self._give_credentials()
-            self._await_workers()
-            self.attach()
+            with runtime.watching(self.check_lease):
+                self._give_credentials()
+                self._await_workers()
+                self.attach()
         except BaseException:
             self.stop()
             raise
@@ -199,11 +247,15 @@ class SlurmHosts(NetworkHosts):
                 stdin=subprocess.PIPE,
                 stdout=self._messages,
                 stderr=self._messages,
-                env=variables.without_secrets(),  # it goes on to the nodes
+                env=self._environment(),  # it goes on to the nodes
                 start_new_session=True,  # a ^C is for the client, which ends it in order
             )
         except FileNotFoundError:
             raise missing("srun") from None
+
+    def _environment(self) -> dict[str, str]:
+        environ = variables.without_secrets()
+        return outside(environ) if self._new_job else environ
 
     def _give_credentials(self) -> None:
         """Give the workers of a step a certificate for its nodes."""
@@ -221,15 +273,15 @@ class SlurmHosts(NetworkHosts):
         Slurm keeps its script for its owner's eyes only.
         """
         credentials = self.authority().encode()
-        run = ["srun", f"--ntasks={self._count}", "--ntasks-per-node=1", "--input=all", "--"]
-        run += self._worker(port, launcher.ATTENDED)
+        run = ["srun", f"--ntasks={self._count}", "--ntasks-per-node=1", *_STEP, "--input=all"]
+        run += ["--", *self._worker(port, launcher.ATTENDED)]
         script = (
             f"#!/bin/bash\n{shlex.join(run)} <<'CREDENTIALS'\n{credentials.decode()}CREDENTIALS\n"
         )
         output = ["--output=/dev/null", "--parsable"]
         command = ["sbatch", *self._wanted(), *output]
         log.debug("run: %s, which runs %s", shlex.join(command), shlex.join(run))
-        said = ask(command, script)
+        said = ask(command, script, environ=self._environment())
         self._job = said.strip().partition(";")[0]
 
     def _await_nodes(self) -> list[str]:
@@ -244,12 +296,14 @@ class SlurmHosts(NetworkHosts):
                     if job.state == "RUNNING":
                         return expand(job.nodes)
                     if job.state not in ("PENDING", "CONFIGURING"):
-                        raise HostError(f"job {job.number} is {job.state.lower()}: {job.reason}")
+                        raise HostError(
+                            verdict(job.number) or f"job {job.number} is {job.state.lower()}"
+                        )
                     if job.reason not in ("None", waits):
                         waits = job.reason
                         self._progress.log(f"job {job.number} waits: {waits}")
                 elif self._step is None or self._step.poll() is not None:
-                    raise HostError(f"Slurm does not run the job: {self._said()}", hint=INSTALL)
+                    raise self._failure("Slurm does not run the job", self._said())
                 if time.monotonic() - started > self._settings.queue_timeout:
                     raise WaitError(
                         f"the job did not run within {self._settings.queue_timeout:g} s",
@@ -271,16 +325,56 @@ class SlurmHosts(NetworkHosts):
         reasons = [line for line in said if not _ENDED.search(line)] or said
         return reasons[-1].removeprefix("srun: error: ") if reasons else "srun ended"
 
+    @staticmethod
+    def _failure(what: str, reason: str) -> HostError:
+        """What to raise where workers do not start; what Slurm ended has no other cause."""
+        ended = "CANCELLED" in reason or reason.startswith("job ")
+        return HostError(f"{what}: {reason}", hint=None if ended else INSTALL)
+
     def _await_workers(self) -> None:
         timeout = self._settings.start_timeout
         deadline = time.monotonic() + timeout
         for address in self._addresses:
             patience = max(0, deadline - time.monotonic())
             try:
-                address.await_answer(timeout, patience, self._step_ended)
+                address.await_answer(timeout, patience, lambda: self._taken() is not None)
             except HostError as error:
-                reason = self._said() if self._step_ended() else error.message
-                raise HostError(f"{address.host}: {reason}", hint=INSTALL) from None
+                reason = self._said() if self._step_ended() else self.ended() or error.message
+                raise self._failure(address.host, reason) from None
+            if not self._is_ours(address):
+                raise _BusyPortError(f"{address} is another program's", hint="try again")
+
+    def _is_ours(self, address: Address) -> bool:
+        """Whether what listens there has a certificate of these hosts' authority."""
+        context = ssl.create_default_context(cadata=self.authority().public())
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # the authority is of these hosts alone
+        try:
+            with (
+                socket.create_connection((address.host, address.port), ANSWER) as connection,
+                context.wrap_socket(connection),
+            ):
+                return True
+        except OSError:  # it has another certificate, says nothing, or hangs up
+            return False
+
+    def check_lease(self) -> None:
+        """See that the step runs; where another process has that, that the job does.
+
+        Raises:
+            HostError: it does not.
+        """
+        if reason := self._taken():
+            raise HostError(self.ended() or reason)
+
+    def _taken(self) -> str | None:
+        """Why the nodes are gone, as far as that can be seen without asking Slurm too often."""
+        if self._step is not None:
+            return self._said() if self._step_ended() else None
+        if time.monotonic() - self._looked < LOOK:
+            return None
+        self._looked = time.monotonic()
+        return self.ended()
 
     def _step_ended(self) -> bool:
         return self._step is not None and self._step.poll() is not None

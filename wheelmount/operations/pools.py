@@ -224,6 +224,7 @@ def at(
     try:
         with (
             made as hosts,
+            runtime.watching(hosts.check_lease),
             Commands(_chosen(hosts, spec.only), settings.start_timeout) as commands,
         ):
             try:
