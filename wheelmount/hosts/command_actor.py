@@ -401,6 +401,7 @@ class CommandActor(Actor):  # type: ignore[misc]
 
     def __init__(self, host: str, rank: int, lease: float) -> None:
         process.settle()
+        runtime.find_address()
         own = {"WHEELMOUNT_HOST": host, "WHEELMOUNT_RANK": str(rank)}
         self._environment = {**process.environment(), **own}
         mark = os.environ.get(worker.MARK)  # what is in its directory goes with the host

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import process, socketguard
 from wheelmount.hosts.address import OPEN, SECURE, Address
+from wheelmount.variables import TLS
 
 if TYPE_CHECKING:  # cryptography takes its time
     from wheelmount.hosts.credentials import Authority, Identity
@@ -73,6 +75,7 @@ _lock = threading.Lock()
 _started = False
 _kept = False  # whether this process uses Monarch after the hosts of now
 _address: Address | None = None
+_found: Address | None = None
 _authority: Authority | None = None
 _identity: dict[str, str] = {}
 _checks: list[Callable[[], None]] = []
@@ -138,6 +141,7 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
                         identify(authority.issue(address.names()))
                     monarch.actor.enable_transport(str(address))
                 monarch.actor.context()
+                find_address()
             except Exception as error:
                 monarch.actor.unhandled_fault_hook = _hook_before
                 raise HostError(
@@ -236,7 +240,24 @@ def address() -> Address | None:
         return _address
     scheme, _, rest = os.environ.get(ADDRESS, "").partition("://")
     host = rest.rpartition(":")[0]
-    return Address(scheme, host, 0) if scheme in (SECURE, OPEN) and host else None
+    return Address(scheme, host, 0) if scheme in (SECURE, OPEN) and host else _found
+
+
+def find_address() -> None:
+    """Learn where Monarch is reached in this process; in an actor, or where it has started.
+
+    In a program of the user's own, or on hosts that it started, nothing else tells.
+    """
+    global _found
+    from monarch.actor import context
+
+    # As in name<id>@process<id>.tcp://HOST:PORT.
+    match = re.search(r"\b(tcp|tls)://([\w.-]+):\d+$", str(context().actor_instance.actor_id))
+    if match is None:
+        return
+    scheme, host = match.groups()
+    if scheme == OPEN or identity().get(TLS[0], "").startswith("-----BEGIN"):
+        _found = Address(scheme, host, 0)
 
 
 def identity() -> Mapping[str, str]:

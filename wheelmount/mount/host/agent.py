@@ -72,6 +72,7 @@ class Agent(Actor):  # type: ignore[misc]
 
     def __init__(self, host: str, settings: Mapping[str, Any], identity: str) -> None:
         process.settle()
+        runtime.find_address()
         self._host = host
         self._settings = Settings(**settings)
         self._directory = processes.directory(self._settings) / identity
