@@ -60,7 +60,8 @@ def test_bytes_come_by_streams_at_the_addresses_of_the_program_s_own_mesh(
     (source / "much").write_bytes(bytes(range(256)) * (64 << 10))
     try:
         workers = ",".join(f"tcp://{lab.address(host)}:{WORKER_PORT}" for host in lab.hosts)
-        command = [sys.executable, "-c", CLIENT, f"tcp://{lab.address(LOGIN)}:0", workers, str(source)]
+        where = [f"tcp://{lab.address(LOGIN)}:0", workers, str(source)]
+        command = [sys.executable, "-c", CLIENT, *where]
         done = lab.run(LOGIN, command, timeout=180)
     except subprocess.TimeoutExpired as error:
         pytest.fail(str(error.stderr))
