@@ -37,7 +37,6 @@ from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
 from wheelmount.wheels.confined import build_confined
 from wheelmount.wheels.download import locked
-from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.lockfile import chosen_source, parse_lock
 from wheelmount.wheels.pins import ALGORITHMS, Pins
 from wheelmount.wheels.reqfile import Line, read_lines, rewrite
@@ -242,6 +241,8 @@ def _download(
     pins: Pins,
     bounds: Wanted,
 ) -> tuple[Path, str]:
+    from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
+
     lines = ["--no-deps", "--format", "pylock.toml", *options]
     # uv is told what it would run the code of the source for.
     told: dict[str, object] = {"name": one.name, "requires-dist": []}

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 from packaging.pylock import Pylock
@@ -16,12 +17,15 @@ from packaging.utils import canonicalize_name
 from wheelmount.errors import InputError, StoreError, WaitError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.archive import find_clashes, hash_file
-from wheelmount.wheels.credentials import IndexAuth
-from wheelmount.wheels.fetch import disk_errors, fetch, refuse_unpinned, refuse_unsound
+from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.lockfile import Wheel, chosen_wheels
 from wheelmount.wheels.manifest import REQUESTS_NAME, Entry, Manifest
+from wheelmount.wheels.refusals import refuse_unpinned, refuse_unsound
 from wheelmount.wheels.scratch import abandoned, clear_fresh
 from wheelmount.wheels.target import Target
+
+if TYPE_CHECKING:
+    from wheelmount.wheels.credentials import IndexAuth
 
 LOCK_TIMEOUT = 3600.0
 """Seconds to wait for another download into the same directory."""
@@ -114,6 +118,8 @@ def fill(
     auth: IndexAuth | None = None,
 ) -> DownloadReport:
     """``download`` for who holds the directory's lock, see there."""
+    from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
+
     started = time.monotonic()
     wheels = chosen_wheels(lock, target)
     with progress.task("download", unit="B") as task:

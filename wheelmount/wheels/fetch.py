@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -18,12 +17,14 @@ from urllib.request import url2pathname
 import httpx
 import tenacity
 
-from wheelmount.errors import SourceError, StoreError, TransferError, UnavailableError, WheelError
+from wheelmount.errors import TransferError, UnavailableError, WheelError
 from wheelmount.progress import Task
 from wheelmount.wheels import uvsettings
-from wheelmount.wheels.archive import CHUNK, find_faults, hash_file
+from wheelmount.wheels.archive import CHUNK, hash_file
 from wheelmount.wheels.credentials import IndexAuth
+from wheelmount.wheels.disk import FULL, disk_errors
 from wheelmount.wheels.lockfile import Wheel
+from wheelmount.wheels.refusals import refuse_unpinned, refuse_unsound
 
 ATTEMPTS = 6
 """Tries of one wheel, each continuing where the last one was cut off."""
@@ -34,7 +35,6 @@ LONGEST_PAUSE = 8.0
 STALL = 20.0
 """Seconds without a byte after which a connection counts as lost."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -146,7 +146,7 @@ class _Fetch:
             except (httpx.HTTPError, httpx.InvalidURL, _AgainError) as error:
                 reason = str(error) or type(error).__name__
             except OSError as error:
-                if error.errno in _FULL:  # what nobody can finish is in everybody's way
+                if error.errno in FULL:  # what nobody can finish is in everybody's way
                     (self._directory / f"{wheel.filename}.part").unlink(missing_ok=True)
                 raise
             else:
@@ -291,55 +291,5 @@ def _certificates() -> ssl.SSLContext:
     return context
 
 
-def refuse_unpinned(file: Path, wheel: Wheel) -> None:
-    """Compare a file with what the requirements pin it to.
-
-    Raises:
-        WheelError: it is another one.
-    """
-    if not wheel.pinned or f"sha256:{wheel.sha256}" in wheel.pinned:
-        return
-    algorithms = {one.partition(":")[0] for one in wheel.pinned} - {"sha256"}
-    if not any(f"{name}:{hash_file(file, name)}" in wheel.pinned for name in sorted(algorithms)):
-        raise WheelError(
-            f"{wheel.filename} is not what the requirements pin: {', '.join(wheel.pinned)}",
-            hint="do not trust this index, or pin the version again",
-        )
-
-
-def refuse_unsound(file: Path, wheel: Wheel, trusted: Collection[str]) -> None:
-    """Look into a wheel: its form, and all of its contents.
-
-    Raises:
-        WheelError: it is not sound, naming the wheel and what is wrong.
-    """
-    if not wheel.filename.endswith(".whl"):
-        return  # a source distribution: what is built of it is looked into
-    record = wheel.package not in trusted
-    if not (faults := find_faults(file, wheel.filename, record=record)):
-        return
-    if record and not find_faults(file, wheel.filename, record=False):
-        hint = f"take another version; if you trust who made it: --trust {wheel.package}"
-    else:
-        hint = "take another version, and tell who made it"
-    raise WheelError(f"{wheel.filename} is not sound: {faults[0]}", hint=hint)
-
-
 def _open_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-@contextmanager
-def disk_errors(directory: Path) -> Iterator[None]:
-    """Turn errors of the file system into our own, naming the directory."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise StoreError(
-                f"no space left for {directory}", hint="make room, or use another directory"
-            ) from None
-        raise SourceError(
-            f"{error.filename or directory}: {error.strerror or error}",
-            hint="check that it exists and that you may use it",
-        ) from None

@@ -9,11 +9,7 @@ import sys
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-import httpx
-
 from wheelmount.errors import SourceError, TransferError
-from wheelmount.wheels.credentials import IndexAuth
-from wheelmount.wheels.fetch import connect
 from wheelmount.wheels.reqfile import anchored
 
 _FETCHED = "fetched-"
@@ -61,6 +57,11 @@ def _keep(data: bytes, kind: str, name: str, folder: Path) -> Path:
 
 
 def _get(url: str) -> bytes:
+    import httpx  # takes long to load
+
+    from wheelmount.wheels.credentials import IndexAuth
+    from wheelmount.wheels.fetch import connect
+
     try:
         with connect(1) as client:
             response = client.get(url, auth=IndexAuth().of())

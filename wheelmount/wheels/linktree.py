@@ -45,8 +45,8 @@ from packaging.utils import parse_wheel_filename
 from wheelmount.errors import WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels import environment
+from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.environment import uvcache
-from wheelmount.wheels.fetch import disk_errors
 from wheelmount.wheels.scratch import scratch, write_whole
 from wheelmount.wheels.target import Target, needed_glibc
 from wheelmount.wheels.unpacked import Content, Recipe, Unpacked

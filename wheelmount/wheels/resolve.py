@@ -25,7 +25,6 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import public
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.compiler import Failure, Kind, compile_requirements, export_lock
-from wheelmount.wheels.listed import offered_versions
 from wheelmount.wheels.lockfile import TOOL, parse_lock
 from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.target import Target
@@ -205,6 +204,8 @@ def error_of(failure: Failure, target: Target) -> WheelmountError:
 
 def _versions(package: str, target: Target) -> str:
     """A hint with the versions that there are of a package, the newest first."""
+    from wheelmount.wheels.listed import offered_versions  # with httpx, which takes long to load
+
     lines = ["--no-deps", "--no-annotate", "--emit-index-annotation"]
     try:
         answer = compile_requirements(Wanted((Requirement(package),)), target, lines)

@@ -28,7 +28,6 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import public, without_credentials
 from wheelmount.wheels.archive import hash_file
 from wheelmount.wheels.build import build, clone, keep
-from wheelmount.wheels.fetch import fetch
 from wheelmount.wheels.given import is_fetched
 from wheelmount.wheels.lockfile import chosen_source, chosen_wheels, selected, wheel_name
 from wheelmount.wheels.scratch import scratch
@@ -117,6 +116,8 @@ def build_locked(
 
 def _bring(package: Package, base: Path, folder: Path) -> tuple[Path, str]:
     """The directory or source distribution to build, and where it is from."""
+    from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
+
     if isinstance(package.vcs, PackageVcs):
         if package.vcs.type != "git":
             raise SourceError(

@@ -39,7 +39,7 @@ from wheelmount.errors import WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.archive import UNREADABLE, opened
 from wheelmount.wheels.bytecode import Compiler
-from wheelmount.wheels.fetch import disk_errors
+from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.scratch import scratch, write_whole
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from wheelmount.errors import ConfigError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.carried import Carried
+from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.environment.files import row_of
-from wheelmount.wheels.fetch import disk_errors
 from wheelmount.wheels.linktree import Item, Plan, link, record_of
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.shipment import items_of

@@ -24,9 +24,8 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
 from wheelmount.wheels.archive import find_clashes
 from wheelmount.wheels.build import UNNAMED, build_missing, is_source, sources_of_files
-from wheelmount.wheels.credentials import IndexAuth
+from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.download import DownloadReport, fill, locked, pending
-from wheelmount.wheels.fetch import disk_errors
 from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
@@ -174,6 +173,8 @@ class Wheelhouse:
         jobs: int,
         trusted: Sequence[str],
     ) -> DownloadReport:
+        from wheelmount.wheels.credentials import IndexAuth  # with httpx, which takes long to load
+
         target = request.target
         with (
             disk_errors(self.directory),

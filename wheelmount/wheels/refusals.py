@@ -1,0 +1,44 @@
+"""What a file has to be like to count as a wheel of a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from wheelmount.errors import WheelError
+from wheelmount.wheels.archive import find_faults, hash_file
+from wheelmount.wheels.lockfile import Wheel
+
+
+def refuse_unpinned(file: Path, wheel: Wheel) -> None:
+    """Compare a file with what the requirements pin it to.
+
+    Raises:
+        WheelError: it is another one.
+    """
+    if not wheel.pinned or f"sha256:{wheel.sha256}" in wheel.pinned:
+        return
+    algorithms = {one.partition(":")[0] for one in wheel.pinned} - {"sha256"}
+    if not any(f"{name}:{hash_file(file, name)}" in wheel.pinned for name in sorted(algorithms)):
+        raise WheelError(
+            f"{wheel.filename} is not what the requirements pin: {', '.join(wheel.pinned)}",
+            hint="do not trust this index, or pin the version again",
+        )
+
+
+def refuse_unsound(file: Path, wheel: Wheel, trusted: Collection[str]) -> None:
+    """Look into a wheel: its form, and all of its contents.
+
+    Raises:
+        WheelError: it is not sound, naming the wheel and what is wrong.
+    """
+    if not wheel.filename.endswith(".whl"):
+        return  # a source distribution: what is built of it is looked into
+    record = wheel.package not in trusted
+    if not (faults := find_faults(file, wheel.filename, record=record)):
+        return
+    if record and not find_faults(file, wheel.filename, record=False):
+        hint = f"take another version; if you trust who made it: --trust {wheel.package}"
+    else:
+        hint = "take another version, and tell who made it"
+    raise WheelError(f"{wheel.filename} is not sound: {faults[0]}", hint=hint)
