@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import re
 import shutil
@@ -18,13 +19,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import slurm
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.spec import HostSpec, parse
+from wheelmount.lock import try_lock
 
 VERSION = 1
 """Of what is written; another one is not read."""
@@ -32,8 +32,8 @@ VERSION = 1
 DEFAULT = "default"
 """Name of the session that commands use when they are told neither hosts nor a session."""
 
-GLANCE = 0.5
-"""Seconds between looks at whether what is waited for is still there."""
+GLANCE = 0.05
+"""Seconds between tries to lock a session."""
 
 _RECORD, _HANDLES, _LOCK = "session.json", "handles", "lock"
 
@@ -150,24 +150,19 @@ class Session:
         """
         timeout = self.settings.start_timeout
         deadline = time.monotonic() + timeout
-        lock = FileLock(self.directory / _LOCK, mode=0o600)
-        while True:
-            private_directory(self.directory)  # it may have been removed since it was waited for
-            try:
-                lock.acquire(min(timeout, GLANCE))
-                break
-            except (Timeout, FileNotFoundError):
-                if time.monotonic() > deadline:
-                    raise WaitError(
-                        f"another wheelmount changes session {self.name} for {timeout:g} s already",
-                        hint="wait for it, or end it",
-                    ) from None
+        while (lock := try_lock(private_directory(self.directory) / _LOCK)) is None:
+            if time.monotonic() > deadline:
+                raise WaitError(
+                    f"another wheelmount changes session {self.name} for {timeout:g} s already",
+                    hint="wait for it, or end it",
+                )
+            time.sleep(GLANCE)
         try:
             yield
         finally:
-            if not self.exists:  # before it is let go of: nobody may have a lock that is removed
+            if not self.exists:  # before the lock is released, or others would lock a removed file
                 shutil.rmtree(self.directory, ignore_errors=True)
-            lock.release()
+            os.close(lock)
 
     def make(self, spec: str, kind: str, hosts: Hosts) -> Record:
         """Have hosts that run be this session; whoever does holds ``lock``."""

@@ -23,10 +23,10 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
-import filelock
 from blake3 import blake3
 
 from wheelmount.errors import StoreError, TransferError
+from wheelmount.lock import try_lock
 from wheelmount.mount.kernel import syscalls
 from wheelmount.mount.snapshot.bursts import BurstLock
 from wheelmount.mount.snapshot.encoded import Mapped, Summary
@@ -351,14 +351,15 @@ class Store:
         Raises:
             StoreError: another process is making one.
         """
-        lock = filelock.FileLock(self.directory / "lock")
-        try:
-            with lock.acquire(timeout=0):
-                yield
-        except filelock.Timeout:
+        lock = try_lock(self.directory / "lock")
+        if lock is None:
             raise StoreError(
-                f"{self.directory.name} is being refreshed by somebody else", hint="wait for it"
-            ) from None
+                f"{self.directory.name} is being refreshed by another process", hint="wait for it"
+            )
+        try:
+            yield
+        finally:
+            os.close(lock)
 
     def trim(self) -> None:
         """Shrink the file system by the room for deleted generations."""
