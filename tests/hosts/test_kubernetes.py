@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Cli
-from tests.testbed.kubernetes import MISSING, SLOW, Cluster
+from tests.testbed.kubernetes import MISSING, SLOW, UNREADABLE, Cluster
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, UnavailableError
+from wheelmount.errors import HostError, InputError, UnavailableError
 from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.launcher import GUARDED
 from wheelmount.hosts.pods import Order
@@ -59,11 +59,85 @@ def test_a_script_runs_in_pods_that_go_again(
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert mounts == {"fuse": "/dev/fuse", "shm": "/dev/shm"}
+    (owner,) = secret["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("MonarchMesh", mesh["metadata"]["uid"])
     # Only the Secret has credentials, and they are good for these pods alone.
     assert secret["metadata"]["name"] == name
     assert "PRIVATE" not in json.dumps(mesh)
     given = Authority.decode(secret["stringData"]["authority"].encode())
     assert given.certificate != Authority.of_user(settings).certificate
+
+
+TEMPLATE = """
+metadata:
+  labels: {kueue.x-k8s.io/queue-name: team}
+  annotations: {note: kept}
+spec:
+  nodeSelector: {pool: gpu}
+  tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
+  imagePullSecrets: [{name: registry}]
+  terminationGracePeriodSeconds: 60
+  containers:
+  - name: worker
+    env: [{name: OWN, value: own}]
+    resources: {limits: {github.com/fuse: "1"}, requests: {github.com/fuse: "1"}}
+    securityContext: {capabilities: {add: [SYS_ADMIN]}}
+  - {name: beside, image: registry/beside}
+"""
+
+
+def test_pods_are_made_of_a_template_of_the_user_s(
+    cli: Cli, cluster: Cluster, source: Path, workplace: Path
+) -> None:
+    file = workplace / "template.yaml"
+    file.write_text(TEMPLATE)
+    where = ["--mntpoint", workplace / "mnt", "--hosts", f"{SPEC},cpu=2,template={file}"]
+    done = cli("run", source, *where, "-", input="echo $OWN; cat .hidden", stdin=None)
+    assert done.stdout.count("own\nhidden\n") == 2, done.stderr
+    template = cluster.made[1]["spec"]["podTemplate"]
+    assert template["metadata"]["labels"] == {
+        "kueue.x-k8s.io/queue-name": "team",
+        "app.kubernetes.io/managed-by": "wheelmount",
+    }
+    assert template["metadata"]["annotations"] == {"note": "kept"}
+    pod = template["spec"]
+    assert pod["nodeSelector"] == {"pool": "gpu"}
+    assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["terminationGracePeriodSeconds"] == 60
+    worker, beside = pod["containers"]
+    assert beside == {"name": "beside", "image": "registry/beside"}
+    assert worker["image"] == "registry/wheelmount:1"
+    asked = {"github.com/fuse": "1", "cpu": "2"}
+    assert worker["resources"] == {"requests": asked, "limits": asked}
+    # A device plugin brings /dev/fuse, and the pod is not privileged.
+    assert worker["securityContext"] == {"capabilities": {"add": ["SYS_ADMIN"]}}
+    assert (pod["volumes"], worker["volumeMounts"]) == ([], [])
+
+
+@pytest.mark.parametrize("text", ["[]", "kind: Pod\nspec: {}", "spec: 3", "{", None])
+def test_what_is_no_template_of_pods_is_refused(
+    settings: Settings, workplace: Path, text: str | None
+) -> None:
+    file = workplace / "template.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(InputError) as error:
+        parse(f"{SPEC},template={file}").make(settings, namespaces=False)
+    assert str(file) in error.value.message
+    assert "template=FILE" in str(error.value.hint)
+
+
+def test_what_the_operator_s_definition_does_not_allow_is_said(
+    cli: Cli, cluster: Cluster, workplace: Path
+) -> None:
+    file = workplace / "template.yaml"
+    file.write_text("spec: {tolerance: none}")
+    done = cli("up", "--hosts", f"{SPEC},template={file}")
+    assert done.returncode == 68
+    assert "the cluster refuses: $.spec.podTemplate.spec: " in done.stderr
+    assert "'tolerance' was unexpected" in done.stderr
+    assert cluster.objects == {}
 
 
 def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: Path) -> None:
@@ -114,13 +188,32 @@ def test_an_interrupt_while_pods_are_made_deletes_them(cluster: Cluster) -> None
     assert cluster.objects == {}
 
 
-def test_pods_that_cannot_run_are_deleted(cli: Cli, cluster: Cluster, source: Path) -> None:
-    done = cli("run", source, "--hosts", f"kubernetes:1,image={MISSING}", "-")
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [(MISSING, "ImagePullBackOff"), (UNREADABLE, "CreateContainerConfigError")],
+)
+def test_pods_that_cannot_run_are_deleted(
+    cli: Cli, cluster: Cluster, source: Path, image: str, reason: str
+) -> None:
+    done = cli("run", source, "--hosts", f"kubernetes:1,image={image}", "-")
     assert done.returncode == 68
-    assert f"does not run: ImagePullBackOff: no {MISSING}" in done.stderr
+    assert f"does not run: {reason}: no {MISSING}" in done.stderr
     assert "hint: give image=IMAGE" in done.stderr
     assert "left" not in done.stderr
     assert cluster.objects == {}
+
+
+def test_what_the_process_that_makes_pods_said_last_is_told(
+    cluster: Cluster, settings: Settings, monkeypatch: pytest.MonkeyPatch, workplace: Path
+) -> None:
+    broken = workplace / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import os\nos.write(2, b'no room for pods')\nos._exit(1)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(broken))
+    with pytest.raises(HostError, match="the process that makes pods has died: no room for pods"):
+        parse(SPEC).make(settings, namespaces=False).start()
 
 
 def test_the_process_that_deletes_pods_ends_well_before_its_client(

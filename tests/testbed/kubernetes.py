@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.testbed.monarchmesh import refusals
+
 MESHES = "monarchmeshes"
 
 MISSING = "registry.invalid/missing"
@@ -24,6 +26,9 @@ MISSING = "registry.invalid/missing"
 
 SLOW = "registry.invalid/slow"
 """One that takes for ever."""
+
+UNREADABLE = "registry.invalid/unreadable"
+"""One of which no container can be made as it is configured."""
 
 OWN = """
 for place in "$WHEELMOUNT_RUNTIME_DIR" "$WHEELMOUNT_STORE"; do mount -t tmpfs none "$place"; done
@@ -77,7 +82,10 @@ class Cluster:
         kind = place.rpartition("/")[2] if method == "DELETE" else name
         if kind == MESHES and not self.operator:
             return 404, {"message": "the server could not find the requested resource"}
+        if method == "POST" and kind == MESHES and (reasons := refusals(body)):
+            return 422, {"message": "; ".join(reasons)}
         if method == "POST":
+            body["metadata"]["uid"] = f"uid-{len(self.made)}"
             self.made.append(body)
             self.objects[f"{path}/{body['metadata']['name']}"] = body
             if kind == MESHES:
@@ -85,15 +93,29 @@ class Cluster:
             return 201, body
         if method == "GET" and kind == "pods":
             return 200, {"items": self._list()}
+        if method == "GET" and path in self.objects:
+            return 200, self.objects[path]
+        if method == "PATCH" and path in self.objects:
+            self.objects[path]["metadata"] |= body["metadata"]
+            return 200, self.objects[path]
         if method == "DELETE" and path in self.objects:
             if kind == MESHES:
                 self._stop()
-            return 200, self.objects.pop(path)
+            return 200, self._remove(path)
         return 404, {"message": f"{path} not found"}
 
+    def _remove(self, path: str) -> dict[str, Any]:
+        """Delete something, and what it owns."""
+        gone = self.objects.pop(path)
+        for other, each in list(self.objects.items()):
+            owners = each["metadata"].get("ownerReferences", [])
+            if gone["metadata"]["uid"] in [owner["uid"] for owner in owners]:
+                del self.objects[other]
+        return gone
+
     def _start(self, mesh: dict[str, Any]) -> None:
-        (container,) = mesh["spec"]["podTemplate"]["spec"]["containers"]
-        if container["image"] in (MISSING, SLOW):
+        container, *_ = mesh["spec"]["podTemplate"]["spec"]["containers"]
+        if container["image"] in (MISSING, SLOW, UNREADABLE):
             return
         for rank in range(mesh["spec"]["replicas"]):
             variables = {each["name"]: self._value(each, rank) for each in container["env"]}
@@ -151,8 +173,10 @@ class Cluster:
             for rank, name in enumerate(self._pods)
         ]
         if not pods:
-            slow = SLOW in json.dumps(self.made)
-            reason = "ContainerCreating" if slow else "ImagePullBackOff"
+            made = json.dumps(self.made)
+            reason = "ContainerCreating" if SLOW in made else "ImagePullBackOff"
+            if UNREADABLE in made:
+                reason = "CreateContainerConfigError"
             waits = {"waiting": {"reason": reason, "message": f"no {MISSING}"}}
             state = {**ready, "ready": False, "state": waits}
             status = {"phase": "Pending", "containerStatuses": [state]}
@@ -180,7 +204,7 @@ class Cluster:
                 self.end_headers()
                 self.wfile.write(answer)
 
-            do_GET = do_POST = do_DELETE = _do  # noqa: N815 - what http.server calls
+            do_GET = do_POST = do_PATCH = do_DELETE = _do  # noqa: N815 - what http.server calls
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -12,13 +12,15 @@ import secrets
 import selectors
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
-from wheelmount import variables
+from wheelmount import logs, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
 from wheelmount.hosts import launcher, pods
@@ -30,7 +32,7 @@ from wheelmount.progress import SILENT, Progress
 
 log = logging.getLogger("wheelmount")
 
-PLACES = "image", "namespace", "kubeconfig"
+PLACES = "image", "namespace", "kubeconfig", "template"
 """Options that say what runs, and where."""
 
 AMOUNTS = "cpu", "memory", "shm"
@@ -102,6 +104,8 @@ class KubernetesHosts(NetworkHosts):
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._made = False
+        self._messages: IO[bytes] | None = None
+        self._bounded = threading.Event()
         self._order = Order(
             name=f"wheelmount{secrets.token_hex(4)}",
             namespace=given.pop("namespace", "default"),
@@ -110,6 +114,7 @@ class KubernetesHosts(NetworkHosts):
             image=given.pop("image", ""),
             python=settings.python or "python",
             shm=given.pop("shm", ""),
+            template=_template(given.pop("template", "")),
             resources=given,
             timeout=settings.queue_timeout,
         )
@@ -127,10 +132,7 @@ class KubernetesHosts(NetworkHosts):
             WaitError: they did not run within ``queue_timeout``.
         """
         if importlib.util.find_spec("kubernetes") is None:
-            raise UnavailableError(
-                "there is no Python package kubernetes here",
-                hint="run: pip install 'wheelmount[kubernetes]'",
-            )
+            raise _missing()
         self._order = replace(self._order, authority=Authority.make(OF_HOSTS).encode().decode())
         self._made = True
         try:
@@ -147,11 +149,14 @@ class KubernetesHosts(NetworkHosts):
 
     def _spawn(self, mode: str) -> subprocess.Popen[bytes]:
         log.debug("pods: %s, MonarchMesh %s in %s", mode, self._order.name, self._order.namespace)
+        self._forget_messages()
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process runs
+        self._bounded = logs.bound(self._messages.fileno())
         process = subprocess.Popen(
             [sys.executable, "-m", "wheelmount.hosts.pods", mode],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # where Monarch's job tells its own story
+            stderr=self._messages,  # where Monarch's job tells its own story
             bufsize=0,
             env=variables.without_secrets(),
             cwd="/",  # and not where anybody may have put modules
@@ -171,12 +176,25 @@ class KubernetesHosts(NetworkHosts):
             stdout = cast(IO[bytes], process.stdout)
             ready.register(stdout, selectors.EVENT_READ)
             while ready.select(max(0, deadline - time.monotonic())):
-                said = _read(stdout)
+                said = _read(stdout, self._last_words)
                 if "pods" in said:
                     task.advance(len(said["pods"]))
                     return said
                 self._progress.log(f"pods wait: {said['waits']}")
         raise WaitError(f"nothing was heard of the pods for {timeout:g} s")
+
+    def _last_words(self) -> str:
+        """What the process that makes pods said last where nobody reads."""
+        messages = cast(IO[bytes], self._messages)
+        messages.seek(0)
+        lines = messages.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def _forget_messages(self) -> None:
+        self._bounded.set()
+        if self._messages is not None:
+            self._messages.close()
+            self._messages = None
 
     def stop(self) -> None:
         """Delete the pods."""
@@ -192,12 +210,14 @@ class KubernetesHosts(NetworkHosts):
                 self._order.name,
                 self._order.namespace,
             )
+        self._forget_messages()
         self._hosts = []
 
     def leave(self) -> dict[str, Any]:
         """Let go of them without stopping them; they must not be guarded."""
         if self._process is not None:
             _end(self._process)
+        self._forget_messages()
         self._process, self._made = None, False
         return super().leave() | {"order": asdict(self._order)}
 
@@ -214,15 +234,19 @@ class KubernetesHosts(NetworkHosts):
         return self._order.count
 
 
-def _read(stdout: IO[bytes]) -> dict[str, Any]:
+def _read(stdout: IO[bytes], last_words: Callable[[], str]) -> dict[str, Any]:
     """What is said next about pods.
+
+    Args:
+        stdout: of the process that makes them.
+        last_words: gives what it printed last, if it has died.
 
     Raises:
         HostError: they cannot be.
     """
     line = stdout.readline()
     if not line:
-        raise HostError("the process that makes pods has died")
+        raise HostError(f"the process that makes pods has died: {last_words()}")
     said: dict[str, Any] = json.loads(line)
     if "error" in said:
         raise HostError(said["error"], hint=said["hint"])
@@ -239,6 +263,37 @@ def _end(process: subprocess.Popen[bytes]) -> int | None:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def _template(path: str) -> dict[str, Any]:
+    """Read a template of pods; empty if none is given.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
+    if not path:
+        return {}
+    try:
+        import yaml  # comes with the package kubernetes
+    except ImportError:
+        raise _missing() from None
+    hint = "give template=FILE with `metadata:` and `spec:` of a pod, in YAML"
+    try:
+        found = yaml.safe_load(Path(path).read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: {error}", hint=hint) from None
+    if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
+        raise InputError(f"{path} is no template of pods", hint=hint)
+    if unknown := sorted(set(found) - {"metadata", "spec"}):
+        raise InputError(f"{path} has {', '.join(map(str, unknown))}", hint=hint)
+    return found
+
+
+def _missing() -> UnavailableError:
+    return UnavailableError(
+        "there is no Python package kubernetes here",
+        hint="run: pip install 'wheelmount[kubernetes]'",
+    )
 
 
 def _kubeconfig() -> str:

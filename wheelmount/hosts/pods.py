@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import copy
 import json
 import os
 import sys
@@ -49,8 +50,22 @@ ASK_TIMEOUT = 30.0
 END = 5
 """Seconds that pods have to end. Nothing in them is to be saved."""
 
-HOPELESS = "ImagePullBackOff", "InvalidImageName", "CrashLoopBackOff", "CreateContainerError"
+HOPELESS = {
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "CrashLoopBackOff",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+}
 """Reasons of Kubernetes for which a container waits that will not go away."""
+
+WORKER = "worker"
+"""Name of the container in which the worker runs."""
+
+MESH = "monarch.pytorch.org", "v1alpha1", "monarchmeshes"
+"""Group, version and plural of what Monarch's operator makes pods from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +80,7 @@ class Order:
         image: of the container; wheelmount is installed in it.
         python: the Python there that has it.
         resources: that each asks for, and gets no more of, by Kubernetes's names.
+        template: of pods, the user's own, to which what is needed is added; as Kubernetes has it.
         shm: size of ``/dev/shm`` as Kubernetes writes it; empty for what its engine gives.
         timeout: seconds until all must run.
         authority: credentials for the workers.
@@ -78,6 +94,7 @@ class Order:
     image: str = ""
     python: str = "python"
     resources: Mapping[str, str] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)
     shm: str = ""
     timeout: float = 0
     authority: str = ""
@@ -174,13 +191,35 @@ class Pods:
             "metadata": {"name": order.name, "labels": LABELS},
             "stringData": {AUTHORITY: order.authority},
         }
+        within = {"_request_timeout": ASK_TIMEOUT}
         try:
-            self._core.create_namespaced_secret(
-                order.namespace, secret, _request_timeout=ASK_TIMEOUT
-            )
+            self._core.create_namespaced_secret(order.namespace, secret, **within)
             self._job.apply()
+            owner = self._owner()
+            patch = {"metadata": {"ownerReferences": [owner]}}
+            self._core.patch_namespaced_secret(order.name, order.namespace, patch, **within)
         except Exception as error:
             raise _translated(error) from None
+
+    def _owner(self) -> dict[str, Any]:
+        """The MonarchMesh, as Kubernetes names owners: what it owns goes with it."""
+        from kubernetes import client
+
+        group, version, plural = MESH
+        mesh = client.CustomObjectsApi().get_namespaced_custom_object(
+            group,
+            version,
+            self._order.namespace,
+            plural,
+            self._order.name,
+            _request_timeout=ASK_TIMEOUT,
+        )
+        return {
+            "apiVersion": f"{group}/{version}",
+            "kind": "MonarchMesh",
+            "name": self._order.name,
+            "uid": mesh["metadata"]["uid"],
+        }
 
     def dump(self) -> str:
         """The job, for a process that is to delete it."""
@@ -243,44 +282,52 @@ class Pods:
             raise _translated(error) from None
 
 
-def template(order: Order) -> Any:
-    """What each pod is to be, for the MonarchMesh.
+def template(order: Order) -> dict[str, Any]:
+    """What each pod is to be, for the MonarchMesh: the user's own template, and what is needed.
 
     Privileged and with ``/dev/fuse``, as for Monarch's own ``ImageSpec(enable_fuse=True)``: else
-    nothing can be mounted. It names the Secret that has the credentials, and has none itself.
+    nothing can be mounted. Where the user's template has a ``securityContext`` for the worker, that
+    holds instead, and ``/dev/fuse`` is left to a device plugin. It names the Secret that has the
+    credentials, and has none itself.
     """
-    from kubernetes import client as k8s
-
-    address = k8s.V1EnvVarSource(field_ref=k8s.V1ObjectFieldSelector(field_path="status.podIP"))
-    key = k8s.V1SecretKeySelector(name=order.name, key=AUTHORITY)
-    fuse = k8s.V1HostPathVolumeSource(path="/dev/fuse", type="CharDevice")
-    volumes = [k8s.V1Volume(name="fuse", host_path=fuse)]
-    mounts = [k8s.V1VolumeMount(name="fuse", mount_path="/dev/fuse")]
-    if order.shm:
-        memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=order.shm)
-        volumes.append(k8s.V1Volume(name="shm", empty_dir=memory))
-        mounts.append(k8s.V1VolumeMount(name="shm", mount_path="/dev/shm"))  # noqa: S108
-    resources = dict(order.resources)
-    container = k8s.V1Container(
-        name="worker",
-        image=order.image,
+    given = copy.deepcopy(dict(order.template))
+    spec = given.setdefault("spec", {})
+    labels = given.setdefault("metadata", {}).setdefault("labels", {})
+    labels.update(LABELS)
+    others = [each for each in spec.get("containers", []) if each.get("name") != WORKER]
+    workers = [each for each in spec.get("containers", []) if each.get("name") == WORKER]
+    worker = workers[0] if workers else {}
+    secret = {"name": order.name, "key": AUTHORITY}
+    worker |= {
+        "name": WORKER,
+        "image": order.image,
         # Kubernetes puts the address in.
-        command=[order.python, "-m", "wheelmount.hosts.worker", f"tls://$(POD_IP):{PORT}"],
-        env=[
-            k8s.V1EnvVar(name="POD_IP", value_from=address),
-            k8s.V1EnvVar(name=CREDENTIALS, value_from=k8s.V1EnvVarSource(secret_key_ref=key)),
-        ],
-        resources=k8s.V1ResourceRequirements(requests=resources, limits=resources),
-        security_context=k8s.V1SecurityContext(privileged=True),
-        volume_mounts=mounts,
+        "command": [order.python, "-m", "wheelmount.hosts.worker", f"tls://$(POD_IP):{PORT}"],
+    }
+    worker.setdefault("env", []).extend(
+        [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": CREDENTIALS, "valueFrom": {"secretKeyRef": secret}},
+        ]
     )
-    spec = k8s.V1PodSpec(
-        containers=[container],
-        volumes=volumes,
-        automount_service_account_token=False,
-        termination_grace_period_seconds=END,
-    )
-    return k8s.V1PodTemplateSpec(metadata=k8s.V1ObjectMeta(labels=LABELS), spec=spec)
+    asked = worker.setdefault("resources", {})
+    for kind in ("requests", "limits"):
+        asked[kind] = {**asked.get(kind, {}), **order.resources}
+    volumes = spec.setdefault("volumes", [])
+    mounts = worker.setdefault("volumeMounts", [])
+    if "securityContext" not in worker:
+        worker["securityContext"] = {"privileged": True}
+        device = {"path": "/dev/fuse", "type": "CharDevice"}
+        volumes.append({"name": "fuse", "hostPath": device})
+        mounts.append({"name": "fuse", "mountPath": "/dev/fuse"})
+    if order.shm:
+        memory = {"medium": "Memory", "sizeLimit": order.shm}
+        volumes.append({"name": "shm", "emptyDir": memory})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
+    spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("terminationGracePeriodSeconds", END)
+    spec["containers"] = [worker, *others]
+    return given
 
 
 def _rank(name: str) -> int:
