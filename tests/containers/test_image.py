@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,17 @@ def test_the_image_it_starts_from_is_an_input(definition: Path, tmp_path: Path) 
     assert image.state(tmp_path / "x.sif") == image.FOREIGN
     definition.write_text("Bootstrap: docker\nFrom: python:3\n")
     assert image.build(definition, tmp_path / "y.sif"), "that is no path of this machine"
+
+
+def test_nothing_is_written_where_links_lead(definition: Path, tmp_path: Path) -> None:
+    """Others may put links into a directory of images that they may write to."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    for name in ("x.sif", "x.sif.stamp", "x.sif.log", f".x.sif.{os.getpid()}"):
+        (tmp_path / name).symlink_to(precious)
+    assert image.build(definition, tmp_path / "x.sif")
+    assert image.state(tmp_path / "x.sif") == image.CURRENT
+    assert precious.read_text() == "precious"
 
 
 def test_a_checkout_elsewhere_is_the_same(definition: Path, tmp_path: Path) -> None:

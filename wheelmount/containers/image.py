@@ -113,6 +113,7 @@ def build(
         with progress.task("build image", unit="lines") as task:
             _build(definition, sif, values, lambda: task.advance(1))
             stamp = _Stamp.of(sif, digest, definition, values)
+            _remove_link(_stamp_file(sif))
             _stamp_file(sif).write_text(json.dumps(dataclasses.asdict(stamp)), encoding="utf-8")
             task.note(f"{sif.name}, {stamp.size / 1e6:.0f} MB")
     return True
@@ -123,6 +124,7 @@ def _build(
 ) -> None:
     log = sif.with_name(f"{sif.name}.log")
     fresh = sif.with_name(f".{sif.name}.{os.getpid()}")
+    _remove_link(fresh)
     options = ["--force", "--mksquashfs-args", _SQUASHFS]
     options += [option for name in values for option in ("--build-arg", f"{name}={values[name]}")]
     # Not beside the image: that may be a network file system, on which a root file system with its
@@ -137,6 +139,12 @@ def _build(
         fresh.unlink(missing_ok=True)
         remove_tree(scratch)
     log.unlink(missing_ok=True)
+
+
+def _remove_link(path: Path) -> None:
+    """Write where a path is, and not where a link leads to that another user may have put there."""
+    if path.is_symlink():
+        path.unlink()
 
 
 @contextlib.contextmanager
