@@ -122,5 +122,5 @@ def test_what_is_not_started_says_so(settings: Settings) -> None:
     assert repr(cluster) == "<cluster local:1: not started>"
     with pytest.raises(InputError, match="not started"):
         cluster.run(["true"])
-    with pytest.raises(InputError, match="cannot make hosts"):
+    with pytest.raises(InputError, match="invalid --hosts"):
         Cluster("nonsense", settings=settings)

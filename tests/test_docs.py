@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import wheelmount
 from tests.conftest import CHECKOUT
 
 PROGRAMS = Path(sys.executable).parent
@@ -70,3 +73,26 @@ def test_pictures_are_those_that_their_source_draws() -> None:
     for name, draw in pictures.items():
         file = CHECKOUT / "docs" / "pictures" / name
         assert file.read_text() == draw().svg(), "run: python docs/pictures/draw.py"
+
+
+def _texts() -> str:
+    """All texts in the package's code, each on a line; ``…`` for what is filled in."""
+    texts = []
+    for module in Path(wheelmount.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                pieces = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                texts.append("".join(map(str, pieces)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    page = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
+    messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(messages) > 30
+    texts = _texts()
+    for message in messages:
+        for piece in message.split("…"):
+            assert piece.strip(" :") in texts, message

@@ -71,13 +71,17 @@ def execute(
     found = needed()
     if interactive:
         if found is not None:
-            raise InputError("--interactive knows no environments", hint="leave it or --with out")
+            raise InputError(
+                "--interactive cannot be combined with --with", hint="omit it or --with"
+            )
         if launch.collect is not None:
-            raise InputError("--interactive collects nothing", hint="leave it or --collect out")
+            raise InputError(
+                "--interactive cannot be combined with --collect", hint="omit it or --collect"
+            )
         given = click.get_current_context().params
         if given["as_json"] or given["output_dir"]:
             raise InputError(
-                "--interactive passes output on as it is", hint="leave --json and --output-dir out"
+                "--interactive passes output on as it is", hint="omit --json and --output-dir"
             )
         return _pipe(spec, image, command, packages, launch, progress)
     settings = config.load()

@@ -89,7 +89,7 @@ def run(
         if copies > 1:
             raise InputError(
                 "containers of one host cannot write to one overlay together",
-                hint="leave --per-host or --image out",
+                hint="omit --per-host or --image",
             )
         image = replace(image, variables=launch.variables)
     words = (source, *((script,) if script is not None else ()), *arguments)

@@ -118,7 +118,7 @@ def parse(text: str) -> HostSpec:
     match = re.fullmatch(r"local(?::(\d{1,4}))?", text)
     if match is None:
         raise InputError(
-            f"cannot make hosts of {text!r}",
+            f"invalid --hosts {text!r}",
             hint="give local:N, ssh:HOST,…, slurm:N, kubernetes:N or tls://HOST:PORT,…",
         )
     count = int(match.group(1) or 1)

@@ -64,7 +64,7 @@ def _execute(
     if launch.collect is not None and launch.collect.output and image.instance is not None:
         raise InputError(
             "an instance that may run already sees no directory for output",
-            hint="leave --instance out, or give a path in it: --collect PATH DIRECTORY",
+            hint="omit --instance, or give a path in it: --collect PATH DIRECTORY",
         )
 
     def ordered(image: Image, host: str, shown: Shown | None) -> Command:
@@ -148,7 +148,7 @@ def _script(
     if image.instance is not None:
         raise InputError(
             "a script cannot be shown to an instance that may run already",
-            hint="leave --instance out, or use `wheelmount exec`",
+            hint="omit --instance, or use `wheelmount exec`",
         )
 
     def ordered(image: Image, host: str, path: str) -> Command:

@@ -201,7 +201,7 @@ def _on_mounts(
     if image is not None and image.instance is not None:
         raise InputError(
             "an environment cannot be shown to an instance that may run already",
-            hint="leave --instance out",
+            hint="omit --instance",
         )
     with contextlib.ExitStack() as stack:
         if image is not None:

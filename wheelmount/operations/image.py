@@ -136,7 +136,7 @@ def parse_images(text: str) -> tuple[dict[str, Path], dict[str, str]]:
         match = re.fullmatch(r"(?:([\w.-]+)=)?(.+)", part, re.DOTALL)
         if match is None or (match[1] or "") in {**paths, **references}:
             raise InputError(
-                f"cannot make images of {text!r}",
+                f"invalid --image {text!r}",
                 hint="give one path, or one a host: --image host0=a.sif,host1=b.sif",
             )
         if match[2].startswith(registry.SCHEMES):

@@ -83,7 +83,7 @@ def install(
         output: told of output as it comes.
     """
     if link_mode != "copy" and tool != "wheelmount":
-        raise InputError(f"{tool} has no links to make", hint="leave --tool or --link-mode out")
+        raise InputError(f"{tool} has no links to make", hint="omit --tool or --link-mode")
     with contextlib.ExitStack() as stack:
         if isinstance(into, Image):
             into = stack.enter_context(pulled.here(into, settings, progress))

@@ -108,7 +108,7 @@ def _refuse_other(venv: Path, version: str) -> None:
     if found != version:
         raise WheelError(
             f"{venv} has Python {found}, and the wheels are for {version}",
-            hint="name another environment with --venv, or leave --python-version out",
+            hint="name another environment with --venv, or omit --python-version",
         )
 
 

@@ -57,7 +57,7 @@ class IndexAuth:
         try:
             self._netrc = netrc.netrc(file) if file.is_file() else None
         except netrc.NetrcParseError as error:
-            raise ConfigError(f"{file}: {error}", hint="mend the file") from None
+            raise ConfigError(f"{file}: {error}", hint="fix the syntax of the file") from None
 
     def of(self, index: str = "") -> httpx.Auth:
         """The authentication of a file.

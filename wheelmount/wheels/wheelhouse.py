@@ -120,7 +120,7 @@ class Wheelhouse:
         """
         sources = [*filter(is_source, wanted.requirements), *sources_of_files(wanted)]
         if wanted.projects or wanted.builds or sources:
-            raise InputError("what has to be built is not known before", hint="leave --dry-run out")
+            raise InputError("what has to be built is not known before", hint="omit --dry-run")
         with scratch() as place:
             lock = resolve(wanted, target=target, output=place / LOCK_NAME, progress=progress)
         return tuple(wheel.filename for wheel in chosen_wheels(lock, target))
