@@ -53,7 +53,7 @@ def test_unreadable_wheels_have_no_dependencies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 @pytest.mark.parametrize(
     ("requirement", "absent_one"),
-    [("nosuch", "nosuch"), ("own>2", "own>2"), ("own[x]>=3", "own[x]>=3"), ("top", "under")],
+    [("nosuch", "nosuch"), ("own>2", "own>2"), ("own[x]>=3", "own"), ("top", "under")],
 )
 def test_what_the_tools_did_not_find(
     tmp_path: Path, tool: str, requirement: str, absent_one: str
@@ -75,3 +75,11 @@ def test_what_the_tools_did_not_find(
 
 def test_other_failures() -> None:
     assert absent("error: no space left\nNo matching distribution found for ???\n") == []
+
+
+def test_what_newer_versions_of_pip_say() -> None:
+    said = (
+        "ERROR: Could not find a version that satisfies the requirement under>=2 (from top) "
+        "(from versions: none)\nERROR: No matching distribution found for under>=2 (from top)\n"
+    )
+    assert absent(said) == ["under>=2"]

@@ -29,7 +29,7 @@ from wheelmount.wheels.target import Target
 
 # What pip and uv say of a requirement that a directory does not meet.
 _ABSENT = (
-    re.compile(r"No matching distribution found for ([^\n]+)"),
+    re.compile(r"No matching distribution found for ([^\n]+?)(?: \(from [^\n]*\))?$", re.MULTILINE),
     re.compile(r"Because (\S+) was not found in the provided package locations"),
     re.compile(r"is available and you require ([^\s,]+)"),
 )
