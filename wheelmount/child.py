@@ -1,4 +1,4 @@
-"""Programs that are run to their end, and whose output is read: bounded in time and in memory."""
+"""Run a program to its end and read its output, bounded in time and memory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Done:
 
     Attributes:
         code: its exit code; the negative number of the signal that ended it.
-        stdout: what it printed, as far as that was kept.
-        stderr: what it said, likewise.
+        stdout: its standard output, as far as that was kept.
+        stderr: its standard error, likewise.
         whole: whether all of ``stdout`` was kept.
     """
 
@@ -46,7 +46,7 @@ def run(
     most: int = WORDS,
     umask: int = -1,
 ) -> Done:
-    """Run a program, and keep the first and the last of what it prints; it may print without end.
+    """Run a program, and keep the beginning and the end of its output, which may be endless.
 
     Args:
         command: program and arguments.
@@ -59,7 +59,7 @@ def run(
 
     Raises:
         OSError: it cannot be started.
-        subprocess.TimeoutExpired: it did not end; it was killed, with what it had started.
+        subprocess.TimeoutExpired: it did not end; it was killed with its children.
     """
     deadline = time.monotonic() + timeout
     kept = [_Kept(most), _Kept(WORDS)]
@@ -84,7 +84,7 @@ def run(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program and what it has started, but for what has left it to live on its own."""
+    """Kill a program and its descendants, except daemons that have left it."""
     import psutil  # only here: it takes long to load
 
     below = []

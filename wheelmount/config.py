@@ -113,8 +113,8 @@ class Settings:
     """How a mount is shown: ``auto`` for the best way a host allows, else the name of one."""
 
     access: str = "source"
-    """Who may come into root's mounts: ``source`` for whoever may come to the source, ``private``
-    for the owner, ``public`` for all users of a host."""
+    """Which users may enter root's mounts: ``source`` for those that may enter the source,
+    ``private`` for the owner, ``public`` for all users of a host."""
 
     runtime_dir: str = "/tmp"  # noqa: S108 - a private 0700 directory is made in it
     """Directory under which sockets, logs and the state of sessions are kept.
@@ -247,7 +247,7 @@ def _private_place(parent: Path) -> Path:
 
 
 DEFAULT = "default"
-"""Origin of a setting that nobody has set."""
+"""Origin of a setting that has its default."""
 
 
 def load(environ: Mapping[str, str] = os.environ, directory: Path | None = None) -> Settings:

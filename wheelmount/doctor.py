@@ -1,4 +1,4 @@
-"""What this machine can do, what it lacks, and what dead mounts and hosts have left on it."""
+"""Checks of this machine: what it lacks, and what dead mounts and hosts have left."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ GOOD, POOR, BAD = "good", "poor", "bad"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        what: was looked at.
+        what: subject of the check.
         state: ``GOOD``, ``POOR`` or ``BAD``.
-        text: what was found.
+        text: the finding.
         hint: what to do about it.
     """
 
@@ -53,12 +53,12 @@ class Finding:
 CONTAINER = "a container that is gone"
 
 MOMENT = 2.0
-"""Seconds after which what was begun is seen to have an owner."""
+"""Age in seconds below which something without an owner may still be starting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that nobody uses any more.
+    """Files or processes that are not used any more.
 
     Attributes:
         path: a directory.
@@ -70,7 +70,7 @@ class Leftover:
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Look at what mounts, hosts and containers need here."""
+    """Check what mounts, hosts and containers need on this machine."""
     return [
         Finding("python", GOOD, f"{platform.python_version()} for {platform.machine()}"),
         Finding("versions", GOOD, _versions()),
@@ -208,7 +208,7 @@ def _apptainer() -> Finding:
 
 
 def _containers(settings: Settings) -> Finding:
-    """Whether a container starts, and what this user may do in it."""
+    """Check whether a container starts, and what this user may do in it."""
     try:
         apptainer.find()
     except UnavailableError:

@@ -61,7 +61,7 @@ NAMED = 3
 """Of what was refused or left out, how many are named."""
 
 SAID = 16 << 10
-"""Bytes that are kept of what a host says about it."""
+"""Bytes that are kept of a host's messages about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,12 @@ class Collection:
                 )
 
     def open(self, host: str) -> Inbox:
-        """What takes what a host sends."""
+        """Return the receiver of a host's archive."""
         return Inbox(self.directory / host)
 
 
 class Inbox:
-    """Unpacks what a host sends, as it comes; an ``Output``.
+    """Unpacks a host's archive as it arrives; an ``Output``.
 
     Args:
         directory: where to; it is there.
@@ -287,7 +287,7 @@ def _some(texts: Sequence[str], count: int) -> str:
 
 
 def main() -> int:
-    """Send what is at a path; ends with 1 where that is not all, and says why."""
+    """Send the files at a path as an archive; exit with 1 and a reason if some are missing."""
     path, start, output = sys.argv[1:]
     try:
         if path == ARCHIVE:

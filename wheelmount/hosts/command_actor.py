@@ -54,7 +54,7 @@ PAUSE = 0.2
 """Seconds between looks at whether all that is to end has ended, at most."""
 
 MARK = "WHEELMOUNT_RUN"
-"""Variable by which what a command has started is known again."""
+"""Variable by which processes of a command are recognized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Command:
         argv: program and arguments; a first item of ``python`` is the host's own Python, the one
             that runs wheelmount.
         script: text of a script, run with ``argv`` as its arguments instead.
-        interpreter: what runs the script.
+        interpreter: the program that runs the script.
         note: what the program is to read from a private file, whose path is the last argument;
             every user of the host can read the arguments themselves.
         environment: variables to set.
@@ -133,7 +133,7 @@ class _Run:
             argv = [*command.interpreter, str(script), *argv]
         elif argv[0] == "python":
             argv[0] = sys.executable
-            cwd = cwd or "/"  # Python imports what lies in the working directory
+            cwd = cwd or "/"  # Python would import modules of the working directory
         self.place = cwd or tempfile.gettempdir(), str(directory / "output")
         if command.collect is not None:
             (directory / "output").mkdir(mode=0o700)
@@ -306,7 +306,7 @@ class _Run:
         self._close()
 
     def _kill(self) -> None:
-        """End it and all that it started, also what left its session or lost its parent since."""
+        """End the command and all its descendants, also those that left its session."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             told: set[psutil.Process] = set()
             deadline = time.monotonic() + GRACE
@@ -419,11 +419,12 @@ class CommandActor(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def start(self, key: str, command: Command, fed: bool) -> tuple[str, str]:
-        """Start a command, to be known by ``key``. It ends when nobody asks for its output.
+        """Start a command, to be known by ``key``. It ends when its output is not requested any
+        more.
 
         Args:
             key: chosen by the client.
-            command: what to do.
+            command: the command to run.
             fed: whether ``feed`` is to follow; else it gets no input.
 
         Returns:
@@ -448,12 +449,12 @@ class CommandActor(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def feed(self, key: str, data: bytes) -> bool:
-        """Give it input, empty for the end of it; gives whether it takes more."""
+        """Send input, empty for its end; return whether the command takes more."""
         return await self._run(key).feed(data)
 
     @concurrent_endpoint
     async def wants_input(self, key: str) -> bool:
-        """Whether a command may still read what it is given."""
+        """Return whether a command may still read its input."""
         return self._run(key).wants_input()
 
     @concurrent_endpoint
@@ -475,7 +476,7 @@ class CommandActor(Actor):  # type: ignore[misc]
             log.warning("security: refused who does not know the secret of a command's output")
             return
         let_in()
-        connection.settimeout(None)  # who reads slowly makes the command wait
+        connection.settimeout(None)  # a slow reader makes the command wait
         key, way, limit = wanted
         if (run := self._runs.get(key)) is not None:
             (run.give if way == conduit.TAKE else run.take)(connection, limit)

@@ -46,7 +46,7 @@ FRAME = 512 << 10
 """Bytes of output that one of its frames has at most."""
 
 CALLERS = 4096
-"""Threads that wait at such connections, at most: one for each."""
+"""Most threads that wait at such connections: one for each."""
 
 Output = Callable[[str, str, bytes], None]
 """Told of output as it comes: host, ``stdout`` or ``stderr``, bytes. It may take its time: hosts'
@@ -134,7 +134,7 @@ class Results(dict[str, Result | WheelmountError]):
 
 
 def _excerpt(result: Result) -> str:
-    """The last line of what a command wrote, of its errors if it failed."""
+    """Return the last line that a command wrote, of its errors if it failed."""
     said = (result.stderr if result.code else result.stdout) or result.stdout or result.stderr
     lines = said.decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
@@ -142,7 +142,7 @@ def _excerpt(result: Result) -> str:
 
 
 class Commands:
-    """Runs commands on hosts. A context manager; leaving it ends what still runs.
+    """Runs commands on hosts. A context manager; leaving it ends commands that still run.
 
     Args:
         hosts: where.
@@ -259,7 +259,7 @@ class Commands:
         return Results({name: results[name] for name in commands})
 
     async def _greet(self, host: str) -> None:
-        """See that a host is of this version, before its first command."""
+        """Check that a host has this version, before its first command."""
         if (greeting := self._greetings.pop(host, None)) is not None:
             handshake.compare(host, await runtime.answer(greeting, self._timeout))
 
@@ -331,7 +331,7 @@ class Commands:
     async def _collect(
         self, name: str, host: str, what: tuple[str, str, str], collect: Collection, limit: int
     ) -> WheelmountError | None:
-        """Bring back what a command has left; gives why that is not all."""
+        """Bring back the files that a command left; return why some are missing."""
         sender = Command(("python", "-m", "wheelmount.hosts.collection", *what))
         inbox, tell, code = collect.open(name), _Teller(), None
         try:
@@ -457,7 +457,7 @@ class _Teller:
         threading.Thread(target=self._work, daemon=True).start()
 
     async def __call__(self, tell: Callable[[], None]) -> None:
-        """Have it told, and wait until it was; raises what it raises."""
+        """Call the ``Output`` on its thread and wait; raise the error that it raises."""
         done = self._loop.create_future()
         self._told.put((done, tell))
         await done
@@ -499,7 +499,7 @@ class _Reader:
         self._ended = False
         self._changed = threading.Condition()
         self._some = asyncio.Event()
-        # A daemon: it may wait for ever for somebody to type.
+        # A daemon: it may wait forever for input.
         threading.Thread(target=self._work, daemon=True).start()
 
     async def read(self) -> bytes:
@@ -532,7 +532,7 @@ class _Reader:
 
 
 def worst(results: Results) -> int:
-    """The exit code for all hosts together: 0 if all had 0, else the highest.
+    """Return the exit code for all hosts together: 0 if all had 0, else the highest.
 
     Where all had 0, that of what was not brought back, or of the shortfall.
     """

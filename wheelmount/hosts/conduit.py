@@ -19,7 +19,7 @@ HELLO = struct.Struct("<16s16sBI")
 at most."""
 
 GIVE, TAKE = 0, 1
-"""Whether the caller gives input or takes output."""
+"""Whether the caller sends input or receives output."""
 
 FRAME = struct.Struct("<BI")
 """Before the bytes of a frame: of which stream they are, or ``END``, and how many."""

@@ -1,4 +1,4 @@
-"""Certificates by which a user's own processes know each other on a network, and nobody else.
+"""Certificates by which a user's processes recognize each other on a network, and reject others.
 
 Monarch speaks TLS where it is given a certificate, and then asks for one of the same authority
 from whoever connects, at every port that it opens.
@@ -59,7 +59,7 @@ class Authority:
 
     Attributes:
         certificate: by which others check them.
-        key: secret; whoever has it may run programs on the user's hosts.
+        key: secret; its holder may run programs on the user's hosts.
     """
 
     certificate: x509.Certificate

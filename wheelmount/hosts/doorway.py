@@ -1,4 +1,4 @@
-"""Callers from the network who have not shown yet that they may come in.
+"""Limits callers from the network that have not shown a certificate yet.
 
 A connection that says nothing is kept, and so whoever reaches a port could take all descriptors of
 a process. Here each caller is watched until it is known to have shown a certificate: one that says
@@ -37,7 +37,7 @@ authority: 344 of a handshake, and two tickets of 92. A stranger gets 344, and 9
 another kind of key (rustls 0.23)."""
 
 GLANCE = 5.0
-"""Seconds between looks at who is silent."""
+"""Seconds between checks for silent callers."""
 
 _ACKED_RECEIVED = struct.Struct("<QQ"), 120
 """``tcpi_bytes_acked`` and ``_received`` in ``struct tcp_info`` (linux/tcp.h), and where."""

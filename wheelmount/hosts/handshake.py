@@ -51,12 +51,12 @@ class Handshake(Actor):  # type: ignore[misc]
 
 
 def begin(procs: Any) -> Any:
-    """Ask a process on a host for its versions; gives a future of Monarch."""
+    """Ask a process on a host for its versions; return a future of Monarch."""
     return procs.spawn(f"{runtime.NAME}handshake", Handshake).versions.call_one()
 
 
 def compare(host: str, theirs: Versions) -> None:
-    """See that a host has the same versions as this process.
+    """Check that a host has the same versions as this process.
 
     Raises:
         HostError: it has others.

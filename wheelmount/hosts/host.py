@@ -1,4 +1,4 @@
-"""What a host is to the rest of the package, whatever kind it is of."""
+"""A host as the rest of the package sees it, of any kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GLANCE = 0.1
 """Seconds between attempts to reach hosts that come up."""
 
 SETTLE = 3.0
-"""Seconds that hosts may take to say what they have still to say."""
+"""Seconds that hosts may take for their last answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class Hosts(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """See that something listens where each host did.
+        """Check that each host's address still has a listener.
 
         Raises:
             HostError: nothing does.
         """
 
     def ended(self) -> str | None:
-        """Why whoever lent the hosts has taken them back; None if it has not, or does not say."""
+        """Return why the scheduler took the hosts back; None if it did not, or if unknown."""
         return None
 
     def check_lease(self) -> None:
@@ -167,7 +167,7 @@ class Hosts(ABC):
 
 
 def answers(hosts: Sequence[Host], timeout: float) -> dict[str, Any]:
-    """Have an answer of each host, by its name; see ``runtime.gather``."""
+    """Call each host, and return answers by name as ``runtime.gather`` does."""
     return runtime.gather({host.name: host.mesh.initialized for host in hosts}, timeout)
 
 

@@ -145,7 +145,7 @@ def say(token: str, **what: str | None) -> None:
 
 
 def hear(token: str, line: bytes | bytearray) -> dict[str, Any] | None:
-    """What a launcher says with a line; None if somebody else does."""
+    """Decode a launcher's line; None if another program printed it."""
     mark, _, text = line.partition(b" ")
     if mark != token.encode():
         return None
@@ -201,7 +201,7 @@ _RUN = (
 
 
 def view() -> str:
-    """What tells processes that see the same mounts from others: machine and mount namespace."""
+    """Return machine and mount namespace: equal for processes that see the same mounts."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{Path('/proc/self/ns/mnt').stat().st_ino}"
 
@@ -230,7 +230,7 @@ def command(
 
 
 def own_name() -> str:
-    """What this machine is called, by Slurm if that is what runs it."""
+    """Return the name of this machine, as Slurm knows it within a job."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 

@@ -139,7 +139,7 @@ class LocalHosts(Hosts):
         )
 
     def check(self) -> None:
-        """See that each listens."""
+        """Check that each host listens."""
         for name in self._names:
             if refusal := _refusal(self.directory / name):
                 raise HostError(f"{name} does not answer: {refusal}")

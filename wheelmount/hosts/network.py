@@ -1,4 +1,4 @@
-"""``tls://HOST:PORT,…``: hosts on which somebody has started a worker, reached over the network."""
+"""``tls://HOST:PORT,…``: hosts with a running worker, reached over the network."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class NetworkHosts(Hosts):
         self.attach()
 
     def check(self, patience: float = 0) -> None:
-        """See that each listens.
+        """Check that each host listens.
 
         Args:
             patience: seconds in which those that come up may refuse.

@@ -1,4 +1,4 @@
-"""What Slurm is asked by its commands, and what it answers."""
+"""Queries to Slurm by its commands, and their answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Job:
 
 
 def outside(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what tells Slurm's commands that they are called within a job."""
+    """Return an environment without variables that tell Slurm's commands of an enclosing job."""
     own = "SLURM_CONF", "SLURM_CLUSTERS"
     return {
         name: value

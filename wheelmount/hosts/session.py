@@ -1,4 +1,4 @@
-"""Sessions: hosts that stay when a command ends, and what other commands left on them.
+"""Sessions: hosts that stay when a command ends, with mounts that commands left on them.
 
 A session is a private directory on the machine where it was made: what its hosts are (JSON), the
 Monarch handles of actors that wait on them (pickled, so only ever read from that directory), and a
@@ -116,7 +116,7 @@ class Session:
         _replace(self.directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
 
     def check(self, record: Record) -> None:
-        """See that it is still the session that was read.
+        """Check that it is still the session that was read.
 
         Raises:
             HostError: it was ended, or ended and made anew.
@@ -143,7 +143,7 @@ class Session:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only one who changes it.
+        """Lock the session during the context.
 
         Raises:
             WaitError: another process does, for longer than hosts may take to start.

@@ -285,7 +285,7 @@ class SlurmHosts(NetworkHosts):
         self._job = said.strip().partition(";")[0]
 
     def _await_nodes(self) -> list[str]:
-        """Wait until the job runs; gives its nodes."""
+        """Wait until the job runs; return its nodes."""
         started, wait, waits = time.monotonic(), GLANCE, ""
         with self._progress.task("queue", unit="") as task:
             while True:
@@ -327,7 +327,7 @@ class SlurmHosts(NetworkHosts):
 
     @staticmethod
     def _failure(what: str, reason: str) -> HostError:
-        """What to raise where workers do not start; what Slurm ended has no other cause."""
+        """Make the error of workers that do not start."""
         ended = "CANCELLED" in reason or reason.startswith("job ")
         return HostError(f"{what}: {reason}", hint=None if ended else INSTALL)
 
@@ -435,7 +435,7 @@ class SlurmHosts(NetworkHosts):
         return None
 
     def check(self, patience: float = 0) -> None:
-        """See that the job runs, and each node listens.
+        """Check that the job runs, and each node listens.
 
         Raises:
             HostError: it does not.

@@ -189,7 +189,7 @@ def _connect_own(caller: int, address: int | None, length: int) -> int:
     if connected == 0 and not _trusted(caller):
         with contextlib.suppress(OSError):
             _shut(caller)
-        ctypes.set_errno(errno.ECONNREFUSED)  # as where nobody listens
+        ctypes.set_errno(errno.ECONNREFUSED)  # as without a listener
         return -1
     return connected
 
@@ -212,7 +212,7 @@ _QUIET = _callbacks(open64=_open_nowhere, mkdir=_mkdir_nowhere)
 
 
 def _trusted(connection: int) -> bool:
-    """Whether who is at the other end may be; never raises, for native code asks."""
+    """Return whether the peer is permitted; never raises, as native code calls it."""
     try:
         return _own(connection)
     except Exception:
@@ -237,7 +237,7 @@ def _own(connection: int) -> bool:
 
 
 def own(peer: socket.socket) -> bool:
-    """Whether who is connected may be: this user or root, if it is by a Unix socket."""
+    """Return whether the peer of a Unix socket is this user or root."""
     if peer.family != socket.AF_UNIX:
         return True  # of a network, where certificates are asked for: see ``doorway``
     size = struct.calcsize("iII")

@@ -66,10 +66,10 @@ def listen() -> tuple[Where, socket.socket]:
 
 
 def connect(where: Where) -> socket.socket:
-    """A connection to who listens there.
+    """Connect to an address.
 
     Raises:
-        UnreachableError: nobody does, or another user.
+        UnreachableError: there is no listener, or it is another user's.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -94,7 +94,7 @@ def connect(where: Where) -> socket.socket:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Let small messages go at once, and notice who is gone without a word."""
+    """Send small messages at once, and notice peers that vanished."""
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -157,7 +157,7 @@ def send(connection: socket.socket, view: memoryview) -> None:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Wake whoever waits for a connection, on either end; it is still to be closed."""
+    """Shut a connection down, which wakes threads at both ends; it must still be closed."""
     with contextlib.suppress(OSError):
         # Not SSLSocket's: that has other threads go on without decrypting.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
@@ -197,7 +197,7 @@ class Entrance:
         threading.Thread(target=self._accept, name="wheelmount-server", daemon=True).start()
 
     def close(self) -> None:
-        """Hang up on all, and let nobody connect."""
+        """End all connections, and accept no more."""
         self._doorway.close()
         with self._lock:
             self._closed = True

@@ -95,7 +95,7 @@ KINDS: dict[str, type[Hosts]] = {
     SECURE: NetworkHosts,
     OPEN: NetworkHosts,
 }
-"""What makes hosts of each kind."""
+"""Classes of hosts, by kind."""
 
 
 def parse(text: str) -> HostSpec:

@@ -39,10 +39,10 @@ LOCAL = "ipc://"
 """Scheme of a socket's address."""
 
 KILL_TIMEOUT = 3.0
-"""Seconds until what was killed must be gone."""
+"""Seconds until killed processes must be gone."""
 
 ROUNDS = 10
-"""Times that processes are looked for before what starts ever new ones is left to itself."""
+"""Searches for processes before a program that keeps starting new ones is given up."""
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def _read_credentials() -> bytes:
 
 
 def log_of(mark: Path) -> Path:
-    """Where a host's processes write what they have to say."""
+    """Return the log file of a host's processes."""
     return mark.with_name(f"{mark.name}.log")
 
 
@@ -92,7 +92,7 @@ def temporary(mark: Path) -> Path:
 
 
 def forget(mark: Path) -> None:
-    """Remove what a host leaves that has ended."""
+    """Remove the files of a host that has ended."""
     for path in (mark, log_of(mark)):
         path.unlink(missing_ok=True)
     shutil.rmtree(temporary(mark), ignore_errors=True)
@@ -144,7 +144,7 @@ def _guard(pipe: int, socket: Path) -> None:
 
 
 def end(*sockets: Path) -> None:
-    """Kill hosts' processes and all that they started, also what lost its parent since.
+    """Kill hosts' processes and all their descendants, also those that lost their parent.
 
     Servers of mounts are spared: each sees its host go, and unmounts or stays as it was told.
     """

@@ -1,4 +1,4 @@
-"""Mount points: where a mount may go, what holds it, how it is taken down."""
+"""Mount points: where a mount may be made, which processes use it, how it is unmounted."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def available() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A line of ``mountinfo``; see proc(5).
+    """A line of ``mountinfo`` as in proc(5).
 
     Attributes:
         id: of the mount; no other has it as long as this one is anywhere.
@@ -328,7 +328,7 @@ def unmount(path: str, *, force: bool) -> None:
 
     Args:
         path: where it is.
-        force: detach it although it is in use; users keep what they have open.
+        force: detach it although it is in use; users keep the files they have open.
 
     Raises:
         MountError: it is in use, or may not be taken down; ``busy`` in the message.

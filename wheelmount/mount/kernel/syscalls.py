@@ -64,7 +64,7 @@ class Found:
 
 
 def look(path: str | Path, *, follow: bool = False) -> Found:
-    """See ``statx(2)``: answers also where a server or a network does not.
+    """Call ``statx(2)`` so that it answers even if a server or a network does not.
 
     Args:
         path: of anything.
@@ -98,7 +98,7 @@ def may_mount() -> bool:
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Free the pages of a file that lie wholly in a range; it reads as zeros. See fallocate(2)."""
+    """Free the pages of a file that lie wholly in a range, which then reads as zeros."""
     mode = _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE
     _check(_libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)), "")
 
@@ -118,7 +118,7 @@ def give_back_memory() -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the one that started it ends; see ``prctl(2)``."""
+    """Have the kernel kill this process when its parent ends: ``prctl(2)``."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "")
 
 
@@ -149,7 +149,7 @@ def mount_tmpfs(path: Path, size: int) -> None:
 
 
 def resize_tmpfs(path: Path, size: int) -> None:
-    """Set the size of what ``mount_tmpfs`` mounted, bytes."""
+    """Set the size in bytes of a tmpfs that ``mount_tmpfs`` mounted."""
     flags = _NOSUID | _NODEV | _REMOUNT
     _check(_mount(b"wheelmount", path, b"tmpfs", flags, f"size={size}"), path)
 

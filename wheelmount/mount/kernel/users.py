@@ -1,4 +1,4 @@
-"""Users of trees that are shown no more: whoever can still reach a name in them, says the kernel.
+"""Users of earlier trees: processes and mounts that can still reach a name in them.
 
 These are mounts in any namespace, and directories that processes have open, work in or have as
 their root. Open and mapped files are no users: they need no names. A process that may not be looked
@@ -58,7 +58,7 @@ class Users:
         self._last: dict[Tree, list[int]] = {}
 
     def find(self, trees: Collection[Tree]) -> dict[Tree, list[str]]:
-        """Who uses trees, for people; nobody if the list is empty.
+        """Describe the users of trees, for messages; an empty list if there are none.
 
         What was passed from one process to another at that moment may be overlooked, so only who
         finds no user twice can be sure that there is none.
@@ -118,7 +118,7 @@ def inhabited(mount: Mounted) -> bool:
 
 
 def viewers(mount: Mounted) -> list[str]:
-    """Views of what a mount shows at other places, in any namespace, for people.
+    """Describe views of a mount at other places, in any namespace, for messages.
 
     Copies that a namespace has only because it was made from another are none: they are where the
     mount is, also below the place where such a namespace has the root of the other.

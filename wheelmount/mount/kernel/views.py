@@ -76,7 +76,7 @@ class Space:
             return []
 
     def reached(self) -> Iterator[Mounted]:
-        """Those to which a path leads: what another mount covers is not reached any more."""
+        """Return mounts to which a path leads, not those that another mount covers."""
         paths = {mount.id: mount.path for mount in self.mounts}
         covered = {each.parent for each in self.mounts if paths.get(each.parent) == each.path}
         return (mount for mount in self.mounts if mount.id not in covered)
@@ -200,7 +200,7 @@ def _exchange(space: Space, mount: Mounted, made: int) -> bool:
 
 
 def _is_top(mount: Mounted) -> bool:
-    """Whether a mount is where it was, and is what one sees there."""
+    """Return whether a mount is still at its place, and not covered there."""
     try:
         return syscalls.look(mount.path).mount == mount.id
     except OSError:

@@ -1,4 +1,4 @@
-"""Who may come into a mount: whoever may come to its source, unless it is said.
+"""Which users may enter a mount: by default those that may enter its source.
 
 Root's mounts are for all users of a host to see, and the modes of files say what each may read. At
 the source a directory above may keep others out, which is not part of the tree: so the mount's own
@@ -28,13 +28,13 @@ def closed(source: str | Path) -> Path | None:
 
 
 def limit(tree: Tree, source: str, access: str, before: Tree | None) -> None:
-    """Have the root of a tree keep out who may not come in.
+    """Set the mode of a tree's root so that only permitted users may enter.
 
     Args:
         tree: as it was scanned.
         source: its directory.
-        access: who may come in: ``source``, ``private`` (the owner) or ``public`` (all).
-        before: the tree that is shown, if any: who may come in stays as it is.
+        access: which users may enter: ``source``, ``private`` (the owner) or ``public`` (all).
+        before: the tree that is shown, if any: its permission stays.
     """
     if before is not None:
         private = not before.inodes[ROOT].mode & OTHERS
@@ -45,4 +45,4 @@ def limit(tree: Tree, source: str, access: str, before: Tree | None) -> None:
     if tree.inodes[ROOT].mode != wanted:
         tree.inodes[ROOT] = tree.inodes[ROOT]._replace(mode=wanted)
     if before is not None and tree.inodes[ROOT] == before.inodes[ROOT]:
-        tree.inodes[ROOT] = before.inodes[ROOT]  # the same object for what is the same
+        tree.inodes[ROOT] = before.inodes[ROOT]  # one object for equal values

@@ -1,4 +1,4 @@
-"""Taking turns at what is many short calls of the system."""
+"""Serialize bursts of short system calls: threads contend for the interpreter lock at each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BurstLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until = 0.0  # when who has it should be done
+        self._until = 0.0  # when the holder should be done
 
     @contextmanager
     def hold(self, files: int) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""From one tree to the next: what of a directory is still what it was.
+"""Compare two trees of a directory: which files are unchanged.
 
 A scan keeps what has the same stamp at the same path. What it does not know may have been
 elsewhere: a file is known again by device and inode number. If size and both times are the same,

@@ -157,7 +157,7 @@ class MappedTree(TreeView):
         self._before = None
 
     def differing(self, before: TreeView) -> Iterable[int]:
-        """See ``TreeView``."""
+        """A tree that is read from its description; as ``TreeView`` says."""
         if not isinstance(before, MappedTree):
             return super().differing(before)
         directories = {*self.inodes.differing(before.inodes), *self.names.differing(before.names)}
@@ -215,7 +215,7 @@ class Mapped(Cut):
 
 
 PAGE = mmap.PAGESIZE
-"""What tmpfs gives memory by, bytes."""
+"""Bytes of a page, the unit in which tmpfs allocates memory."""
 
 
 def pages(size: int) -> int:

@@ -29,7 +29,7 @@ VERSION = 3
 
 
 def check_version(version: object) -> None:
-    """See that an encoding is ours.
+    """Check that an encoding has this version.
 
     Raises:
         TransferError: it was made by another version of wheelmount.
@@ -99,7 +99,7 @@ class Cut:
     """A tree, and how its bytes are cut into blocks.
 
     Args:
-        tree: what is shown.
+        tree: the tree that is shown.
         block_size: bytes of a block; the last one may be shorter.
         fresh: numbers of the files whose bytes are to travel; default all. The others hosts have
             from an earlier generation, under the same number.
@@ -230,7 +230,7 @@ class Layout(Cut):
 
     @cached_property
     def fresh(self) -> frozenset[int]:
-        """Numbers of the files whose bytes travel."""
+        """Numbers of the files whose bytes are sent."""
         inodes = self.tree.inodes
         numbers = inodes if self._fresh is None else self._fresh
         return frozenset(number for number in numbers if inodes[number].is_file)
@@ -341,6 +341,6 @@ class Layout(Cut):
         return layout
 
     def _fresh_known(self) -> bool:
-        """Whether all files whose bytes travel, or are copied, are in the tree."""
+        """Return whether all files that are sent, or copied, are in the tree."""
         named = {*(self._fresh or ()), *self.copies}
         return named <= self.tree.inodes.keys() and all(type(n) is int for n in named)

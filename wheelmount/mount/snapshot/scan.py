@@ -1,4 +1,4 @@
-"""Taking the snapshot of a directory: a ``Tree`` from what the source's file system says."""
+"""Scan a directory: make a ``Tree`` of what its file system reports."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class _Scan:
     def _keep_directory(self, number: int, path: bytes, status: os.stat_result, nlink: int) -> None:
         known, stamp = self._before.inodes.get(number), _stamp(status)
         if known is not None and known.nlink == nlink and self._before.stamps[number] == stamp:
-            # The same objects for the same directory, by which what differs is found fast.
+            # One object for an unchanged directory: so differences are found fast.
             self._tree.inodes[number] = known
             self._tree.stamps[number] = self._before.stamps[number]
             return
@@ -131,7 +131,7 @@ class _Scan:
             return number
         if known is not None:
             inode, stamp = self._before.inodes[known], self._before.stamps[known]
-            if inode.is_file and inode.path != path:  # what was its first name is gone
+            if inode.is_file and inode.path != path:  # its first name is gone
                 inode = inode._replace(path=path)
         else:
             made = _inode(path, self._folder + path, status)

@@ -38,7 +38,7 @@ class Source:
         self._folder = os.path.join(root, b"")
         self.layout = layout
         self.changed: set[int] = set()
-        """Files that are no longer what the snapshot says."""
+        """Numbers of files that differ from the snapshot."""
         self._said: dict[int, tuple[bytes, tuple[int, ...]]] = {}
         self._ctimes: dict[int, int] = {}  # where they are no longer the tree's
         self._restless: Counter[int] = Counter()
@@ -55,7 +55,7 @@ class Source:
         """Read a block.
 
         Returns:
-            blake3 of it, and the files in it that changed, whose bytes are zeros instead.
+            blake3 of the block, and its files that changed, whose bytes are zeros in it.
         """
         extents = list(self.layout.extents(block))
         numbers = [extent.inode for extent in extents]
@@ -85,7 +85,7 @@ class Source:
         return changed
 
     def _read(self, number: int, offset: int, piece: memoryview) -> bool:
-        """Read a piece of a file; False if the file is not what the tree says (or not there)."""
+        """Read a piece of a file; return False if the file is missing or differs from the tree."""
         status = self._read_any(number, offset, piece)
         if status is None:
             return False
@@ -116,7 +116,7 @@ class Source:
             os.close(fd)
 
     def _settle(self, number: int, status: os.stat_result) -> bool:
-        """See whether a file of another ctime has the bytes that were read of it."""
+        """Check whether a file with another ctime still has the bytes that were read before."""
         inode = self.layout.tree.inodes[number]
         with self._settling:
             self._ctimes[number] = status.st_ctime_ns  # whoever reads it now has to read it again
@@ -132,7 +132,7 @@ class Source:
             return same
 
     def _holds(self, block: int) -> bool:
-        """Whether a block is what it was when it was read."""
+        """Return whether a block still has the bytes of the first read."""
         digest, changed = self._said[block]
         view = memoryview(bytearray(self.layout.length(block)))
         for number, offset, begin, length in self.layout.extents(block):
