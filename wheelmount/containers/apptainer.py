@@ -1,4 +1,4 @@
-"""apptainer on this machine: where it is, what it must be told here, how it is stopped.
+"""Runs apptainer on this machine: finds it, sets what it needs here, and stops it.
 
 The one module that calls spython. Of spython it uses the function that runs a command line,
 ``run_command``; its ``Client`` knows the program by the name ``singularity`` only, prints, ends the
@@ -29,7 +29,7 @@ from wheelmount.errors import ContainerError, UnavailableError
 CAP_SYS_RESOURCE = 24
 
 GRACE = 2.0
-"""Seconds a stopped container or build gets to end by itself; fewer than a host's actor gives."""
+"""Seconds in which a stopped container or build may end itself; less than a host's actor allows."""
 
 _NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
 
@@ -51,7 +51,7 @@ LINE = 64 << 10
 """Bytes of a line that are taken at once: a build may print one without end."""
 
 REASON = 1000
-"""Characters of a line that tells what went wrong."""
+"""Most characters of a line that tells the cause of a failure."""
 
 DESCRIPTION = 16 << 20
 """Bytes that an image may say of itself."""
@@ -61,7 +61,7 @@ DESCRIPTION_TIMEOUT = 120.0
 
 
 def find() -> Path:
-    """The apptainer program, or singularity where that is what there is.
+    """Return the path of apptainer, or of singularity where only that is installed.
 
     Raises:
         UnavailableError: neither is on PATH.
@@ -163,12 +163,12 @@ def build(
         definition: the ``.def`` file.
         image: the SIF to write.
         options: further options of ``apptainer build``.
-        log: file that gets what the build prints, as it does; see ``logs.cut``.
+        log: file to which the build's output is written; see ``logs.cut``.
         scratch: directory for the build's temporary files.
         on_line: called for every line.
 
     Raises:
-        ContainerError: the build failed; whatever it started has ended.
+        ContainerError: the build failed; its processes have ended.
         UnavailableError: apptainer is missing.
     """
     command = [str(find()), "build", *build_privileges(), *options, str(image), str(definition)]
@@ -184,13 +184,13 @@ def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], ob
     """Bring an image of a registry, as one file.
 
     Args:
-        reference: what apptainer calls it: ``docker://python:3.12-slim``.
+        reference: of the image, as apptainer writes it: ``docker://python:3.12-slim``.
         image: the SIF to write.
         scratch: directory for temporary files.
         on_line: called for every line that apptainer prints.
 
     Raises:
-        ContainerError: it cannot be had; whatever was started for it has ended.
+        ContainerError: it cannot be pulled; all processes for it have ended.
         UnavailableError: apptainer is missing.
     """
     log = scratch / "log"
@@ -207,7 +207,7 @@ def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], ob
 def _logged(
     command: Sequence[str], cwd: Path, log: Path, scratch: Path, on_line: Callable[[], object]
 ) -> int:
-    """Run a command that brings or builds an image; gives its exit code."""
+    """Run a command that pulls or builds an image; return its exit code."""
     log.unlink(missing_ok=True)
     with (
         log.open("a", encoding="utf-8", buffering=1) as file,
@@ -238,7 +238,7 @@ def make_overlay(path: Path, size: int) -> None:
 
     Args:
         path: the file.
-        size: MiB, 64 or more; what is not used takes no room.
+        size: MiB, 64 or more; unused parts take no room.
 
     Raises:
         ContainerError: it cannot be made.
@@ -294,7 +294,7 @@ def plain(text: str) -> str:
 
 
 def start_error(image: Path, output: str) -> ContainerError:
-    """The error for a container that did not start, from what apptainer printed."""
+    """Make the error of a container that did not start, from apptainer's output."""
     reason, advice = _explain(plain(output))
     return ContainerError(
         f"apptainer could not start a container of {image}: {reason or 'it did not say why'}",
@@ -330,11 +330,11 @@ _KNOWN = {
     "unauthorized": "see whether the name is right, and log in: apptainer registry login",
     "/dev/fuse": "load the fuse module; as root: chmod 666 /dev/fuse",
 }
-"""What to do about the failures that are known, by what is said of them."""
+"""Advice for known failures, by a part of their message."""
 
 
 def _explain(output: str) -> tuple[str, str | None]:
-    """What went wrong, and what to do about it: of the last line that tells, or of a known one."""
+    """Return cause and advice: of a known failure, or of the last line that tells a cause."""
     reason = _reason(output)
     lines = [line for line in output.splitlines() if not line.startswith("INFO:")]
     for line in (reason, *lines):

@@ -27,7 +27,7 @@ PACKAGES = "/packages"
 """Where a container sees the wheelhouse."""
 
 GPU = Path("/dev/nvidiactl")
-"""What NVIDIA's driver makes where there is one of its devices."""
+"""The file that NVIDIA's driver makes where there is a device."""
 
 # The image's own may name the resolver of the machine that built it, apptainer's those of the host.
 _NAMES = {
@@ -52,16 +52,16 @@ class Bind(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """A container that sees no network, nothing of the host, and what is named here.
+    """A container without a network, which sees of the host only what is named here.
 
     Args:
         image: the SIF, a local path.
         workdir: directory of the container on the host, made by `prepare` and removed by
             `cleanup`: generated files, ``/tmp`` and the home directory lie in it.
-        overlay: keeps what is written to the container's file system from run to run; without one
-            that goes when the container is cleaned up.
+        overlay: keeps changes of the container's file system from run to run; without one
+            they are deleted with the container.
         packages: the mounted wheelhouse, shown read-only at ``/packages``.
-        binds: what else of the host it sees.
+        binds: further files of the host that it sees.
         env: its environment, besides what the image sets. Nothing comes from the host's.
         files: texts it finds at these absolute paths, read-only: pip's and uv's configuration.
         cwd: where commands start in it; default its user's home directory.
@@ -128,7 +128,7 @@ class Container:
         return [*command, "--no-eval", *self._inside(), f"instance://{instance}", *_checked(argv)]
 
     def options(self) -> list[str]:
-        """What shuts it off, and what it is shown."""
+        """Return apptainer's options that isolate the container, and its binds."""
         # --no-eval: else the environment's values are expanded by a shell.
         privileges = apptainer.exec_privileges()
         if self.confined:
@@ -195,7 +195,7 @@ class Container:
 
         Raises:
             SourceError: the image, the wheelhouse or something bound is missing.
-            ConfigError: somebody else's directory is in the way.
+            ConfigError: another user's directory has this name.
             UnavailableError: there is no device for ``nv``.
         """
         sif.check(self.image)
@@ -332,7 +332,7 @@ class Container:
 
 
 def _look(program: str) -> list[str]:
-    """A command that ends with 127 where there is no such program, else with 0."""
+    """Return a command that ends with 127 if there is no such program, else with 0."""
     return _checked(["/bin/sh", "-c", 'command -v -- "$1" >/dev/null || exit 127', "sh", program])
 
 
@@ -368,7 +368,7 @@ def _word(word: str) -> str:
 
 
 def _refuse_specials(path: str) -> None:
-    """Refuse what apptainer's options read as the end of a path.
+    """Refuse characters that apptainer's options read as the end of a path.
 
     Raises:
         InputError: ``path`` has such a character.

@@ -26,10 +26,10 @@ PR_SET_SECCOMP = 22
 SECCOMP_MODE_FILTER = 2  # linux/seccomp.h
 
 GRACE = 2.0
-"""Seconds a stopped container gets to end by itself; fewer than a host's actor gives."""
+"""Seconds in which a stopped container may end by itself; less than a host's actor allows."""
 
 GLANCE = 0.02
-"""Seconds between looks at what is still there."""
+"""Seconds between checks for remaining processes."""
 
 
 def main(
@@ -60,13 +60,13 @@ def main(
     signal.set_wakeup_fd(waking)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     os.set_inheritable(owner, False)
-    if directory:  # it is in use, whatever becomes of the owner
+    if directory:  # in use, even if the owner ends
         fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_SH)
     if select.select([owner], [], [], 0)[0]:  # it has ended before the command began
         return _leave(owner, directory)
     child = _start(command, terminal, confined)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):  # who reads there waits for the command alone
+    for descriptor in (0, 1, 2):  # its reader waits only for the command
         os.dup2(nothing, descriptor)
     code = None
     while code is None:
@@ -83,7 +83,7 @@ def main(
 
 
 def _leave(owner: int, directory: str) -> int:
-    """Delete what is left of a command that its owner has ended, if the owner is gone.
+    """Delete the remains of a command if its owner is gone.
 
     Returns:
         The exit code.
@@ -152,7 +152,7 @@ def _reap(child: int) -> int | None:
 
 
 def _end(session: int) -> None:
-    """End what is left: politely, and after a while for good."""
+    """End remaining processes: by SIGTERM, and after a while by SIGKILL."""
     left = _left(session)
     if not left:
         return

@@ -38,7 +38,7 @@ def inspect(sif: Path) -> Image:
     """Read an image's labels and the definition it was built from.
 
     Raises:
-        SourceError: there is no such file.
+        SourceError: the file does not exist.
         ContainerError: it is no image.
         UnavailableError: apptainer is missing.
     """
@@ -149,7 +149,7 @@ def _remove_link(path: Path) -> None:
 
 @contextlib.contextmanager
 def lock(sif: Path, progress: Progress) -> Iterator[None]:
-    """Be the only process that makes an image.
+    """Lock an image during the context, so that one process builds it.
 
     Raises:
         ContainerError: its directory cannot be written to.

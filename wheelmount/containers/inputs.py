@@ -1,4 +1,4 @@
-"""What of this machine goes into an image: its definition, and the files that this names."""
+"""Inputs of an image from this machine: its definition, and the files that this names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wheelmount.errors import SourceError
 
 
 def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
-    """A hash over everything of this machine that goes into an image.
+    """Hash all inputs of an image from this machine.
 
     Files count by the names that the definition gives them, wherever the definition lies.
 

@@ -49,7 +49,7 @@ class Record:
         image: path of its image.
         overlay: name of its overlay.
         packages: the wheelhouse it shows, or None.
-        binds: what else of the host it sees.
+        binds: further files of the host that it sees.
         nv: whether it has NVIDIA devices.
         privileged: see `Container`.
         since: when it was started, in seconds since the epoch.
@@ -72,7 +72,7 @@ class Instance:
 
     Args:
         runtime: the user's private directory there.
-        name: what the user calls it.
+        name: the user's name of the instance.
         host: the host's name.
 
     Raises:
@@ -161,7 +161,7 @@ class Instance:
         timeout: float | None = None,
         terminal: Terminal | None = None,
     ) -> int:
-        """Run a command in it, and wait for its exit code; see `Container.run`.
+        """Run a command in the instance, and wait for its exit code; as `Container.run`.
 
         Raises:
             ContainerError: the instance has ended.
@@ -186,7 +186,7 @@ class Instance:
         return code
 
     def stop(self) -> bool:
-        """End it and all that runs in it, and delete what belongs to it but its overlay.
+        """End the instance and all its processes, and delete its files except for the overlay.
 
         Returns:
             Whether there was something to end or to delete.
@@ -207,7 +207,7 @@ class Instance:
     # ----------------------------------------------------------------------------------------------
 
     def _start(self, container: Container) -> Record:
-        self._end()  # what a killed one left
+        self._end()  # left by a killed instance
         private_directory(self.path)
         (self.path / "config").mkdir()
         try:
@@ -246,7 +246,7 @@ class Instance:
                     cwd="/",
                     start_new_session=True,
                     pass_fds=held,
-                ).returncode = 0  # it goes on, and nobody here waits for it
+                ).returncode = 0  # it runs on, and this process does not wait for it
                 self._record_file.write_text(
                     json.dumps(dataclasses.asdict(record)), encoding="utf-8"
                 )
@@ -341,7 +341,7 @@ class Instance:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let nobody else start or stop it meanwhile."""
+        """Lock the instance during the context: no other process starts or stops it."""
         deadline = time.monotonic() + START_TIMEOUT
         with self._start_file.open("wb") as file:
             while True:

@@ -1,4 +1,4 @@
-"""What containers leave on a host whose owner was killed before it could clean up."""
+"""Remains of containers on a host whose owner was killed before it could clean up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX = "container-"
 
 @contextlib.contextmanager
 def claimed(workdir: Path) -> Iterator[None]:
-    """Say that somebody uses a container's directory, as long as this process lives."""
+    """Mark a container's directory as in use while this process lives."""
     descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -28,7 +28,7 @@ def claimed(workdir: Path) -> Iterator[None]:
 
 
 def find(runtime: Path) -> list[Path]:
-    """Directories of containers, and of instances, that nobody uses."""
+    """Return directories of containers and instances that are not in use."""
     killed = [each.path for each in Instance.all(runtime) if each.record() is None]
     return [path for path in sorted(runtime.glob(f"{PREFIX}*")) if not in_use(path)] + killed
 
@@ -46,7 +46,7 @@ def remove(path: Path) -> None:
 
 
 def in_use(workdir: Path) -> bool:
-    """Whether somebody uses a container's directory."""
+    """Return whether a container's directory is in use."""
     descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

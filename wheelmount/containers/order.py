@@ -1,4 +1,4 @@
-"""A container as it is ordered from a host, and what the host does about it."""
+"""An order for a container, as a client sends it, and how the host carries it out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK", "WHEELMOUNT_SIZE", "WHEELMOUN
 """Variables of the host that a command in a container finds too: which of all commands it is."""
 
 OUTPUT = "/run/wheelmount/output"
-"""Where a container sees the directory for what is to be brought back."""
+"""Where a container sees the directory for files to collect."""
 
 _OUTPUT = "WHEELMOUNT_OUTPUT"
 
@@ -36,7 +36,7 @@ else echo "there is nothing at $1 in the container" >&2; exit 1; fi
 """
 
 PROGRAM = "python", "-m", "wheelmount.containers"
-"""Carries an order out, whose file is its argument; ``python`` is to be the host's own."""
+"""Module that carries out the order in its argument's file, run by the host's Python."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Order:
     Attributes:
         host: the host's name.
         image: path of the SIF there; empty for that of an instance that runs.
-        overlay: name of the overlay that keeps what is installed; empty for the image's own.
+        overlay: name of the overlay that keeps changes; empty for the image's own.
         state_dir: where overlays are kept.
         runtime_dir: the setting of that name: what goes with the container is in a private
             directory in it, of the host's own choice.
@@ -55,7 +55,7 @@ class Order:
         instance: name of the instance to run it in, started if it does not run; None for a
             container that ends with the command.
         packages: where the wheelhouse is, or None.
-        binds: source, target and whether it may be written, of what else it sees.
+        binds: source, target and whether writable, of further files that it sees.
         environment: variables to set in it.
         files: texts it finds at these paths.
         cwd: where the command starts in it; default the home directory.
@@ -122,7 +122,7 @@ class Order:
         Args:
             argv: the command.
             stdin: as for `subprocess.Popen`.
-            terminal: what the command has for all its streams instead.
+            terminal: the command's terminal, in place of all its streams.
 
         Raises:
             OvertimeError: the time ran out.
@@ -139,7 +139,7 @@ class Order:
             return self._run(argv, container.run, stdin=stdin, terminal=terminal)
 
     def _run(self, argv: Sequence[str], run: Callable[..., int], **streams: Any) -> int:
-        """Run the command; when it has ended, or its time ran out, archive what it left."""
+        """Run the command; when it has ended, or its time ran out, archive its files."""
         try:
             code = run(argv, timeout=self.timeout, **streams)
         except OvertimeError:

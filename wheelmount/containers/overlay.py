@@ -1,4 +1,4 @@
-"""Overlays: what keeps the things that a container installs or writes.
+"""Overlays: keep packages and files that containers install or write.
 
 Three kinds. A directory is as fast as an ext3 image for root and four times faster for ordinary
 users, and needs no size. An image is one file of a given size, for file systems on which a
@@ -34,7 +34,7 @@ LEAST = 64 * MIB
 """Bytes of the smallest image that apptainer makes."""
 
 DEFAULT_SIZE = 16 << 30
-"""Bytes of an image for which no size was given. It is sparse: what is not used takes no room."""
+"""Default bytes of an image. It is sparse: unused parts take no room."""
 
 LINGER = 0.5
 """Seconds that the lock of a container may outlive it: helpers of apptainer, and a process that
@@ -53,9 +53,9 @@ class Overlay:
 
     Args:
         state_dir: directory under which the overlays of this user are kept.
-        name: what the user calls it.
+        name: the user's name of the overlay.
         host: the host that writes to it; hosts may share ``state_dir``, never an overlay.
-        kind: what it is to be made as; None for what is there, or the best for ``state_dir``.
+        kind: how it is made; None for an existing one's kind, or the best for ``state_dir``.
         size: bytes of an image.
         base: path of the container's image that it goes with; None for whatever it went with.
 
@@ -87,12 +87,12 @@ class Overlay:
 
     @property
     def path(self) -> Path:
-        """Its own private directory; what apptainer is given lies there."""
+        """The overlay's private directory."""
         return self.state_dir / "overlays" / self.name / self.host
 
     @property
     def found(self) -> Kind | None:
-        """What it is; None if there is no such overlay yet."""
+        """Kind of the overlay; None if it does not exist yet."""
         if (self.path / _IMAGE).exists():
             return "image"
         if (self.path / _MEMORY).is_symlink():
@@ -114,7 +114,7 @@ class Overlay:
             What apptainer is given.
 
         Raises:
-            ConfigError: somebody else's directory is in the way.
+            ConfigError: another user's directory has this name.
             ContainerError: an image cannot be made.
             InputError: there is one of another kind or size, or of another image.
             UnavailableError: apptainer is missing.
@@ -155,7 +155,7 @@ class Overlay:
         )
 
     def _compare_base(self) -> None:
-        """See that it goes with the container's image: what it keeps is what differs from that."""
+        """Check that the overlay was made for this image, whose changes it keeps."""
         identity = None if self.base is None else sif.identity(self.base)
         if identity is None:
             return
@@ -198,7 +198,7 @@ class Overlay:
         return total
 
     def user(self) -> str:
-        """Who writes to it now; empty if nobody does."""
+        """Return which process writes to it now; empty if none does."""
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -237,7 +237,7 @@ class Overlay:
         """Be the only writer while the context is open.
 
         Args:
-            purpose: what for; others are told.
+            purpose: shown to other commands that wait for it.
 
         Yields:
             The descriptor that holds the lock. A child process that inherits it keeps the overlay
@@ -297,7 +297,7 @@ def name_for(image: Path) -> str:
 
 
 def check_name(what: str, name: str) -> None:
-    """Refuse what is no plain name of a file.
+    """Refuse names that are not plain file names.
 
     Raises:
         InputError: ``name`` is none.
@@ -349,7 +349,7 @@ def remove_tree(tree: Path) -> None:
     The kernel keeps such a directory in every overlay, and packages unpack read-only ones.
 
     Raises:
-        ContainerError: some of it belongs to somebody else.
+        ContainerError: a part of it belongs to another user.
     """
     for folder, names, _ in os.walk(tree):
         for name in names:

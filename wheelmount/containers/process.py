@@ -35,7 +35,7 @@ def attend(
     stays: bool = False,
     confined: bool = False,
 ) -> int:
-    """Run an apptainer command in a session of its own, and see that all of it ends.
+    """Run an apptainer command in a session of its own, and end all its processes.
 
     With the command, with an exception here, and with this process, however that ends: a guard
     (`guard`) runs it.
@@ -46,7 +46,7 @@ def attend(
         stdout: the same.
         stderr: the same.
         timeout: seconds it may take.
-        terminal: is what it has for all three instead.
+        terminal: the command's terminal, in place of all three.
         pass_fds: descriptors that it inherits.
         environment: variables for apptainer, besides the few that it always needs.
         directory: the container's private one, deleted if this process does not live to do so.
@@ -104,7 +104,7 @@ def attend(
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let signals that end this process wait: what is started or taken down meanwhile is whole."""
+    """Block signals that end this process, so that a start or an end is complete."""
     if threading.current_thread() is not threading.main_thread():  # signals go to that one
         yield
         return

@@ -23,7 +23,7 @@ def check(image: Path) -> None:
 
 
 def identity(image: Path) -> str | None:
-    """What tells one image from another, also from what was built of the same later.
+    """Return an id of an image that also differs between builds of one definition.
 
     Returns:
         The identifier in the head of a SIF, 32 digits; None if it is no SIF that can be read.

@@ -32,9 +32,9 @@ Size = tuple[int, int]
 
 @contextlib.contextmanager
 def raw(stdin: int = 0) -> Iterator[Size]:
-    """Have a terminal give on every key as it is, ``^C`` among them; gives its size."""
+    """Set a terminal to raw mode, which passes on every key such as ``^C``; return its size."""
     saved = termios.tcgetattr(stdin)
-    tty.setraw(stdin, termios.TCSADRAIN)  # what was typed ahead is for the command
+    tty.setraw(stdin, termios.TCSADRAIN)  # keys typed ahead are for the command
     try:
         size = os.get_terminal_size(stdin)
         yield size.lines, size.columns
@@ -49,7 +49,7 @@ class Terminal:
 
     Args:
         stdin: descriptor of this process's terminal, or of what is typed elsewhere.
-        stdout: where what the command shows goes.
+        stdout: descriptor for the command's output.
         size: of the terminal elsewhere; None if this process has it.
     """
 
@@ -81,7 +81,7 @@ class Terminal:
                 os.close(descriptor)
 
     def relay(self, process: subprocess.Popen[bytes]) -> None:
-        """Pass on what is typed and shown, until the command and all that has its terminal ended.
+        """Copy input and output until the command, and all processes with its terminal, ended.
 
         Args:
             process: the command.
@@ -97,7 +97,7 @@ class Terminal:
                 each.start()
             while shows.is_alive() and process.poll() is None:
                 shows.join(_GLANCE)
-            shows.join(_GLANCE)  # what the command left may have the terminal still
+            shows.join(_GLANCE)  # background processes may still have the terminal
             os.write(ending, b"x")
             shows.join()  # until all is shown that was written
         finally:
@@ -105,7 +105,7 @@ class Terminal:
                 os.write(ending, b"x")
             for each in (shows, types):
                 if each.ident is not None:
-                    each.join(_GLANCE)  # it may wait for who reads what is shown
+                    each.join(_GLANCE)  # it may wait for the reader of its output
             for descriptor in (ended, ending):
                 os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""A container of nothing but this machine's own programs, to see whether one starts here."""
+"""A container of this machine's own programs, to test whether containers start here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def start(directory: Path) -> None:
 
     Raises:
         ContainerError: it does not start.
-        UnavailableError: apptainer is missing, or is not allowed what it needs.
+        UnavailableError: apptainer is missing, or lacks a permission.
         WaitError: it does not end.
     """
     with tempfile.TemporaryDirectory(prefix="trial-", dir=directory) as name:

@@ -26,7 +26,7 @@ _IN_USE = ".in-use"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A part of the cache that goes or stays as a whole.
+    """A part of the cache that is kept or deleted as a whole.
 
     Attributes:
         kind: ``wheelhouse``, ``tree``, ``environment``, ``image`` (of a registry) or ``unpacked``,
@@ -73,12 +73,12 @@ def _environments(cache: Path) -> list[Item]:
 
 
 def size(settings: Settings) -> int:
-    """Bytes of the cache on the disk; what has several names counts once."""
+    """Return bytes of the cache on the disk; a file with several names counts once."""
     return _size(Path(settings.cache_dir))
 
 
 def prune(settings: Settings, bound: int) -> list[Item]:
-    """Remove what was used least recently, until the cache has no more than so many bytes.
+    """Delete the least recently used parts, until the cache has at most a number of bytes.
 
     What belongs to a session that is up stays.
 
@@ -111,7 +111,7 @@ def prune(settings: Settings, bound: int) -> list[Item]:
 
 
 def clean(settings: Settings) -> list[Item]:
-    """Remove everything, but for what belongs to a session that is up; see ``prune``."""
+    """Delete the cache, except for parts that a running session uses; see ``prune``."""
     return prune(settings, -1)
 
 

@@ -173,7 +173,7 @@ def _script(
 
 
 def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
-    """Refuse what cannot be, before anything is started.
+    """Refuse impossible combinations before anything is started.
 
     Raises:
         InputError: there is no command, or images and hosts do not fit each other.
@@ -199,7 +199,7 @@ def _called(image: Image) -> str:
 
 
 def explain(results: Results, image: Image, packages: Path | None, progress: Progress) -> None:
-    """Say what failures mean that are told by what the command printed."""
+    """Add explanations to failures that the command's output reveals."""
     failed = {n: r for n, r in results.items() if isinstance(r, Result) and r.code}
     said = {name: result.stderr.decode(errors="replace") for name, result in failed.items()}
     lacking = {name for text in said.values() for name in absent(text)}

@@ -1,4 +1,4 @@
-"""What a container on hosts is to be: its image, by host, and what it sees."""
+"""Containers on hosts, as requested: the image of each host, and what the container sees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wheelmount.operations.launch import Launch
 from wheelmount.wheels import redirect
 
 BESIDE = "img.sif"
-"""The image of a directory that has one beside its ``packages/``."""
+"""Name of an image in a mounted directory, beside its ``packages/``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Image:
         paths: of the SIF, by name of the host; that of ``""`` is for all others. One inside the
             directory that is mounted is taken from the mount. Empty for the image beside
             ``packages/`` in that directory, or that of an instance that runs.
-        overlay: name of the overlay that keeps what is installed; None for the image's own.
-        overlay_kind: what the overlay is to be; None for the best.
+        overlay: name of the overlay that keeps changes; None for the image's own.
+        overlay_kind: kind of the overlay; None for the best.
         overlay_size: bytes of an overlay in one file.
         instance: name of the instance to work in; None for a container that ends with the command.
-        binds: source, target and whether it may be written, of what else of a host it sees.
+        binds: source, target and whether writable, of further files of a host that it sees.
         nv: whether it may use NVIDIA devices.
         privileged: see `Container`.
         variables: to set for commands in it.
@@ -109,7 +109,7 @@ class Shown:
     mntpoint: str
 
     def at(self, name: str) -> str:
-        """Where the host has what ``name`` is in the directory."""
+        """Return the path on the host of ``name`` in the mounted directory."""
         return str(PurePosixPath(self.mntpoint, name))
 
     @property

@@ -1,4 +1,4 @@
-"""Packages, installed on every host from what is mounted there: wheels, packed or unpacked."""
+"""Install packages on every host from mounted wheels, packed or unpacked."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def install(
 
     Args:
         spec: the hosts.
-        wanted: what to install.
+        wanted: the packages to install.
         into: where to.
         settings: in force.
         progress: told about each step.
@@ -110,7 +110,7 @@ def install(
             return _place(
                 spec, hosts, shipment, into, link_mode, target, settings, progress, output
             )
-        if len(found) == 1:  # just what was resolved and proven, whichever tool it is
+        if len(found) == 1:  # exactly the resolved and proven packages, with either tool
             named = ["-r", report.requests[0]]
         elif wanted.by_name:
             named = [str(requirement) for requirement in wanted.requirements]
@@ -272,14 +272,14 @@ def _venv(into: Venv, spec: HostSpec) -> str:
 
 
 def _of_session(name: str, settings: Settings) -> str:
-    """A name for what grows with a session."""
+    """Make a name for a directory that grows with a session."""
     return f"session-{name}-{Session(name, settings).read().created:.0f}"
 
 
 def _wheelhouse(
     spec: HostSpec, settings: Settings, wanted: Wanted, targets: Sequence[Target]
 ) -> Path:
-    """A wheelhouse in the cache: that of a session, whose mount then serves all it is asked for.
+    """Return a wheelhouse in the cache: a session has one, whose mount serves all its installs.
 
     Else one for this request alone: nothing travels that is not asked for.
     """

@@ -108,11 +108,11 @@ def find(settings: Settings, names: Sequence[str] = ()) -> list[Instance]:
 
 
 def stop(instance: Instance, settings: Settings) -> None:
-    """End an instance, and take down what was mounted for it.
+    """End an instance, and unmount its directory.
 
     Raises:
         WaitError: it does not end.
-        MountError: what was mounted for it is in use.
+        MountError: its mount is in use.
     """
     record = instance.remembered()
     instance.stop()

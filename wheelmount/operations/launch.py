@@ -1,4 +1,4 @@
-"""How commands are started on hosts, and where their input comes from and their output goes."""
+"""Options of commands on hosts: how they start, their input and their output."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Launch:
 
     Attributes:
         output: told of output as it comes; None where the results are to hold it.
-        stdin: what the command reads, if there is one.
+        stdin: standard input of the command, if any.
         variables: to set for it; those of a container are with its image.
         cwd: directory that it starts in, on the host or in the container; None for its usual one,
             to which a relative one is.
         timeout: seconds after which it is ended with all that it started; None for no bound.
         copies: how many of it run on each host.
-        collect: what it leaves that is to be brought back; None for nothing.
+        collect: files to bring back when it has ended; None for none.
     """
 
     output: Output | None = None

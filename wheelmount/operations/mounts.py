@@ -123,7 +123,7 @@ def refreshed(directories: Sequence[Path], settings: Settings, progress: Progres
 def verified(
     directories: Sequence[Path], repair: bool, settings: Settings, progress: Progress
 ) -> tuple[dict[str, Verified], dict[str, str]]:
-    """Have the hosts of a mount that stands verify what they show.
+    """Have the hosts of an existing mount verify their bytes.
 
     Args:
         directories: see ``refresh``.

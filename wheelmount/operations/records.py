@@ -36,13 +36,13 @@ class MountNote:
 
 
 def mounts_of(record: Record) -> dict[str, MountNote]:
-    """Mounts of a session, by what was asked for: see ``key``."""
+    """Mounts of a session, by the request that ``key`` describes."""
     notes: dict[str, dict[str, Any]] = record.notes.get(MOUNTS, {})
     return {key: MountNote(**note) for key, note in notes.items()}
 
 
 def key(source: str, mntpoint: str) -> str:
-    """By what a mount is found again."""
+    """Return the key under which a mount is found again."""
     return f"{source} at {mntpoint}"
 
 

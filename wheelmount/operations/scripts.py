@@ -43,7 +43,7 @@ def run(
     Args:
         spec: the hosts.
         source: the directory.
-        words: what the script is called, or a command, and its arguments.
+        words: the script or command, and its arguments.
         text: of the script; None for a command.
         mntpoint: see ``remotemount``.
         launch: how to run it.
@@ -70,7 +70,7 @@ def run(
 
 
 def interpreter(script: bytes, name: str = "", *, environment: bool = False) -> tuple[str, ...]:
-    """What runs a script: what its first line says after ``#!``, as execve(2) has it.
+    """Return the interpreter of a script: that of its first line after ``#!``, as in execve(2).
 
     Without such a line that is Python where the script's name ends in ``.py``, else bash.
 

@@ -48,7 +48,7 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
             record = session.read()
             try:
                 hosts_of(session, record).check()
-            except HostError as error:  # made anew, of what is asked for now
+            except HostError as error:  # made again, for this request
                 progress.log(f"session {session.name}: {error.message}; it is made anew")
                 _end(session, record)
             else:
@@ -140,7 +140,7 @@ def refresh(
 
 
 def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshed:
-    """Have one of its mounts follow its directory once; see ``refresh``."""
+    """Refresh one of the session's mounts."""
     (found,) = refresh(session, note, progress)
     return found
 
@@ -148,7 +148,7 @@ def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshe
 def verified(
     session: Session, note: MountNote, repair: bool, progress: Progress
 ) -> tuple[dict[str, Verified], dict[str, str]]:
-    """Have the hosts of one of its mounts verify what they show; see ``mounts.verified``."""
+    """Have the hosts of one of the session's mounts verify their bytes."""
     with join(session, progress) as pool:
         return pool.verify(note.identity, repair=repair)
 
@@ -157,7 +157,7 @@ def unmount(session: Session, identities: Sequence[str], force: bool, _progress:
     """Take some of its mounts down.
 
     Raises:
-        MountError: one is in use on a host, and by whom.
+        MountError: one is in use on a host; the message names its users.
     """
     with join(session, SILENT) as pool:
         for identity in identities:

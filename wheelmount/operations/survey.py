@@ -27,7 +27,7 @@ Report = dict[str, Any]
 def survey(
     spec: HostSpec, settings: Settings, progress: Progress
 ) -> dict[str, Report | WheelmountError]:
-    """Ask every host what it can do and what it lacks.
+    """Run the checks of ``doctor`` on every host.
 
     Returns:
         By host, its report, with ``skew``: seconds that its clock is ahead of this one's.

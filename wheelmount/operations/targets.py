@@ -1,4 +1,4 @@
-"""What wheels are for where nobody says so: the Pythons and platforms of the hosts."""
+"""Default targets of wheels: the Pythons and platforms of the hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of_hosts(spec: HostSpec, settings: Settings, progress: Progress) -> list[Tar
 
     Raises:
         HostError: a host does not say it.
-        WheelmountError: hosts that can't be had.
+        WheelmountError: the hosts cannot be started.
     """
     if spec.kind == "local":
         return here(spec)
@@ -72,7 +72,7 @@ def ask(pool: HostPool, venvs: Mapping[str, str]) -> list[Target]:
 
 
 def ask_bases(pool: HostPool) -> list[tuple[Target, str]]:
-    """What the Python of each host is, and the path of what it is made of.
+    """Return the Python of each host, and the path of its base interpreter.
 
     Raises:
         HostError: a host does not say it.
