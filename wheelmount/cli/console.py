@@ -139,7 +139,7 @@ class ConsoleProgress:
         self.console.print(without_credentials(text), markup=False, highlight=False)
 
     def error(self, error: WheelmountError) -> None:
-        """One line for what happened, one for what to do."""
+        """Print an error in one line, and its hint in another."""
         self.console.quiet = False
         self.console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
         if error.hint:

@@ -1,4 +1,4 @@
-"""Commands of ours that end with a command of the user's, all of whose words are left to it."""
+"""Commands of wheelmount that end with a command of the user, whose words are not parsed."""
 
 from __future__ import annotations
 

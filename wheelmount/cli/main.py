@@ -7,7 +7,7 @@ import sys
 INTERRUPTED = 130
 
 UNREAD = 141
-"""Exit code where whoever read the output has gone, as of a program that SIGPIPE ends."""
+"""Exit code if the reader of the output is gone, as of a program that SIGPIPE ends."""
 
 try:
     import contextlib
@@ -61,7 +61,7 @@ class _Commands(click.Group):
 
     @property
     def commands(self) -> dict[str, click.Command]:
-        """All of them, for programs that look into a group, such as click-man."""
+        """All commands, for programs that inspect a group, such as click-man."""
         context = click.Context(self)
         found = {name: self.get_command(context, name) for name in COMMANDS}
         return {name: command for name, command in found.items() if command is not None}
@@ -136,7 +136,7 @@ def _tell_of_defect(error: Exception) -> NoReturn:
 
 
 def _unread() -> bool:
-    """Whether output goes where it is not read any more; then none does from here on."""
+    """Return whether the reader of the output is gone; then nothing more is printed."""
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, 0)

@@ -64,7 +64,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Show:
-    """Where output goes.
+    """The destination of output.
 
     Args:
         as_json: printed as JSON at the end.
@@ -98,7 +98,7 @@ class Show:
             yield self._kept
 
     def end(self, results: Results, progress: ConsoleProgress) -> int:
-        """Show what came of it; gives the exit code."""
+        """Show the results; return the exit code."""
         from wheelmount.hosts.commands import worst
 
         if self._as_json:
@@ -235,7 +235,7 @@ class _Lines:
             self._print(host, stream, whole.split(b"\n"))
 
     def flush(self) -> None:
-        """Print what does not end with a line's end."""
+        """Print a rest that does not end with a newline."""
         for (host, stream), rest in self._rests.items():
             if rest:
                 self._print(host, stream, [rest])

@@ -1,4 +1,4 @@
-"""Installs into a virtual environment of this host, from what is mounted and nothing else.
+"""Installs into a virtual environment of this host, only from a mounted directory.
 
 Run as ``python -m wheelmount.wheels [--python X.Y] uv|pip WHEELHOUSE VENV -r FILE|REQUIREMENT…``,
 or for a tree of unpacked wheels ``… wheelmount TREE VENV PLAN copy|symlink``. The environment is
@@ -30,7 +30,7 @@ PATIENCE = 600.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do it; gives the exit code."""
+    """Install; return the exit code."""
     version = ""
     if arguments[0] == "--python":
         version, arguments = arguments[1], arguments[2:]

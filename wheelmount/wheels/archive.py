@@ -1,4 +1,4 @@
-"""A wheel's archive: its metadata, and whether what it holds is what it says.
+"""A wheel's archive: its metadata, and checks of its contents against them.
 
 pip and uv are lenient, each in its own way: of two entries with one name pip takes the last and uv
 the first, uv passes over a path that leads out of the environment without a word, and neither
@@ -57,7 +57,7 @@ LONGEST_NAME = 255
 """Bytes that the name of a file may have, on nearly every file system."""
 
 LONGEST_PATH = 1024
-"""Bytes that a path in a wheel may have: a quarter of what Linux takes."""
+"""Most bytes of a path in a wheel: a quarter of Linux's limit."""
 
 LARGE = 1 << 30
 """Bytes that any wheel may unpack to; more have to be ``RATIO`` times the size of the wheel."""
@@ -137,7 +137,7 @@ def find_faults(
         return [str(error)]
     try:
         with zipfile.ZipFile(file) as archive:
-            archive.filename = name  # installer reads from it what the wheel is
+            archive.filename = name  # installer reads name and version from it
             faults = list(_faults(archive, name))
             if not faults and record:
                 faults += _wrong_record(archive, name, contents=contents)
@@ -250,7 +250,7 @@ def _too_long(path: str) -> Iterator[str]:
 
 
 def _bad_place(path: str) -> Iterator[str]:
-    """What is wrong with where a file of the directory ``.data`` goes."""
+    """Return what is wrong with the target of a file in ``.data``."""
     top, _, inside = path.partition("/")
     if not (top.endswith(".data") and "-" in top and inside):
         return

@@ -1,4 +1,4 @@
-"""Wheels of what has none: projects, source distributions and repositories, built on this machine.
+"""Build wheels of projects, source distributions and repositories on this machine.
 
 uv builds them in isolation, with the indexes and credentials of its own configuration. What comes
 out goes into the wheelhouse and is asked for by its path; where it is from is written down.
@@ -85,7 +85,7 @@ def build_missing(
 
     Args:
         wanted: the requirements; nothing is done where none is in source, or for a lock.
-        target: what the wheels have to install on.
+        target: for which the wheels must be.
         directory: of the wheelhouse.
         folder: a private directory for copies of files of requirements, which resolving needs.
         progress: told of the one step, ``build``.
@@ -94,7 +94,7 @@ def build_missing(
     Raises:
         ResolveError: a source that does not build, or builds a wheel for this machine alone where
             another is the target.
-        SourceError: a repository or source distribution that can't be had.
+        SourceError: a repository or source distribution cannot be fetched.
         UnavailableError: git or uv is not installed.
         WheelError: what was built is not sound.
     """
@@ -190,7 +190,7 @@ def _source_of(line: Line) -> Requirement | None:
 
 
 def is_source(requirement: Requirement) -> bool:
-    """Whether a requirement names by URL what has to be built."""
+    """Return whether a requirement names a source by URL, which has to be built."""
     return requirement.url is not None and not urlsplit(requirement.url).path.endswith(".whl")
 
 
@@ -275,7 +275,7 @@ def clone(url: str, folder: Path) -> tuple[Path, str]:
         The directory of the project in it, and the same URL with the commit, without credentials.
 
     Raises:
-        SourceError: it can't be had, or there is no such revision or directory.
+        SourceError: it cannot be fetched, or has no such revision or directory.
         UnavailableError: git is not installed.
     """
     parts = urlsplit(url.removeprefix("git+"))
@@ -358,8 +358,8 @@ def build(
     """Build a project or source distribution; the wheel in ``output``, which is made.
 
     Args:
-        source: what to build.
-        target: what the wheel has to install on.
+        source: the source to build.
+        target: for which the wheel must be.
         output: where to.
         progress: told where strangers' code runs as this user.
         own: whether it is this user's own code; that of others runs in a sandbox, if there is one.

@@ -25,7 +25,7 @@ TIMEOUT = 1800.0
 """Seconds that compiling may take; 13,000 files take half a minute on two cores."""
 
 _ANSWER = 20.0
-"""Seconds in which an interpreter says what it is."""
+"""Seconds in which an interpreter must answer."""
 
 _OLDEST = 9
 """Minor version of the first Python that compiles as it is done here."""
@@ -54,7 +54,7 @@ with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A Python that makes bytecode.
+    """A Python that compiles bytecode.
 
     Attributes:
         python: the interpreter.
@@ -83,7 +83,7 @@ class Compiler:
         return posixpath.join(folder, "__pycache__", f"{name.removesuffix('.py')}.{self.tag}.pyc")
 
     def compile(self, sources: Mapping[Path, Sequence[str]], task: Task) -> None:
-        """Make the bytecode of sources, beside them; those that do not compile are passed over.
+        """Compile sources to bytecode beside them; sources that do not compile are skipped.
 
         Args:
             sources: by directory, paths relative to it, by which tracebacks then name them.

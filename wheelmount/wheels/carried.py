@@ -47,7 +47,7 @@ class Carried:
         return Target(self.version, hosts.platform)
 
     def compiler(self) -> Compiler | None:
-        """What makes bytecode for it."""
+        """The compiler of its bytecode."""
         if self.version.endswith("t"):
             return None
         tag = f"cpython-{self.version.replace('.', '')}"
@@ -70,7 +70,7 @@ def find(wanted: str) -> Carried:
 
     Raises:
         InputError: one that is part of the system, or is not CPython.
-        UnavailableError: there is none, and none can be had.
+        UnavailableError: there is none, and none can be downloaded.
     """
     path = str(Path(wanted).absolute()) if "/" in wanted else _managed(wanted)
     try:

@@ -111,16 +111,16 @@ def compile_requirements(
     wheels_only: bool = True,
     warn: Callable[[str], object] | None = None,
 ) -> str | Failure:
-    """Resolve for a target and give what uv prints, or why there is no solution.
+    """Resolve for a target; return uv's output, or why there is no solution.
 
     Args:
-        wanted: what to resolve; no lock.
-        target: what to resolve for.
+        wanted: the requirements; no lock.
+        target: for which to resolve.
         options: further options of ``uv pip compile``, such as the format and where it goes.
         environ: the whole environment of uv. Files it makes are the caller's alone to read: they
             may have credentials.
         wheels_only: whether source distributions do not count.
-        warn: told of each of uv's warnings, in one line; default nobody.
+        warn: called with each of uv's warnings, in one line; default none.
 
     Raises:
         UnavailableError: uv is not installed.
@@ -246,7 +246,7 @@ def _run(
 
 
 def explain(stderr: str) -> Failure:
-    """Sort what uv said into a ``Failure``."""
+    """Classify uv's messages as a ``Failure``."""
     said, _, hints = stderr.partition("hint:")
     reason = _one_line(said)
     kind, subject = Kind.CONFLICT, ""

@@ -1,4 +1,4 @@
-"""Builds of strangers' sources: what they need is brought first, then their code runs in a sandbox.
+"""Build untrusted sources: download what the build needs, then run its code in a sandbox.
 
 A build may ask for more when it runs (``get_requires_for_build_wheel``). It then fails for want of
 that, which is brought, and it runs again: at no time has its code a network.
@@ -59,7 +59,7 @@ def build_confined(source: Path, output: Path) -> str:
     else:
         shutil.copy(source, inner)
     program = uv.find_uv_bin()
-    # What is brought lies where the build can only read: it goes there as this user.
+    # Downloads go to a place that the build can only read; they are made as this user.
     keep = [program, sys.prefix, sys.base_prefix, str(Path(__file__).parent), str(needs)]
     options = ["--offline", "--no-index", "--find-links", str(needs), "--no-config", "--no-cache"]
     wanted = _required(source)
@@ -133,7 +133,7 @@ def _is_top(name: str) -> bool:
 
 
 def _hand_over(place: Path) -> None:
-    """Give a directory to whom the build runs as."""
+    """Give a directory to the user that the build runs as."""
     if os.getuid() != 0:
         return
     for path in (place, *place.rglob("*")):

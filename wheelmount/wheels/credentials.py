@@ -30,7 +30,7 @@ _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOU
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """An index, and who may use it; user and password are empty where that is not said."""
+    """An index with user and password; empty where none are given."""
 
     url: str
     user: str = field(repr=False)
@@ -104,12 +104,12 @@ class _Auth(httpx.Auth):
         self._index = index
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Try what is known for the request's origin, one after the other."""
+        """Try the credentials known for the request's origin, one after the other."""
         tried = False
         for user, password in dict.fromkeys(self._known.candidates(request.url, self._index)):
             tried = True
             response = yield next(httpx.BasicAuth(user, password).auth_flow(request))
-            # An index that some may not see is not found by them.
+            # A private index answers 404 without credentials.
             if response.status_code not in _REFUSED:
                 return
         if not tried:

@@ -1,4 +1,4 @@
-"""Wheels of a lock into a flat directory, one download after the other; what is there stays."""
+"""Download the wheels of a lock into a flat directory; keep those that are there."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def fill(
 
 
 def _clear(directory: Path) -> None:
-    """Remove what runs that were killed have left, but for beginnings of wheels."""
+    """Delete remains of killed runs, except for partly downloaded wheels."""
     for place in abandoned(directory):
         for lock in directory.glob(f"{pending(place).stem}*.toml"):
             lock.unlink(missing_ok=True)
@@ -174,7 +174,7 @@ def _clear(directory: Path) -> None:
 
 
 def pending(place: Path) -> Path:
-    """A lock that is being made by who has a scratch directory in the wheelhouse.
+    """A lock that is being made by the owner of a scratch directory in the wheelhouse.
 
     It lies beside its final name because relative paths in a lock count from there.
     """
@@ -182,7 +182,7 @@ def pending(place: Path) -> Path:
 
 
 def _refuse_full(wheels: Sequence[Wheel], directory: Path) -> None:
-    """Compare what is to come, as far as the lock says, with the room that there is."""
+    """Compare the size of missing wheels, as far as the lock says, with the free space."""
     there = (directory / f"{wheel.filename}.part" for wheel in wheels)
     have = sum(part.stat().st_size for part in there if part.is_file())
     needed = sum(wheel.size for wheel in wheels) - have
@@ -208,7 +208,7 @@ def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
 
     Raises:
         SourceError: the directory can't be made or written.
-        WaitError: somebody else held it for ``LOCK_TIMEOUT``.
+        WaitError: another process held it for ``LOCK_TIMEOUT``.
     """
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)

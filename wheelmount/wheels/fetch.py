@@ -56,16 +56,16 @@ def fetch(
     arrived: Callable[[Wheel], object] = lambda _: None,
     auth: IndexAuth | None = None,
 ) -> None:
-    """Bring files into a directory that nobody else changes meanwhile.
+    """Fetch files into a directory that no other process changes meanwhile.
 
     Args:
-        wheels: what to fetch; source distributions too.
+        wheels: the files to fetch; source distributions too.
         directory: where to; relative paths of sources count from there.
         task: told of bytes.
         jobs: files fetched at the same time.
         trusted: packages whose wheels may have a wrong RECORD.
         arrived: told of each file that is there, in this thread.
-        auth: who asks; default what uv's own settings say.
+        auth: credentials; default those of uv's settings.
 
     Raises:
         WheelError: bytes that are not those of the hash, or a wheel of unsound form.
@@ -146,7 +146,7 @@ class _Fetch:
             except (httpx.HTTPError, httpx.InvalidURL, _AgainError) as error:
                 reason = str(error) or type(error).__name__
             except OSError as error:
-                if error.errno in FULL:  # what nobody can finish is in everybody's way
+                if error.errno in FULL:  # a part that cannot be finished blocks later runs
                     (self._directory / f"{wheel.filename}.part").unlink(missing_ok=True)
                 raise
             else:

@@ -13,7 +13,7 @@ from wheelmount.wheels.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Unsound:
-    """A wheel that is not what it says, or not what was locked.
+    """A wheel that is damaged, or not the locked one.
 
     Attributes:
         wheel: its file name.
@@ -33,9 +33,10 @@ class Gap:
 
     Attributes:
         target: the target.
-        missing: what no wheel meets, and who wants it; empty where wheels contradict each other.
+        missing: requirements without a wheel, and which packages have them; empty if wheels
+            conflict.
         reason: why there is no solution, in uv's words.
-        hint: what uv would do about it; empty where it says nothing.
+        hint: uv's advice; empty if there is none.
     """
 
     target: Target
@@ -54,12 +55,12 @@ class Findings:
     """What a check came to.
 
     Attributes:
-        directory: what was checked.
+        directory: the directory that was checked.
         requests: sets of requirements that were to be proven.
         wheels: names of the wheels that were read, sorted.
         size: bytes of those.
         unsound: the bad ones among them.
-        gaps: what does not resolve from the directory.
+        gaps: requests that do not resolve from the directory.
     """
 
     directory: Path

@@ -20,7 +20,7 @@ LARGEST = 1 << 24
 
 
 def file_of(text: str, folder: Path) -> Path:
-    """The file that ``-r`` and ``-c`` mean: ``-`` is standard input, a URL what is there.
+    """Return the file that ``-r`` or ``-c`` names: ``-`` is standard input, a URL is fetched.
 
     Relative paths in standard input count from the working directory.
 

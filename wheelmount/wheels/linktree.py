@@ -69,8 +69,8 @@ class Item:
 
     Attributes:
         filename: of the wheel.
-        recipe: what it consists of.
-        requested: whether somebody asked for it by name (REQUESTED, PEP 376).
+        recipe: its files.
+        requested: whether it was requested by name (REQUESTED, PEP 376).
         direct_url: where it is from, if it was asked for by URL (PEP 610).
     """
 
@@ -116,7 +116,7 @@ class Plan:
 
         Args:
             items: all the wheels of it.
-            target: what they were chosen for.
+            target: for which they were chosen.
             progress: told of files that several wheels have, with different contents.
 
         Raises:
@@ -148,7 +148,7 @@ def grow(tree: Path, plan: Plan, unpacked: Unpacked) -> None:
     Args:
         tree: directory, on the file system of ``unpacked``; made if it is not there.
         plan: what the tree is to serve, besides what it serves already.
-        unpacked: what the wheels are unpacked in.
+        unpacked: the cache of unpacked wheels.
 
     Raises:
         SourceError: the tree can't be written.

@@ -1,4 +1,4 @@
-"""What a wheelhouse knows about itself: ``wheelmount.json`` beside the wheels.
+"""The manifest of a wheelhouse: ``wheelmount.json`` beside the wheels.
 
 ::
 
@@ -33,14 +33,14 @@ from wheelmount.wheels.wanted import Wanted
 MANIFEST_NAME = "wheelmount.json"
 
 REQUESTS_NAME = "requests"
-"""Directory with what each request came to, as files of requirements."""
+"""Directory with the result of each request, as files of requirements."""
 
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for at one time, and what that came to.
+    """A request, and its result.
 
     Attributes:
         requirements: as given.
@@ -52,7 +52,7 @@ class Request:
         extras: of the projects among the files.
         groups: of the same.
         builds: packages of the index that were to be built here.
-        flags: options of uv that changed what was chosen.
+        flags: options of uv that changed the choice.
         digest: of all that the answer depends on, but for the index; empty where that can't be
             told: files that name others, packages that are built here.
         wheels: names of the wheels it came to.
@@ -117,7 +117,7 @@ class Request:
         return f"{REQUESTS_NAME}/{digest}.txt"
 
     def same_question(self, other: Request) -> bool:
-        """Whether the other asked for the same, whatever the answer was."""
+        """Return whether another request is the same, whatever its result."""
         answer = ("pins", "wheels", "digest", "pinned", "located")
         blank: dict[str, Any] = {name: type(getattr(self, name))() for name in answer}
         return dataclasses.replace(self, **blank) == dataclasses.replace(other, **blank)

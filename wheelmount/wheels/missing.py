@@ -1,4 +1,4 @@
-"""Which packages a directory lacks, and who wants them.
+"""Which packages a directory lacks, and which requirements ask for them.
 
 uv proves that a directory is complete; where it is not, uv names one conflict. This walks the
 wheels' own metadata to name everything that is not there. It takes the newest version that fits,
@@ -37,7 +37,7 @@ _ABSENT = (
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A requirement that no wheel in the directory meets, and whose it is."""
+    """A requirement without a wheel in the directory, and which package has it."""
 
     requirement: str
     wanted_by: str
@@ -52,7 +52,7 @@ def find_missing(
     """Follow requirements through a directory's wheels to those that none meets.
 
     Args:
-        roots: requirements, each with who wants it.
+        roots: requirements, each with the package that has it.
         wheels: the files to choose from.
         target: markers are evaluated and wheels chosen for it.
     """
@@ -101,7 +101,7 @@ def fitting(
 
 
 def absent(said: str) -> list[str]:
-    """The requirements that pip or uv, by what it printed, did not find in its directory."""
+    """Return the requirements that pip or uv did not find, read from its output."""
     found = []
     for pattern in _ABSENT:
         for text in pattern.findall(said):

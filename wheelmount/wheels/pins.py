@@ -1,4 +1,4 @@
-"""Hashes that requirements pin files to, compared with what was chosen.
+"""Compare hashes that requirements pin with the chosen files.
 
 uv drops them while it resolves for another machine than this. pip and uv refuse to install what has
 another hash, so a wheelhouse does not hold it either.
@@ -111,8 +111,8 @@ class Pins:
         """The lock with those files only that may be used.
 
         Args:
-            lock: what was resolved.
-            target: what for.
+            lock: the resolved lock.
+            target: for which it was resolved.
             built: names of packages that were built here, and compared before.
 
         Raises:

@@ -25,7 +25,7 @@ _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _RDONLY = 442, -100, 0x8000, 1
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _CLEAR_ALL = 38, 24, 47, 4
 
 HIDDEN = ("/home", "/root", "/run", "/var/run", "/tmp", "/var/tmp", "/dev/shm", "/mnt", "/media")
-"""What builds do not see, besides the home: files and sockets of users and of services."""
+"""Hidden from builds, besides the home: files and sockets of users and of services."""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -34,7 +34,7 @@ _COMPILERS = ("CC", "CXX", "AR", "LD", "FC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "
 
 
 def available() -> bool:
-    """Whether this machine lets this user have such a place."""
+    """Return whether this machine lets this user make such namespaces."""
     return _try(tuple(_unshare()))
 
 
@@ -57,7 +57,7 @@ def command(argv: Sequence[str], place: Path, keep: Iterable[str]) -> list[str]:
     """The command that runs another one in such a place.
 
     Args:
-        argv: what to run there.
+        argv: the command to run there.
         place: the one directory that it may write to, and that its home is in.
         keep: files and directories that it has to see, wherever they are.
     """
@@ -74,7 +74,7 @@ def command(argv: Sequence[str], place: Path, keep: Iterable[str]) -> list[str]:
 
 
 def environment(place: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables for what runs there: none that may be a secret."""
+    """Return variables for programs there: none that may be a secret."""
     passed = {name: environ[name] for name in (*_PASSED, *_COMPILERS) if name in environ}
     return {**passed, "HOME": str(place), "TMPDIR": str(place), "USER": "nobody"}
 
@@ -158,7 +158,7 @@ def _devices(stash: str) -> None:
 
 
 def _give_up(place: str, *, nobody: bool) -> None:
-    """Become somebody who may do nothing, and can't get it back."""
+    """Give up all privileges for good."""
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(64):
         libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)

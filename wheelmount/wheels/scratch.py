@@ -1,4 +1,4 @@
-"""Places for what is being made, which a run that was killed leaves to the next one to clear."""
+"""Scratch directories; the next run clears those of killed runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """Directories there whose makers have ended: nobody holds their locks."""
+    """Return scratch directories whose makers have ended, so that their locks are free."""
     found = []
     for place in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # of another user, held, or gone by now

@@ -58,7 +58,7 @@ def prepare(
     Args:
         house: directory of a wheelhouse, whose wheels have been checked.
         wheels: names of those to install together.
-        target: what they were chosen for.
+        target: for which they were chosen.
         cache: directory for what is unpacked; it may be deleted when no command runs.
         progress: told of the steps ``unpack`` and ``compile``, if there is something to do.
         bytecode: whether to make it, if this machine has the target's Python.

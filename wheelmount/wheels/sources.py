@@ -60,7 +60,7 @@ def build_locked(
     progress: Progress = SILENT,
     own: Container[Path] = (),
 ) -> BuiltLock:
-    """Build what a lock has in source for a target, into a wheelhouse.
+    """Build the sources of a lock for a target, into a wheelhouse.
 
     Repositories, projects and archives are built, since they were named; source distributions of
     the index only where ``wanted.builds`` names them.
@@ -68,7 +68,7 @@ def build_locked(
     Args:
         lock: what ``wanted`` was resolved to, or is.
         wanted: the requirements.
-        target: what the wheels have to install on.
+        target: for which the wheels must be.
         directory: of the wheelhouse.
         progress: told of the one step, ``build``, where there is something to build.
         own: directories whose code is the user's, besides those of a lock that the user gave.
@@ -76,7 +76,7 @@ def build_locked(
     Raises:
         ResolveError: a source that does not build, or not for the target; a source distribution
             of the index that is not to be built.
-        SourceError: a source that can't be had.
+        SourceError: a source cannot be fetched.
         UnavailableError: git or uv is not installed.
         WheelError: what was built is not sound.
     """

@@ -1,4 +1,4 @@
-"""Distributions that are installed: found, read (RECORD, PEP 376), and what is left of them."""
+"""Find and read installed distributions (RECORD, PEP 376), and their remains."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def remove_empty(folder: str, keep: set[str]) -> None:
 
 
 def remove_leftovers(library: str) -> None:
-    """What a run that was killed had put aside."""
+    """Return files that a killed run had put aside."""
     for entry in os.listdir(library):
         if entry.startswith(STASH):
             shutil.rmtree(os.path.join(library, entry), ignore_errors=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 INSTALLER = "wheelmount"
 
 LINKS_NAME = "wheelmount-links.pth"
-"""What tells whoever starts the Python that a mount it needs is gone."""
+"""Warning of a Python whose packages are links into a mount that is gone."""
 
 _LINKS = "LINKS"
 """A file beside RECORD with the path of the plan in the tree that a distribution is linked into.
@@ -60,7 +60,7 @@ _GONE = (
 
 
 class Refusal(Exception):  # noqa: N818
-    """Why nothing was installed, and what to do about it."""
+    """Why nothing was installed, with a hint."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ class Installation:
         self._placed: list[str] = []
 
     def run(self) -> None:
-        """Install what is not there, and take away the versions that are in its place."""
+        """Install missing packages, and remove other versions of them."""
         started = time.monotonic()
         remove_leftovers(self._paths["purelib"])
         there = installed({self._paths["purelib"], self._paths["platlib"]})
@@ -219,7 +219,7 @@ class Installation:
         return os.path.join(sys.prefix, "include", "site", version, wheel["name"])
 
     def _make_room(self, folder: str, names: list[str]) -> None:
-        """Make a directory; what is in the way in one that was there is put aside."""
+        """Make a directory; files in its place are put aside."""
         if not self._make(folder):
             for name in set(names).intersection(os.listdir(folder)):
                 path = os.path.join(folder, name)
@@ -239,7 +239,7 @@ class Installation:
         return True
 
     def _scripts(self, wheel: dict[str, Any]) -> Iterator[list[str]]:
-        """Write the programs, for this interpreter; gives their rows of RECORD."""
+        """Write the programs for this interpreter; return their rows of RECORD."""
         for folder, names in wheel["files"].get("scripts", {}).items():
             for name in names:
                 path = os.path.join(folder, name)
@@ -288,7 +288,7 @@ class Installation:
             stream.write(data)
 
     def _tell_of_links(self) -> None:
-        """Have this Python say when it starts that what it links into is gone."""
+        """Have this Python warn at its start if its links lead to nothing."""
         file = os.path.join(self._paths["purelib"], LINKS_NAME)
         libraries = {self._paths["purelib"], self._paths["platlib"]}
         infos = [info for found in installed(libraries).values() for info in found]

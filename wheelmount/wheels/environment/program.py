@@ -30,7 +30,7 @@ PATIENCE = 300.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do it; gives the exit code: 65 for an environment that does not fit, 74 for disks."""
+    """Install; return the exit code: 65 for an environment that does not fit, 74 for disks."""
     file, mode, *cache = arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

@@ -130,7 +130,7 @@ def _archives(cache: str) -> list[str]:
 
 
 def _links(wheel: dict[str, Any], root: str, archive: str) -> list[Work]:
-    """What makes a wheel's directory as uv unpacks it, of links; metadata are copies."""
+    """Makes a wheel's directory as uv unpacks it, of links; metadata are copies."""
     work: list[Work] = []
     for scheme, folders in wheel["files"].items():
         source = os.path.join(root, wheel["directory"], scheme)
