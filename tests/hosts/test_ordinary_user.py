@@ -1,0 +1,180 @@
+"""A user who is not root, of hosts by ssh and in Slurm."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CHECKOUT
+from tests.testbed import LOGIN, Lab
+from tests.testbed.slurm import start_slurm
+from tests.testbed.sshd import start_sshd
+from tests.testbed.traces import Traces
+
+pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
+
+KINDS = ["ssh:host0,host1", "slurm:2"]
+
+USER, NUMBER = "researcher", 2345
+
+HOME = f"/home/{USER}"
+
+PATH = f"{HOME}/tree"
+
+PREPARE = f"""
+set -e
+useradd --uid {NUMBER} --create-home --shell /bin/bash {USER}
+usermod --password '*' {USER}  # sshd lets nobody in whose account is locked
+cp -r /root/.ssh {HOME}
+chown -R {USER}: {HOME}
+for path; do  # which leads to the checkout and to the Python that setup found
+  while [ "$path" != / ]; do
+    # Only what is this host's own: other disks are the machine's.
+    if [ "$(stat -c %m "$path")" = / ]; then chmod o+rx "$path"; fi
+    path=$(dirname "$path")
+  done
+done
+"""
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Path]:
+    """A directory of the user's, which all hosts see as well."""
+    with tempfile.TemporaryDirectory(prefix="wm-", dir="/tmp") as place:
+        Path(place).chmod(0o755)
+        made = Path(place, "source")
+        made.mkdir()
+        (made / "text").write_text("text\n")
+        for path in (made, made / "text"):
+            os.chown(path, NUMBER, NUMBER)
+        (made / "text").chmod(0o600)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lab(source: Path) -> Iterator[Lab]:
+    before = Traces()
+    with Lab(2, shared=[source.parent]) as made:
+        start_sshd(made)
+        for host in made.names:
+            ways = [CHECKOUT.parent, Path(sys.base_prefix).resolve()]
+            made.run(host, ["bash", "-c", PREPARE, "bash", *ways], check=True)
+        start_slurm(made)
+        traces = Traces(besides=before)
+        yield made
+    assert traces.left() == []
+
+
+def _as_user(*words: str | Path) -> list[str]:
+    start = ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--init-groups", "--"]
+    own = ["-u", "TMPDIR", f"HOME={HOME}", f"USER={USER}", f"LOGNAME={USER}"]
+    return [*start, "env", "--chdir=/tmp", *own, *map(str, words)]
+
+
+def _command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "wheelmount.cli.main", *map(str, words)]
+
+
+def _call(lab: Lab, *words: str | Path, script: str = "") -> subprocess.CompletedProcess[str]:
+    return lab.run(LOGIN, _as_user(*_command(*words)), stdin=None, input=script, timeout=120)
+
+
+def _assert_clean(lab: Lab) -> None:
+    look = f"pgrep --uid {NUMBER} --list-full; ls {PATH} /tmp/wheelmount-{NUMBER}/*/* 2>/dev/null"
+    deadline = time.monotonic() + 60
+    for host in lab.hosts:
+        while seen := lab.run(host, ["sh", "-c", look]).stdout:
+            assert time.monotonic() < deadline, seen
+            time.sleep(0.2)
+    while lab.run(LOGIN, ["squeue", "--noheader"]).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_a_script_runs_as_the_user(lab: Lab, source: Path, spec: str) -> None:
+    script = 'id -un; pwd; cat text; exit "$WHEELMOUNT_RANK"'
+    done = _call(lab, "run", "--hosts", spec, "--mntpoint", PATH, source, "-", script=script)
+    each = f"{USER}\n{PATH}\ntext\n"
+    assert done.stdout == f"== host0 ==\n{each}== host1 ==\n{each}", done.stderr
+    assert done.returncode == 1
+    _assert_clean(lab)
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_a_session_of_the_user_s_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
+    up = _call(lab, "up", "--hosts", spec)
+    assert (up.returncode, up.stdout) == (0, "session default is up: host0, host1\n"), up.stderr
+    for text in ("edited\n", "text\n"):
+        (source / "text").write_text(text)
+        done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="cat text")
+        assert done.stdout == f"== host0 ==\n{text}== host1 ==\n{text}", done.stderr
+    assert _call(lab, "status").stdout.count(f"{source} at {PATH}") == 2
+    down = _call(lab, "down")
+    assert (down.returncode, down.stdout) == (0, ""), down.stderr
+    _assert_clean(lab)
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_a_client_of_the_user_s_that_is_killed_leaves_nothing(
+    lab: Lab, source: Path, spec: str
+) -> None:
+    started = source.parent / "started"
+    os.chown(source.parent, NUMBER, NUMBER)
+    started.unlink(missing_ok=True)
+    words = ["run", "--hosts", spec, "--mntpoint", PATH, str(source), "-"]
+    command = ["setsid", "--wait", *_as_user(*_command(*words))]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with lab.popen(LOGIN, command, **pipes) as client:
+        assert client.stdin is not None
+        client.stdin.write(f"touch {started}; sleep 100".encode())
+        client.stdin.close()
+        client.stdin = None
+        while not started.exists():
+            assert client.poll() is None, client.communicate()[1]
+            time.sleep(0.05)
+        kill = ["pkill", f"-{signal.SIGKILL}", "--full", "--oldest", "^[^ ]*python[^ ]* .*main run"]
+        lab.run(LOGIN, kill, check=True)
+        client.communicate(timeout=60)
+    _assert_clean(lab)
+
+
+def test_an_allocation_of_the_user_s_is_used(lab: Lab, source: Path) -> None:
+    command = _command("run", "--mntpoint", PATH, source, "-")
+    inside = _as_user("salloc", "--nodes=2", "--ntasks=6", "--quiet", *command)
+    done = lab.run(LOGIN, inside, stdin=None, input="id -un")
+    assert done.stdout == f"== host0 ==\n{USER}\n== host1 ==\n{USER}\n", done.stderr
+    _assert_clean(lab)
+
+
+def test_a_batch_script_of_the_user_s_uses_its_own_node_too(lab: Lab, source: Path) -> None:
+    output = source.parent / "output"
+    os.chown(source.parent, NUMBER, NUMBER)
+    line = f"echo 'id -un; cat text' | {shlex.join(_command('run', source, '--quiet', '-'))}"
+    batch = ["sbatch", "--wait", "--nodes=2", f"--output={output}", "--wrap", line]
+    done = lab.run(LOGIN, _as_user(*batch))
+    said = output.read_text()
+    assert said == f"== host0 ==\n{USER}\ntext\n== host1 ==\n{USER}\ntext\n"
+    assert done.returncode == 0
+    _assert_clean(lab)
+
+
+def test_a_job_of_the_user_s_that_is_cancelled_is_said(lab: Lab, source: Path) -> None:
+    assert _call(lab, "up", "--hosts", "slurm:2,time=10").returncode == 0
+    lab.run(LOGIN, _as_user("scancel", f"--user={USER}"), check=True)
+    _assert_clean(lab)
+    done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="pwd")
+    assert (done.returncode, "has ended" in done.stderr) == (68, True), done.stderr
+    anew = _call(lab, "up", "--hosts", "slurm:1")
+    assert anew.stdout == "session default is up: host0\n", anew.stderr
+    assert _call(lab, "down").returncode == 0
+    _assert_clean(lab)
