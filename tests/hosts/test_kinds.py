@@ -165,6 +165,42 @@ def test_what_login_shells_say_is_passed_over(lab: Lab, source: Path) -> None:
     _assert_clean(lab)
 
 
+CONFIGURATION = """
+Host far
+  HostName host1
+  ProxyJump host0
+  ControlMaster auto
+  ControlPath ~/.ssh/%C
+  ControlPersist 120
+"""
+
+
+def test_ssh_goes_as_it_is_configured(lab: Lab, source: Path) -> None:
+    """By another host, by a connection that is shared and stays, as a user, to another port."""
+    write = ["sh", "-c", "umask 077; cat >~/.ssh/config"]
+    lab.run(LOGIN, write, stdin=None, input=CONFIGURATION, check=True)
+    daemon = ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", "-p", "2222"]
+    other = Service(lab, "host2", [*daemon, "-h", "/root/.ssh/host_key"], 2222)
+    other.await_port()
+    trust = "sed 's/^host2 /[host2]:2222 /;t;d' ~/.ssh/known_hosts >>~/.ssh/known_hosts"
+    lab.run(LOGIN, ["sh", "-c", trust], check=True)
+    where = ["--hosts", "ssh:far,root@host2:2222", "--mntpoint", PATH]
+    try:
+        for _ in range(2):  # the first makes the connection that is shared
+            done = _call(lab, "run", *where, source, "-", script="hostname; cat .hidden")
+            shown = "== far ==\nhost1\nhidden\n== host2 ==\nhost2\nhidden\n"
+            assert done.stdout == shown, done.stderr
+            assert lab.run(LOGIN, ["ssh", "-O", "check", "far"]).returncode == 0
+        assert _call(lab, "up", "--hosts", "ssh:far").returncode == 0
+        assert _call(lab, "down").returncode == 0
+    finally:
+        lab.run(LOGIN, ["ssh", "-O", "exit", "far"])
+        lab.run(LOGIN, ["rm", "/root/.ssh/config"], check=True)
+        lab.run("host2", ["pkill", "-KILL", "--full", "sshd -D .* -p 2222"], check=True)
+        other.process.wait(60)
+    _assert_clean(lab)
+
+
 @pytest.mark.parametrize("spec", KINDS)
 def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
     up = _call(lab, "up", "--hosts", spec)
