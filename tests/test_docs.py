@@ -36,6 +36,14 @@ def test_pages_are_made_without_a_warning(tmp_path: Path) -> None:
     assert 'href="hosts.html#who-can-come-in"' in page, "a link of the README"
 
 
+def test_tests_that_pages_name_are_there() -> None:
+    pages = "".join(path.read_text() for path in (CHECKOUT / "docs").rglob("*.md"))
+    tests = "".join(path.read_text() for path in (CHECKOUT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", pages))
+    assert named
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
 def test_man_pages_are_made_of_the_help(tmp_path: Path) -> None:
     assert _run(PROGRAMS / "click-man", "wheelmount", "--target", tmp_path).returncode == 0
     pages = sorted(tmp_path.iterdir())
