@@ -119,6 +119,13 @@ def test_projects_in_standard_input(more: Index, tmp_path: Path) -> None:
         shutil.rmtree("house")
 
 
+def test_a_file_of_what_only_other_targets_need(more: Index) -> None:
+    Path("needs.txt").write_text("a; python_version < '3'\n")
+    assert wheels("-r", "needs.txt") == []
+    for tool in ("uv", "pip"):
+        assert run("check", "house", "--tool", tool).returncode == 0
+
+
 @pytest.mark.parametrize("how", ["--index-url", "-i", "--extra-index-url", "--find-links"])
 def test_indexes(more: Index, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"{more.address}/nothing")

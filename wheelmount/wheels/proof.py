@@ -68,11 +68,14 @@ def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
         WaitError: uv took too long.
         UnavailableError: uv is not installed.
     """
+    asked = question.wanted.adding(question.pins)
+    if not (asked.requirements or asked.files):  # none of it is for this target
+        return [], None
     # Without the cache: a proof reads the bytes that are there, and leaves nothing behind. No
     # lock either: for its hashes uv would unpack every wheel, ten times as long as hashing.
     options = ["--no-cache", "--no-index", "--offline", "--no-config", "--no-annotate"]
     answer = compile_requirements(
-        question.wanted.adding(question.pins),
+        asked,
         question.target,
         [*options, "--find-links", str(directory.absolute())],
         clean_environment(os.environ),
