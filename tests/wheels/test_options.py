@@ -7,13 +7,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import pytest
 
 from wheelmount.wheels import uvsettings
+from wheelmount.wheels.install import install_command
 
 from .support import Index, make_wheel
 from .test_build import BACKEND, make_project
+
+Tool: TypeAlias = Literal["uv", "pip"]
 
 
 def run(*arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -122,8 +126,19 @@ def test_projects_in_standard_input(more: Index, tmp_path: Path) -> None:
 def test_a_file_of_what_only_other_targets_need(more: Index) -> None:
     Path("needs.txt").write_text("a; python_version < '3'\n")
     assert wheels("-r", "needs.txt") == []
-    for tool in ("uv", "pip"):
-        assert run("check", "house", "--tool", tool).returncode == 0
+    for name in ("uv", "pip"):
+        assert run("check", "house", "--tool", name).returncode == 0
+    assert wheels("-r", "needs.txt", "--prune") == []
+    (file,) = Path("house/requests").iterdir()
+    options: dict[Tool, list[str]] = {
+        "uv": ["--target", "nothing", "--python", sys.executable],
+        "pip": ["--dry-run"],
+    }
+    house = str(Path("house").absolute())
+    for tool, further in options.items():
+        command = install_command(tool, (), packages=house, file=str(file.absolute()))
+        done = subprocess.run([*command, *further], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("how", ["--index-url", "-i", "--extra-index-url", "--find-links"])

@@ -98,6 +98,11 @@ class Request:
         """The target it was asked for."""
         return Target(self.python_version, self.platform)
 
+    @property
+    def answered(self) -> bool:
+        """Whether it says which wheels it came to, which may be none: old ones may not."""
+        return bool(self.wheels) or not self.pins
+
     def text(self, wheels: Mapping[str, Entry]) -> str:
         """All that it came to, as a file of requirements: versions and hashes.
 
@@ -226,7 +231,7 @@ class Manifest:
         folder = directory / REQUESTS_NAME
         folder.mkdir(exist_ok=True)
         answered = [
-            one for one in self.requests if one.wheels and self.wheels.keys() >= {*one.wheels}
+            one for one in self.requests if one.answered and self.wheels.keys() >= {*one.wheels}
         ]
         texts = {directory / one.file(self.wheels): one.text(self.wheels) for one in answered}
         for old in set(folder.iterdir()) - texts.keys():
@@ -241,7 +246,7 @@ class Manifest:
             same = request.same_question(asked) and request.digest == asked.digest != ""
             if (
                 same
-                and request.wheels
+                and request.answered
                 and all(self.has(name, directory) for name in request.wheels)
                 and self._is_pinned_to_these(request)
             ):

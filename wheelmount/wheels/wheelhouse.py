@@ -235,7 +235,7 @@ class Wheelhouse:
     def _prune(self, progress: Progress) -> None:
         manifest = Manifest.read(self.directory)
         needed = {name for request in manifest.requests for name in request.wheels}
-        if unsure := [request for request in manifest.requests if not request.wheels]:
+        if unsure := [request for request in manifest.requests if not request.answered]:
             raise WheelError(
                 f"{self.directory} does not say which wheels {unsure[0].requirements} came to",
                 hint="run wheelmount download with these requirements again, then prune",
