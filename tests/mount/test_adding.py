@@ -109,6 +109,27 @@ def test_after_a_refresh(
         _assert_everywhere(mount, large, 3)
 
 
+def test_an_edit_whose_time_was_put_back_is_not_brought_to_the_new_host_alone(
+    hosts: list[Host], large: Path, workplace: Path, settings: Settings
+) -> None:
+    with remotemount(hosts[:1], large, f"{workplace}/{{host}}", settings=settings) as mount:
+        mount.wait(60)
+        (large / "two").write_bytes(os.urandom(SIZE // 2))
+        assert mount.refresh()
+        shown, times = (large / "one").read_bytes(), (large / "one").stat()
+        with (large / "one").open("r+b") as file:
+            file.write(os.urandom(SIZE // 2))
+        os.utime(large / "one", ns=(times.st_atime_ns, times.st_mtime_ns))
+        mount.add(hosts[1])
+        mount.wait(60)
+        assert (workplace / "host0" / "one").read_bytes() == shown
+        assert mount.unreadable == ["one"]
+        with pytest.raises(OSError, match="Input/output error"):
+            (workplace / "host1" / "one").read_bytes()
+        assert mount.refresh()
+        _assert_everywhere(mount, large, 2)
+
+
 def test_by_another_client_to_a_mount_that_stayed(
     hosts: list[Host], large: Path, workplace: Path, settings: Settings
 ) -> None:

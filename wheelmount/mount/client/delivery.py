@@ -33,6 +33,7 @@ class Delivery:
         settings: the mount's settings.
         progress: where bytes that arrive are reported.
         before: the layout that hosts have already, so that only differences are described.
+        read_before: see ``Source``.
 
     Attributes:
         origin: where hosts fetch from.
@@ -46,12 +47,14 @@ class Delivery:
         settings: Settings,
         progress: Progress,
         before: Layout | None = None,
+        *,
+        read_before: bool = False,
     ) -> None:
         from wheelmount.mount.transfer.rdma import offer
 
         self.layout = layout
         self.ended = False
-        self._source = Source(root, layout)
+        self._source = Source(root, layout, read_before=read_before)
         self._asked_by_more = layout.size <= SMALL  # than the first host of each tree
         self._ring = Ring(
             self._source,

@@ -231,7 +231,7 @@ class RemoteMount:
     def _offer_again(self, layout: Layout) -> Delivery:
         """Offer a tree that hosts have already to other hosts, whole."""
         whole = Layout(layout.tree, self._block_size(layout.tree), identity=layout.identity)
-        made = self._offer(whole)
+        made = self._offer(whole, read_before=True)
         self._agents.call(lambda agent: agent.give.call_one(made.origin, whole.block_size))
         return made
 
@@ -240,9 +240,11 @@ class RemoteMount:
         best = topology.block_size(tree.size, len(self.hosts), fanout, device=device)
         return self._settings.block_size or best
 
-    def _offer(self, layout: Layout, before: Layout | None = None) -> Delivery:
-        root = os.fsencode(self.source)
-        return Delivery(root, layout, self._settings, self._progress, before)
+    def _offer(
+        self, layout: Layout, before: Layout | None = None, *, read_before: bool = False
+    ) -> Delivery:
+        root, settings = os.fsencode(self.source), self._settings
+        return Delivery(root, layout, settings, self._progress, before, read_before=read_before)
 
     def _begin(self, made: Delivery, names: list[str]) -> None:
         self.delivering = True
@@ -306,7 +308,7 @@ class RemoteMount:
     def _resume(self, layout: Layout, size: int) -> None:
         # Only a first generation is shown before all its bytes are there.
         whole = Layout(layout.tree, size, identity=layout.identity)
-        self._delivery = made = self._offer(whole)
+        self._delivery = made = self._offer(whole, read_before=True)
         ways = made.routes(self._agents)
         calls = {n: a.resume.call_one(made.origin, ways[n], size) for n, a in self._agents.items()}
         runtime.raise_first(runtime.gather(calls, self._settings.start_timeout))
@@ -506,7 +508,7 @@ class RemoteMount:
                 new = inodes.keys() - before.tree.inodes.keys()
                 fresh = {number for number in new if inodes[number].is_file}
                 its = Layout(layout.tree, self._block_size(layout.tree), fresh, {}, layout.identity)
-                made = self._offer(its, before)
+                made = self._offer(its, before, read_before=True)
                 failed = made.advance(agents, self._gone)
                 self._lost |= made.changed
                 self._behind |= failed.keys() - self._gone(failed)

@@ -27,14 +27,17 @@ class Source:
     A file is what the tree says as long as its device, inode number, size and both times are. A
     ctime that differs may mean an edit whose mtime was put back, or only a ``chmod`` or a new name:
     then every block of the file that was read before is read again. If all are what they were, the
-    file goes on under its new ctime, and what hosts get of it is what it held at one moment.
+    file goes on under its new ctime, and what hosts get of it is what it held at one moment. Where
+    hosts have files that another source read, it cannot be told what those were: there a ctime that
+    differs is a change.
 
     Args:
         root: the directory.
         layout: its snapshot.
+        read_before: whether hosts have bytes of these files from another source.
     """
 
-    def __init__(self, root: bytes, layout: Layout) -> None:
+    def __init__(self, root: bytes, layout: Layout, *, read_before: bool = False) -> None:
         self._folder = os.path.join(root, b"")
         self.layout = layout
         self.changed: set[int] = set()
@@ -43,6 +46,7 @@ class Source:
         self._ctimes: dict[int, int] = {}  # where they are no longer the tree's
         self._restless: Counter[int] = Counter()
         self._settling = threading.RLock()
+        self._read_before = read_before
         self._bursts = BurstLock()
 
     def edited(self) -> list[bytes]:
@@ -95,7 +99,7 @@ class Source:
             return False
         if status.st_ctime_ns == self._ctimes.get(number, stamp.ctime_ns):
             return True
-        return self._settle(number, status)
+        return not self._read_before and self._settle(number, status)
 
     def _read_any(self, number: int, offset: int, piece: memoryview) -> os.stat_result | None:
         """Read a piece of whatever has a file's name; gives what that is, None if it cannot be."""
