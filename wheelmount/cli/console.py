@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import threading
@@ -139,11 +140,28 @@ class ConsoleProgress:
         self.console.print(without_credentials(text), markup=False, highlight=False)
 
     def error(self, error: WheelmountError) -> None:
-        """Print an error in one line, and its hint in another."""
+        """Print an error in one line, and its hint in another; with ``--json`` as one object."""
         self.console.quiet = False
+        if wants_json():
+            record = {"code": error.exit_code, "message": error.message, "hint": error.hint}
+            self.console.print(json.dumps(record), markup=False, highlight=False)
+            return
         self.console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
         if error.hint:
             self.console.print(f"[bold cyan]hint:[/] {_plain(error.hint)}", highlight=False)
+
+
+_as_json = threading.Event()
+
+
+def errors_as_json() -> None:
+    """Have errors be objects of JSON from here on, a line each."""
+    _as_json.set()
+
+
+def wants_json() -> bool:
+    """Whether a program reads what is said."""
+    return _as_json.is_set()
 
 
 def tell_all() -> None:

@@ -184,11 +184,15 @@ def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
 @click.argument("names", nargs=-1, required=True)
 @click.option("--on", "host", metavar="HOST", help="Only that of this host.")
 @options.some_hosts
-def overlay_rm(names: tuple[str, ...], host: str | None, spec: HostSpec | None) -> int:
+@options.as_json
+def overlay_rm(
+    names: tuple[str, ...], host: str | None, spec: HostSpec | None, as_json: bool
+) -> int:
     """Delete overlays with all that is installed in them."""
     if spec is not None:
         only = () if host is None else ("--on", host)
-        return _elsewhere(spec, "overlay", "rm", *only, "--", *names)
+        return _elsewhere(spec, "overlay", "rm", *_json(as_json), *only, "--", *names)
+    removed = []
     every = Overlay.all(Path(config.load().state_dir))
     for name in names:
         found = [each for each in every if each.name == name and host in (None, each.host)]
@@ -199,7 +203,11 @@ def overlay_rm(names: tuple[str, ...], host: str | None, spec: HostSpec | None) 
             )
         for each in found:
             each.remove()
-            print(f"{each.name} {each.host} removed")
+            removed.append({"name": each.name, "host": each.host})
+            if not as_json:
+                print(f"{each.name} {each.host} removed")
+    if as_json:
+        print(json.dumps(removed))
     return 0
 
 
@@ -242,17 +250,25 @@ def instance_ls(spec: HostSpec | None, as_json: bool) -> int:
 @click.argument("names", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that ls shows.")
 @options.some_hosts
-def instance_stop(names: tuple[str, ...], everything: bool, spec: HostSpec | None) -> int:
+@options.as_json
+def instance_stop(
+    names: tuple[str, ...], everything: bool, spec: HostSpec | None, as_json: bool
+) -> int:
     """End instances, with all that runs in them; their overlays stay."""
     if not names and not everything:
         raise InputError("nothing to stop", hint="give a name, or --all")
     if spec is not None:
         words = ("--all",) if everything else ("--", *names)
-        return _elsewhere(spec, "instance", "stop", *words)
+        return _elsewhere(spec, "instance", "stop", *_json(as_json), *words)
     settings = config.load()
+    stopped = []
     for each in instances.find(settings, names):
         instances.stop(each, settings)
-        print(f"{each.name} {each.host} stopped")
+        stopped.append({"name": each.name, "host": each.host})
+        if not as_json:
+            print(f"{each.name} {each.host} stopped")
+    if as_json:
+        print(json.dumps(stopped))
     return 0
 
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from wheelmount import config, doctor
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import InputError, UnavailableError, WheelmountError
+from wheelmount.hosts.names import alike, expand, fold
 from wheelmount.hosts.spec import HostSpec
 
 MARKS = {doctor.GOOD: "ok", doctor.POOR: "--", doctor.BAD: "!!"}
@@ -57,17 +58,47 @@ def examine(
     if as_json:
         print(json.dumps({"hosts": reports, "differences": differences}))
     else:
-        for name, report in reports.items():
-            print("\n".join([f"== {name} ==", *_lines(report)]))
+        print("\n".join(_together(reports)))
         for text in differences:
             print(f"{MARKS[doctor.POOR]}  {text}")
     codes = [_code(report) for report in reports.values()]
-    for name, error in found.items():
-        if isinstance(error, WheelmountError):
-            error.message = f"{name}: {error.message}"
-            progress.error(error)
-            codes.append(error.exit_code)
+    errors = {n: e for n, e in found.items() if isinstance(e, WheelmountError)}
+    for hosts, (kind, message, hint) in alike(
+        (name, (type(error), error.message, error.hint)) for name, error in errors.items()
+    ):
+        progress.error(kind(f"{hosts}: {message}", hint=hint))
+    codes += [error.exit_code for error in errors.values()]
     return max(codes)
+
+
+def _together(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What hosts say, once for all that say the same."""
+    if not reports:
+        return
+    yield f"== {fold(reports)} =="
+    looked_at = [finding["what"] for report in reports.values() for finding in report["findings"]]
+    for what in dict.fromkeys(looked_at):
+        said = {
+            name: tuple(_lines({**report, "findings": found, "leftovers": []}))
+            for name, report in reports.items()
+            if (found := [each for each in report["findings"] if each["what"] == what])
+        }
+        yield from _of_hosts(said, len(reports))
+    yield from _of_hosts(
+        {
+            name: lines
+            for name, report in reports.items()
+            if (lines := tuple(_lines({**report, "findings": []})))
+        },
+        len(reports),
+    )
+
+
+def _of_hosts(said: Mapping[str, tuple[str, ...]], count: int) -> Iterator[str]:
+    for hosts, (first, *more) in alike(said.items()):
+        everywhere = len(expand(hosts)) == count
+        yield first if everywhere else f"{first[:4]}{hosts}: {first[4:]}"
+        yield from more
 
 
 def _examine(*, fix: bool) -> dict[str, Any]:

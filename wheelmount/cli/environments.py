@@ -140,7 +140,12 @@ def env_ls(as_json: bool) -> None:
 
 @env.command("rm")
 @click.argument("names", nargs=-1, required=True)
-def env_rm(names: tuple[str, ...]) -> None:
+@options.as_json
+def env_rm(names: tuple[str, ...], as_json: bool) -> None:
     """Remove environments from the cache; what they are made of stays there."""
-    for one in environments.remove(names, config.load()):
-        print(f"{one.folder.name} removed")
+    removed = [one.folder.name for one in environments.remove(names, config.load())]
+    if as_json:
+        print(json.dumps(removed))
+        return
+    for name in removed:
+        print(f"{name} removed")

@@ -25,8 +25,11 @@ def image() -> None:
 @click.argument("definition", type=click.Path(path_type=Path))
 @click.argument("sif", type=click.Path(path_type=Path))
 @click.option("--build-arg", "build_args", multiple=True, metavar="NAME=VALUE")
+@options.as_json
 @options.quiet
-def build(definition: Path, sif: Path, build_args: tuple[str, ...], quiet: bool) -> None:
+def build(
+    definition: Path, sif: Path, build_args: tuple[str, ...], as_json: bool, quiet: bool
+) -> None:
     """Build SIF from DEFINITION, unless it is there and what it is made of has not changed.
 
     The build argument `uv` is the path of uv's program here unless you give it.
@@ -39,13 +42,17 @@ def build(definition: Path, sif: Path, build_args: tuple[str, ...], quiet: bool)
         values[name] = value
     progress = ConsoleProgress(quiet=quiet)
     built = images.build(definition, sif, build_args=values, progress=progress)
-    print(f"{sif}: {'built' if built else 'up to date'}")
+    if as_json:
+        print(json.dumps({"path": str(sif), "built": built}))
+    else:
+        print(f"{sif}: {'built' if built else 'up to date'}")
 
 
 @image.command()
 @click.argument("references", nargs=-1, required=True)
+@options.as_json
 @options.quiet
-def pull(references: tuple[str, ...], quiet: bool) -> None:
+def pull(references: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """Bring images of registries into the cache: docker://…, oras://…, library://….
 
     `--image` does so where one is not there. A tag may have come to mean another image: this
@@ -54,8 +61,8 @@ def pull(references: tuple[str, ...], quiet: bool) -> None:
     from wheelmount.operations import pulled  # with Monarch
 
     settings, progress = config.load(), ConsoleProgress(quiet=quiet)
-    for reference in references:
-        print(pulled.pull(reference, settings, progress))
+    paths = [str(pulled.pull(reference, settings, progress)) for reference in references]
+    print(json.dumps(paths) if as_json else "\n".join(paths))
 
 
 @image.command("ls")

@@ -12,6 +12,7 @@ UNREAD = 141
 try:
     import contextlib
     import importlib
+    import json
     import logging
     import os
     import select
@@ -22,7 +23,7 @@ try:
     import click
 
     from wheelmount import __version__
-    from wheelmount.cli.console import ConsoleProgress
+    from wheelmount.cli.console import ConsoleProgress, wants_json
     from wheelmount.errors import WheelmountError
     from wheelmount.hosts import runtime
 except KeyboardInterrupt:  # there is nothing to take down yet
@@ -37,7 +38,8 @@ COMMANDS = {
     "refresh": "mounts:refresh",
     "verify": "mounts:verify",
     "umount": "mounts:umount",
-    "status": "mounts:status",
+    "status": "status:status",
+    "logs": "logs:logs",
     "run": "run:run",
     "install": "install:install",
     "exec": "containers:execute",
@@ -104,12 +106,19 @@ def main() -> None:
         ConsoleProgress().error(error)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        if "--json" in sys.argv:  # whether it was read already or not
+            _tell_program(error.format_message(), error.exit_code)
+        else:
+            error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
+        code = 128 + _came[0] if _came else INTERRUPTED
         with contextlib.suppress(OSError):
-            print("interrupted", file=sys.stderr)
-        sys.exit(128 + _came[0] if _came else INTERRUPTED)
+            if wants_json():
+                _tell_program("interrupted", code)
+            else:
+                print("interrupted", file=sys.stderr)
+        sys.exit(code)
     except (BrokenPipeError, SystemExit) as error:
         # click and rich end with 1 where they cannot write, whatever is asked of them.
         if not (isinstance(error, SystemExit) and error.code != 1) and _unread():
@@ -123,6 +132,11 @@ def main() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)  # Python itself would print a traceback
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell_program(message: str, code: int) -> None:
+    record = {"code": code, "message": message, "hint": None}
+    print(json.dumps(record), file=sys.stderr)
 
 
 def _tell_of_defect(error: Exception) -> NoReturn:

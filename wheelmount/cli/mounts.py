@@ -1,10 +1,9 @@
-"""``wheelmount mount | umount | status``."""
+"""``wheelmount mount | refresh | verify | umount``."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,14 +16,12 @@ from wheelmount import config
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, MountError, StoreError, WheelmountError
+from wheelmount.errors import InputError, MountError, StoreError
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.mount.kernel.points import View
-from wheelmount.mount.serve import processes, traffic
+from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
-from wheelmount.operations import overlays, records
-from wheelmount.progress import SILENT
+from wheelmount.operations import records
 
 
 @click.command()
@@ -39,6 +36,7 @@ from wheelmount.progress import SILENT
     help="Let nobody but you come in. Default for a source to which others may not come.",
 )
 @click.option("--public", "access", flag_value="public", help="Let all users come in, if root's.")
+@options.as_json
 @options.quiet
 def mount(
     source: Path,
@@ -46,6 +44,7 @@ def mount(
     spec: HostSpec,
     adapter: str,
     access: str | None,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Mount SOURCE read-only on every host, and leave it standing.
@@ -61,8 +60,11 @@ def mount(
     settings = replace(config.load(), adapter=adapter)
     settings = replace(settings, access=access or settings.access)
     made, shortfall = mounts.mount(spec, source, mntpoint, settings, ConsoleProgress(quiet=quiet))
-    for name, path in made.items():
-        print(f"{name} {path}")
+    if as_json:
+        print(json.dumps([{"host": name, "mntpoint": path} for name, path in made.items()]))
+    else:
+        for name, path in made.items():
+            print(f"{name} {path}")
     if shortfall is not None:
         raise shortfall
 
@@ -70,8 +72,9 @@ def mount(
 @click.command()
 @click.argument("targets", nargs=-1, required=True)
 @click.option("--watch", is_flag=True, help="Again whenever a file changes, until interrupted.")
+@options.as_json
 @options.quiet
-def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
+def refresh(targets: tuple[str, ...], watch: bool, as_json: bool, quiet: bool) -> None:
     """Have mounts show their directories as they are now.
 
     TARGETS are mount points, sources or identities that status shows. Only what changed travels;
@@ -91,8 +94,7 @@ def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
             for mount in found.values()
         ]
         answers = apart.raise_first(apart.each(works, progress, "refresh"))
-        for changed, points, _ in answers:
-            _say(points, changed)
+        _say([(points, changed) for changed, points, _ in answers], as_json)
         shortfalls = [each for *_, each in answers if each is not None]
         for each in shortfalls[1:]:
             progress.error(each)
@@ -103,21 +105,30 @@ def refresh(targets: tuple[str, ...], watch: bool, quiet: bool) -> None:
     if isinstance(mount, _OfSession):
         occasions = mounts.changes(Path(mount.note.source))
         for changed, points, shortfall in sessions.refresh(*mount, progress, occasions):
-            _say(points, changed)
+            _say([(points, changed)], as_json)
             if shortfall is not None:
                 progress.error(shortfall)
     else:
         tasks = list(map(Task.read, mount))
         occasions = mounts.changes(Path(tasks[0].source))
         for changed, shortfall in mounts.refresh(mount, settings, progress, occasions):
-            _say({task.host: task.mntpoint for task in tasks}, changed)
+            _say([({task.host: task.mntpoint for task in tasks}, changed)], as_json)
             if shortfall is not None:
                 progress.error(shortfall)
 
 
-def _say(points: Mapping[str, str], changed: bool) -> None:
-    for host, point in points.items():
-        print(f"{host} {point} {'refreshed' if changed else 'unchanged'}", flush=True)
+def _say(found: Sequence[tuple[Mapping[str, str], bool]], as_json: bool) -> None:
+    records = [
+        {"host": host, "mntpoint": point, "changed": changed}
+        for points, changed in found
+        for host, point in points.items()
+    ]
+    if as_json:
+        print(json.dumps(records), flush=True)
+        return
+    for each in records:
+        state = "refreshed" if each["changed"] else "unchanged"
+        print(f"{each['host']} {each['mntpoint']} {state}", flush=True)
 
 
 @click.command()
@@ -203,12 +214,14 @@ def _find(settings: Settings, targets: Sequence[str] | None) -> dict[str, list[P
 @click.argument("targets", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that status shows.")
 @click.option("--force", is_flag=True, help="Also if in use: users keep what they have open.")
-def umount(targets: tuple[str, ...], everything: bool, force: bool) -> None:
+@options.as_json
+def umount(targets: tuple[str, ...], everything: bool, force: bool, as_json: bool) -> None:
     """Take mounts down: TARGETS are mount points, sources or identities that status shows."""
     if not targets and not everything:
         raise InputError("nothing to unmount", hint="give a mount point, or --all")
     standing: dict[str, tuple[Session, list[str]]] = {}
-    for identity, found in _find(config.load(), None if everything else targets).items():
+    mounts = _find(config.load(), None if everything else targets)
+    for identity, found in mounts.items():
         if isinstance(found, _OfSession):
             session = found.session
             standing.setdefault(session.name, (session, []))[1].append(identity)
@@ -220,103 +233,5 @@ def umount(targets: tuple[str, ...], everything: bool, force: bool) -> None:
 
         works = [partial(sessions.unmount, *each, force) for each in standing.values()]
         apart.raise_first(apart.each(works, ConsoleProgress(), "unmount"))
-
-
-@click.command()
-@options.as_json
-def status(as_json: bool) -> None:
-    """Show sessions, and what is mounted from this machine's hosts and theirs, and how far."""
-    settings = config.load()
-    here = View.here().namespace
-    mounts = [_record(directory, here) for directory in processes.find(settings)]
-    sessions = Session.all(settings)
-    standing = list(map(records.state, sessions))
-    elsewhere = []
-    for session, state in zip(sessions, standing, strict=True):
-        if state["kind"] == "local":
-            own = [each for each in overlays.here(settings) if each["host"] in state["hosts"]]
-            state["overlays"] = own
-        elif state["lost"] is None:
-            elsewhere.append((session, state))
-    for state, found in _ask(elsewhere):
-        if isinstance(found, WheelmountError):
-            state["lost"] = found.message
-        else:
-            mounts += [mount | {"visible": False} for mount in found[0]]
-            state["overlays"] = found[1]
     if as_json:
-        print(json.dumps({"sessions": standing, "mounts": mounts}))
-        return
-    for state in standing:
-        print(_session_line(state))
-        for each in state.get("overlays", []):
-            size = f"{each['bytes'] / 1e6:.1f} MB"
-            print(f"overlay {each['name']}  {each['host']}  {each['kind']}  {size}")
-    if not mounts:
-        print("nothing is mounted")
-    for mount in mounts:
-        print(_line(mount))
-
-
-def _ask(
-    standing: Sequence[tuple[Session, dict[str, Any]]],
-) -> Iterator[tuple[dict[str, Any], Any]]:
-    """What sessions on other machines say, each with what is known of it."""
-    if standing:
-        from wheelmount.operations import apart, sessions
-
-        works = [partial(sessions.ask, session) for session, _ in standing]
-        answers = apart.each(works, SILENT, "ask")
-        yield from zip([state for _, state in standing], answers, strict=True)
-
-
-def _session_line(state: dict[str, Any]) -> str:
-    words = [f"session {state['session']}: {state['spec']}"]
-    words.append(f"up {time.time() - state['created']:.0f} s")
-    words.append(", ".join(state["hosts"]))
-    if state["lost"] is not None:
-        words.append(f"cannot be used: {state['lost']}")
-    return "  ".join(words)
-
-
-def _record(directory: Path, here: int) -> dict[str, Any]:
-    task = Task.read(directory)
-    record: dict[str, Any] = {
-        "identity": processes.identity(directory),
-        "host": task.host,
-        "source": task.source,
-        "mntpoint": task.mntpoint,
-    }
-    try:
-        found = processes.status(directory)
-    except WheelmountError as error:
-        return record | {"error": error.message}
-    return record | found | {"visible": found["namespace"] == here}
-
-
-def _line(record: dict[str, Any]) -> str:
-    words = [record["identity"], record["host"], f"{record['source']} at {record['mntpoint']}"]
-    if "error" in record:
-        return "  ".join([*words, "dead: `wheelmount umount --force` clears it away"])
-    arrived = "complete" if record["held"] == record["size"] else f"{record['held']} bytes of it"
-    words.append(f"{record['files']} files, {record['size'] / 1e6:.1f} MB, {arrived}")
-    if record["delivery"]:
-        sources = ", ".join(sorted(record["delivery"]["received"]))
-        words.append(f"by {traffic.describe(record['delivery'])} from {sources or 'nobody'}")
-        if reused := record["delivery"].get("reused"):
-            words.append(f"{reused / 1e6:.1f} MB of it were in other mounts")
-    words.append(f"generation {record['generation']}")
-    if kept := record["kept"]["generations"]:
-        users = ", ".join(record["kept"]["users"]) or "open files"
-        words.append(f"{kept} earlier kept for {users}")
-    words.append(record["adapter"])
-    words.append(f"up {time.time() - record['started']:.0f} s")
-    if not record["visible"]:
-        words.append(f"in a namespace of its own: nsenter -m -t {record['pid']}")
-    if verified := record.get("verified"):
-        words.append(f"verified {time.time() - verified['time']:.0f} s ago")
-        if verified["wrong"]:
-            words.append(f"damaged: {', '.join(verified['wrong'])}")
-    if record["changed"]:
-        words.append(f"changed at the source: {', '.join(record['changed'])}")
-    return "  ".join(words)
+        print(json.dumps(list(mounts)))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wheelmount import config
-from wheelmount.cli.console import tell_all
+from wheelmount.cli.console import errors_as_json, tell_all
 from wheelmount.errors import InputError
 from wheelmount.hosts.address import DANGER, OPEN
+from wheelmount.hosts.names import expand
 from wheelmount.hosts.session import DEFAULT, hosts_by_default, hosts_named
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.serve.adapters import NAMES
@@ -145,7 +146,7 @@ def launch(command: Callable[..., Any]) -> Callable[..., Any]:
         "only",
         metavar="HOST[,HOST…]",
         callback=lambda _ctx, _param, text: () if text is None else _names(text),
-        help="On these of the hosts only.",
+        help="On these of the hosts only; host[0-3] is four of them.",
     )
     @variables
     @click.option(
@@ -211,13 +212,27 @@ def collected(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
-    if "" in names:
-        raise InputError(f"{text!r} has an empty name of a host", hint="give --on HOST,HOST,…")
-    return names
+    return tuple(expand(text))
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
+def _note_json(_ctx: click.Context, _param: click.Parameter, wanted: bool) -> bool:
+    if wanted:
+        errors_as_json()
+    return wanted
+
+
+def json_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option with which a program reads what a command says, given on as ``as_json``.
+
+    Args:
+        text: its help.
+    """
+    return click.option(
+        "--json", "as_json", is_flag=True, is_eager=True, callback=_note_json, help=text
+    )
+
+
+as_json = json_option("Print results, and on standard error errors, as JSON.")
 
 
 def _explain(_ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:

@@ -13,10 +13,13 @@ from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
+from blake3 import blake3
 from click import style
 
 from wheelmount.cli.console import ConsoleProgress
+from wheelmount.cli.options import json_option
 from wheelmount.errors import InputError, SourceError, WheelmountError
+from wheelmount.hosts.names import alike, expand
 
 if TYPE_CHECKING:
     from wheelmount.hosts.commands import Output, Result, Results  # with Monarch
@@ -34,12 +37,17 @@ COLOURS = "cyan", "magenta", "green", "yellow", "blue"
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options for where output goes, given on as ``show``."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print results as JSON, at the end.")
+    @json_option("Print results as JSON, at the end, and errors likewise.")
     @click.option(
         "--live/--in-order",
         default=None,
         help="Show output as it comes, each line with its host's name, or host by host at the end. "
         "Default live on a terminal.",
+    )
+    @click.option(
+        "--grouped",
+        is_flag=True,
+        help="Show output at the end, once for all hosts that wrote the same.",
     )
     @click.option(
         "--output-dir",
@@ -48,16 +56,21 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @wraps(command)
     def wrapped(
-        *arguments: Any, as_json: bool, live: bool | None, output_dir: Path | None, **values: Any
+        *arguments: Any,
+        as_json: bool,
+        live: bool | None,
+        grouped: bool,
+        output_dir: Path | None,
+        **values: Any,
     ) -> Any:
-        if as_json + (output_dir is not None) + (live is not None) > 1:
+        if as_json + grouped + (output_dir is not None) + (live is not None) > 1:
             raise InputError(
-                "--json, --live or --in-order, and --output-dir exclude each other",
+                "--json, --live or --in-order, --grouped, and --output-dir exclude each other",
                 hint="give one of them",
             )
         if live is None:
-            live = sys.stdout.isatty() and not as_json
-        values["show"] = Show(as_json=as_json, live=live, directory=output_dir)
+            live = sys.stdout.isatty() and not (as_json or grouped)
+        values["show"] = Show(as_json=as_json, live=live, directory=output_dir, grouped=grouped)
         return command(*arguments, **values)
 
     return wrapped
@@ -70,10 +83,14 @@ class Show:
         as_json: printed as JSON at the end.
         live: printed as it comes.
         directory: written to files there as it comes.
+        grouped: printed at the end, once for hosts that wrote the same.
     """
 
-    def __init__(self, *, as_json: bool, live: bool, directory: Path | None) -> None:
+    def __init__(
+        self, *, as_json: bool, live: bool, directory: Path | None, grouped: bool = False
+    ) -> None:
         self._as_json, self._live, self._directory = as_json, live, directory
+        self._grouped = grouped
         self._kept: _Kept | None = None
 
     @contextmanager
@@ -90,7 +107,7 @@ class Show:
             lines = _Lines(progress)
             yield lines
             lines.flush()
-        elif self._as_json:
+        elif self._as_json or self._grouped:
             self._kept = _Kept()
             yield self._kept
         else:
@@ -103,6 +120,8 @@ class Show:
 
         if self._as_json:
             self._print_json(results)
+        elif self._grouped and self._kept is not None:
+            self._kept.print_groups(results)
         elif self._directory is not None:
             for name, result in results.items():
                 if not isinstance(result, WheelmountError):
@@ -111,13 +130,16 @@ class Show:
             for name, result in results.items():
                 if not isinstance(result, WheelmountError):
                     _print(name, result)
-        for name, result in results.items():
-            if isinstance(result, WheelmountError):
-                result.message = f"{name}: {result.message}"
-                progress.error(result)
-            elif result.lacking is not None:
-                result.lacking.message = f"{name}: {result.lacking.message}"
-                progress.error(result.lacking)
+        failed = {
+            name: result if isinstance(result, WheelmountError) else result.lacking
+            for name, result in results.items()
+        }
+        for hosts, (kind, message, hint) in alike(
+            (name, (type(error), error.message, error.hint))
+            for name, error in failed.items()
+            if error is not None
+        ):
+            progress.error(kind(f"{hosts}: {message}", hint=hint))
         if results.shortfall is not None:
             progress.error(results.shortfall)
         return worst(results)
@@ -160,6 +182,38 @@ class _Kept:
                 file.seek(0)
                 while piece := file.read(PIECE):
                     yield piece
+
+    def print_groups(self, results: Results) -> None:
+        """Print what was kept, once for all hosts of which it is the same."""
+        marks = {}
+        for name, result in results.items():
+            if not isinstance(result, WheelmountError):
+                both = (self._mark(name, stream) for stream in ("stdout", "stderr"))
+                marks[name] = (result.code, *both)
+        for hosts, (code, *_) in alike(marks.items()):
+            first = next(name for name in marks if name in expand(hosts))
+            ended = f" (exit code {code})" if code else ""
+            for stream, what in (("stdout", ""), ("stderr", " stderr")):
+                to = sys.stdout if stream == "stdout" else sys.stderr
+                pieces = self.pieces(first, stream)
+                if (begin := next(pieces, b"")) or stream == "stdout":
+                    to.write(f"== {hosts}{what} =={ended}\n")
+                    to.flush()
+                    last = b"\n"
+                    for piece in (begin, *pieces) if begin else ():
+                        to.buffer.write(piece)
+                        last = piece[-1:]
+                    to.buffer.write(b"" if last == b"\n" else b"\n")
+                    to.flush()
+
+    def _mark(self, host: str, stream: str) -> str:
+        """What tells output from other output."""
+        digest = blake3()
+        if (file := self._files.get((host, stream))) is not None:
+            file.seek(0)
+            while piece := file.read(PIECE):
+                digest.update(piece)
+        return digest.hexdigest()
 
     def take(self, host: str, stream: str) -> bytes:
         """All of it at once."""

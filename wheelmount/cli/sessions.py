@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import click
@@ -17,8 +18,9 @@ from wheelmount.hosts.spec import HostSpec
 @click.command()
 @options.new_hosts
 @options.session
+@options.as_json
 @options.quiet
-def up(spec: HostSpec, name: str, quiet: bool) -> None:
+def up(spec: HostSpec, name: str, as_json: bool, quiet: bool) -> None:
     """Have hosts that stay, with what is mounted on them, until `wheelmount down`.
 
     Commands that follow take the session `default` by themselves, others by `--hosts
@@ -31,14 +33,18 @@ def up(spec: HostSpec, name: str, quiet: bool) -> None:
 
     session = Session(name, config.load())
     record, made = sessions.up(spec, session, ConsoleProgress(quiet=quiet))
+    if as_json:
+        print(json.dumps({"session": name, "hosts": record.names, "made": made}))
+        return
     print(f"session {name} is up: {', '.join(record.names)}" if made else f"session {name} is up")
 
 
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that status shows.")
+@options.as_json
 @options.quiet
-def down(names: tuple[str, ...], everything: bool, quiet: bool) -> None:
+def down(names: tuple[str, ...], everything: bool, as_json: bool, quiet: bool) -> None:
     """End sessions with their mounts and hosts: NAMES, or the session `default`."""
     from wheelmount.operations import apart, sessions
 
@@ -47,3 +53,5 @@ def down(names: tuple[str, ...], everything: bool, quiet: bool) -> None:
     chosen = Session.all(settings) if everything else found
     works = [partial(sessions.down, session) for session in chosen]
     apart.raise_first(apart.each(works, ConsoleProgress(quiet=quiet), "stop"))
+    if as_json:
+        print(json.dumps([session.name for session in chosen]))

@@ -34,13 +34,17 @@ def show(context: click.Context, as_json: bool) -> None:
 @show.command()
 @click.argument("directory", type=click.Path(path_type=Path), default=".")
 @click.option("--remove", is_flag=True, help="Trust it no longer.")
-def trust(directory: Path, remove: bool) -> None:
+@options.as_json
+def trust(directory: Path, remove: bool, as_json: bool) -> None:
     """Let the settings file for DIRECTORY set everything, until its content changes.
 
     By itself a project's file may not say where code runs, or which: not hosts, python, store or
     any directory. A file that others may write to does not count at all.
     """
     file, table = config.trust(directory, trusted=not remove)
+    if as_json:
+        print(json.dumps({"file": str(file), "trusted": not remove, "settings": table}))
+        return
     print(f"{file} is {'not trusted' if remove else 'trusted'}")
     for name, value in table.items():
         print(f"{name} = {value!r}")

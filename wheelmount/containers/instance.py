@@ -103,6 +103,11 @@ class Instance:
         """The directory of its container."""
         return self.path / "container"
 
+    def logs(self) -> list[Path]:
+        """Files that its start, and what its image starts by itself, write to."""
+        own = self.path / "config" / "instances" / "logs"
+        return [path for path in (self.path / "log", *sorted(own.rglob("*"))) if path.is_file()]
+
     def record(self) -> Record | None:
         """What it is, if it runs."""
         try:

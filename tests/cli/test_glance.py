@@ -1,0 +1,171 @@
+"""Many hosts at a glance: ``status``, ``doctor``, ``logs``, ``--grouped``, and ``--json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Cli
+from wheelmount.cli.doctor import _together
+
+pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
+
+COMMAND = [sys.executable, "-m", "wheelmount.cli.main"]
+
+
+def test_status_has_one_line_for_hosts_that_say_the_same(
+    cli: Cli, source: Path, workplace: Path
+) -> None:
+    assert cli("mount", source, f"{workplace}/w-{{host}}", "--hosts", "local:4").returncode == 0
+    (line,) = cli("status").stdout.splitlines()
+    assert f"  host[0-3]  {source} at {workplace}/w-{{host}}  " in line
+    assert "  complete  " in line.replace(", complete", "  complete")
+    lines = cli("status", "--each").stdout.splitlines()
+    assert [line.split()[1] for line in lines] == [f"host{n}" for n in range(4)]
+    assert cli("umount", "--all", "--force").returncode == 0
+
+
+def test_status_is_shown_again_and_again(cli: Cli, source: Path, workplace: Path) -> None:
+    assert cli("mount", source, f"{workplace}/w", "--hosts", "local:1").returncode == 0
+    with subprocess.Popen([*COMMAND, "status", "--watch", "--json"], stdout=-1) as watch:
+        assert watch.stdout is not None
+        shown = [json.loads(watch.stdout.readline()) for _ in range(2)]
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(60) == 130
+    assert [found["mounts"][0]["rate"] for found in shown] == [0.0, 0.0]
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "status", "--watch"], stdout=follower, stderr=follower
+    ) as watch:
+        os.close(follower)
+        text = b""
+        deadline = time.monotonic() + 60
+        while text.count(b"\x1b[H") < 2 and time.monotonic() < deadline:
+            if select.select([leader], [], [], 1)[0]:
+                text += os.read(leader, 1 << 16)
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(60) == 130
+    os.close(leader)
+    assert text.count(b"\x1b[H") >= 2, "drawn in the same place"
+    assert b"\x1b[K" in text
+    assert cli("umount", "--all", "--force").returncode == 0
+
+
+def test_output_is_shown_once_for_hosts_that_wrote_the_same(cli: Cli, workplace: Path) -> None:
+    script = "[ $WHEELMOUNT_RANK = 2 ] && echo other && exit 3; echo same; printf end >&2"
+    (workplace / "work" / "script").write_text(script)
+    run = ["run", "-q", "--grouped", "--hosts", "local:4"]
+    done = cli(*run, ".", "script")
+    assert done.returncode == 3
+    assert done.stdout == "== host[0-1,3] ==\nsame\n== host2 == (exit code 3)\nother\n"
+    assert done.stderr == "== host[0-1,3] stderr ==\nend\n"
+    done = cli(
+        *run, "--on", "host[0-1]", "--timeout", "1", ".", "-", input="exec sleep 60", stdin=None
+    )
+    assert done.stdout == "== host[0-1] == (exit code 124)\n"
+    assert cli(*run, "--json", ".", "script").returncode == 64
+
+
+def test_doctor_says_once_what_all_hosts_say() -> None:
+    def finding(what: str, text: str) -> dict[str, Any]:
+        return {"what": what, "state": "good", "text": text, "hint": ""}
+
+    reports = {
+        f"n{number}": {
+            "findings": [finding("python", "3.11"), finding("kernel", str(6 + number // 2))],
+            "leftovers": [],
+            "cleared": False,
+        }
+        for number in range(4)
+    }
+    assert list(_together(reports)) == [
+        "== n[0-3] ==",
+        "ok  python: 3.11",
+        "ok  n[0-1]: kernel: 6",
+        "ok  n[2-3]: kernel: 7",
+    ]
+
+
+def test_doctor_of_hosts(cli: Cli) -> None:
+    done = cli("doctor", "--hosts", "local:2")
+    assert done.stdout.startswith("== host[0-1] ==\nok  python: "), done.stderr
+    assert len(re.findall(r"^ok  kernel: ", done.stdout, re.MULTILINE)) == 1
+
+
+def test_logs_are_shown_and_followed(cli: Cli, source: Path, workplace: Path) -> None:
+    assert cli("mount", source, f"{workplace}/w", "--hosts", "local:1").returncode == 0
+    (log,) = (workplace / "runtime").glob("*/mounts/*/log")
+    identity = cli("status").stdout.split()[0]
+
+    def write(text: str) -> None:
+        with log.open("a") as file:
+            file.write(text)
+
+    write("first\n")
+    for target in ([], [f"{workplace}/w"], [source], [identity]):
+        assert f"mount {identity} host0: first\n" in cli("logs", *target).stdout
+    command = [*COMMAND, "logs", "--follow", "--json", str(source)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        while json.loads(following.stdout.readline())["line"] != "first":
+            pass
+        write("sec")
+        write("ond\n")
+        assert json.loads(following.stdout.readline())["line"] == "second"
+        assert cli("umount", "--all", "--force").returncode == 0
+        following.stdout.read()
+        assert following.wait(60) == 0, "it ends with the mount"
+    assert cli("logs", "nothing").returncode == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["mount", "nothing", "--json"], 66),
+        (["mount", "--json"], 2),
+        (["status", "--json", "--wrong"], 2),
+        (["verify", "--json", "nothing"], 73),
+        (["run", "--json", "nothing", "script"], 66),
+        (["image", "inspect", "--json", "nothing.sif"], 66),
+        (["instance", "stop", "--json"], 64),
+        (["down", "--json", "--name"], 2),
+    ],
+    ids=str,
+)
+def test_programs_read_errors(words: list[str], code: int, cli: Cli) -> None:
+    done = cli(*words)
+    error = json.loads(done.stderr.splitlines()[-1])
+    assert (done.returncode, error["code"], done.stdout) == (code, code, ""), done.stderr
+    assert sorted(error) == ["code", "hint", "message"]
+
+
+def test_programs_read_what_commands_did(cli: Cli, source: Path, workplace: Path) -> None:
+    def said(*words: str | Path) -> Any:
+        done = cli(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    point = f"{workplace}/w"
+    assert said("mount", source, point, "--hosts", "local:1") == [
+        {"host": "host0", "mntpoint": point}
+    ]
+    assert said("refresh", point) == [{"host": "host0", "mntpoint": point, "changed": False}]
+    (identity,) = {record["identity"] for record in said("status")["mounts"]}
+    assert said("umount", "--force", point) == [identity]
+    assert said("up", "--hosts", "local:1") == {
+        "session": "default",
+        "hosts": ["host0"],
+        "made": True,
+    }
+    assert said("down") == ["default"]

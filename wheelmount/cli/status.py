@@ -1,0 +1,214 @@
+"""``wheelmount status``."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wheelmount import config
+from wheelmount.cli import options
+from wheelmount.config import Settings
+from wheelmount.errors import WheelmountError
+from wheelmount.hosts.names import alike, fold
+from wheelmount.hosts.session import Session
+from wheelmount.mount.kernel.points import View
+from wheelmount.mount.serve import processes, traffic
+from wheelmount.mount.serve.control import Task
+from wheelmount.operations import overlays, records
+from wheelmount.progress import SILENT
+
+EVERY = 1.0
+"""Seconds between looks with --watch."""
+
+Found = dict[str, Any]
+"""What --json prints: sessions and mounts, or one of them."""
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Again each second, with rates, until interrupted.")
+@click.option("--each", is_flag=True, help="A line for each host, also where several say the same.")
+@options.as_json
+def status(watch: bool, each: bool, as_json: bool) -> None:
+    """Show sessions, and what is mounted from this machine's hosts and theirs, and how far.
+
+    Hosts that say the same have one line: host[0-15].
+    """
+    settings = config.load()
+    if not watch:
+        found = _look(settings)
+        print(json.dumps(found) if as_json else "\n".join(_lines(found, each)))
+        return
+    before: dict[tuple[str, str], tuple[float, int]] = {}
+    while True:
+        found = _look(settings)
+        _rate(found["mounts"], before)
+        if as_json:
+            print(json.dumps(found), flush=True)
+        else:
+            _draw(list(_lines(found, each)))
+        time.sleep(EVERY)
+
+
+def _draw(lines: Sequence[str]) -> None:
+    """Print what takes the place of what was printed last, on a terminal."""
+    if not sys.stdout.isatty():
+        print("\n".join(lines), end="\n\n", flush=True)
+        return
+    width, height = shutil.get_terminal_size()
+    shown = [line[: width - 1] for line in lines]
+    if len(shown) >= height:
+        shown = [*shown[: height - 2], f"… {len(shown) - height + 2} more lines"]
+    # Back to the top, each line to its end, and nothing below: without a flicker.
+    print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J", end="", flush=True)
+
+
+def _rate(
+    mounts: Sequence[dict[str, Any]], before: dict[tuple[str, str], tuple[float, int]]
+) -> None:
+    """Note in records how many bytes a second came since the last look."""
+    now = time.monotonic()
+    for record in mounts:
+        if "held" in record:
+            key = record["identity"], record["host"]
+            last, held = before.get(key, (now, record["held"]))
+            record["rate"] = max(0, record["held"] - held) / (now - last) if now > last else 0.0
+            before[key] = now, record["held"]
+
+
+def _look(settings: Settings) -> Found:
+    here = View.here().namespace
+    mounts = [_record(directory, here) for directory in processes.find(settings)]
+    sessions = Session.all(settings)
+    standing = list(map(records.state, sessions))
+    elsewhere = []
+    for session, state in zip(sessions, standing, strict=True):
+        if state["kind"] == "local":
+            own = [each for each in overlays.here(settings) if each["host"] in state["hosts"]]
+            state["overlays"] = own
+        elif state["lost"] is None:
+            elsewhere.append((session, state))
+    for state, found in _ask(elsewhere):
+        if isinstance(found, WheelmountError):
+            state["lost"] = found.message
+        else:
+            mounts += [mount | {"visible": False} for mount in found[0]]
+            state["overlays"] = found[1]
+    return {"sessions": standing, "mounts": mounts}
+
+
+def _ask(
+    standing: Sequence[tuple[Session, dict[str, Any]]],
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """What sessions on other machines say, each with what is known of it."""
+    if standing:
+        from wheelmount.operations import apart, sessions
+
+        works = [partial(sessions.ask, session) for session, _ in standing]
+        answers = apart.each(works, SILENT, "ask")
+        yield from zip([state for _, state in standing], answers, strict=True)
+
+
+def _record(directory: Path, here: int) -> dict[str, Any]:
+    task = Task.read(directory)
+    record: dict[str, Any] = {
+        "identity": processes.identity(directory),
+        "host": task.host,
+        "source": task.source,
+        "mntpoint": task.mntpoint,
+    }
+    try:
+        found = processes.status(directory)
+    except WheelmountError as error:
+        return record | {"error": error.message}
+    return record | found | {"visible": found["namespace"] == here}
+
+
+def _lines(found: Found, apart: bool) -> Iterator[str]:
+    for state in found["sessions"]:
+        yield _session_line(state)
+        said = [
+            (
+                overlay["host"],
+                (overlay["name"], overlay["kind"], f"{overlay['bytes'] / 1e6:.1f} MB"),
+            )
+            for overlay in state.get("overlays", [])
+        ]
+        for hosts, (name, kind, size) in said if apart else alike(said):
+            yield f"overlay {name}  {hosts}  {kind}  {size}"
+    mounts = found["mounts"]
+    if not mounts:
+        yield "nothing is mounted"
+    counts = Counter(record["identity"] for record in mounts)
+    for identity in counts:
+        of_one = [record for record in mounts if record["identity"] == identity]
+        alone = apart or len(of_one) == 1
+        said_of = [(record["host"], _words(record, alone=alone)) for record in of_one]
+        for hosts, words in said_of if alone else alike(said_of):
+            yield "  ".join([identity, hosts, *words])
+
+
+def _session_line(state: Mapping[str, Any]) -> str:
+    words = [f"session {state['session']}: {state['spec']}"]
+    words.append(f"up {time.time() - state['created']:.0f} s")
+    words.append(fold(state["hosts"]))
+    if state["lost"] is not None:
+        words.append(f"cannot be used: {state['lost']}")
+    return "  ".join(words)
+
+
+def _words(record: Mapping[str, Any], *, alone: bool) -> tuple[str, ...]:
+    """What there is to say of a mount on a host.
+
+    Args:
+        record: what is known of it.
+        alone: in a line of its own, and not with other hosts of which the same is to be said.
+    """
+    mntpoint = record["mntpoint"]
+    if not alone:
+        mntpoint = re.sub(rf"(?<!\w){re.escape(record['host'])}(?!\w)", "{host}", mntpoint)
+    words = [f"{record['source']} at {mntpoint}"]
+    if "error" in record:
+        return *words, "dead: `wheelmount umount --force` clears it away"
+    arrived = "complete"
+    if record["held"] != record["size"]:
+        arrived = f"{record['held'] / 1e6:.1f} MB of it"
+        if "rate" in record:
+            arrived += f", {record['rate'] / 1e6:.1f} MB/s"
+    words.append(f"{record['files']} files, {record['size'] / 1e6:.1f} MB, {arrived}")
+    if record["waiting"]:
+        words.append(f"reads wait for {record['waiting']} blocks")
+    if record["delivery"]:
+        by = f"by {traffic.describe(record['delivery'])}"
+        if alone:
+            sources = ", ".join(sorted(record["delivery"]["received"]))
+            by += f" from {sources or 'nobody'}"
+        words.append(by)
+        if reused := record["delivery"].get("reused"):
+            words.append(f"{reused / 1e6:.1f} MB of it were in other mounts")
+    words.append(f"generation {record['generation']}")
+    if kept := record["kept"]["generations"]:
+        users = ", ".join(record["kept"]["users"]) or "open files"
+        words.append(f"{kept} earlier kept for {users}")
+    words.append(record["adapter"])
+    if alone:
+        words.append(f"up {time.time() - record['started']:.0f} s")
+    if not record["visible"]:
+        enter = f": nsenter -m -t {record['pid']}" if alone else " each"
+        words.append(f"in a namespace of its own{enter}")
+    if verified := record.get("verified"):
+        words.append(f"verified {time.time() - verified['time']:.0f} s ago")
+        if verified["wrong"]:
+            words.append(f"damaged: {', '.join(verified['wrong'])}")
+    if record["changed"]:
+        words.append(f"changed at the source: {', '.join(record['changed'])}")
+    return tuple(words)

@@ -1,0 +1,92 @@
+"""What processes that stay have logged on this machine: mounts, instances, and hosts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wheelmount.config import Settings
+from wheelmount.containers.instance import Instance
+from wheelmount.errors import InputError
+from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.control import Task
+
+GLANCE = 0.2
+"""Seconds between looks at whether a log has grown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logbook:
+    """A file that processes log to.
+
+    Attributes:
+        owner: what logs there: ``mount IDENTITY host0``, ``instance work host0``, ``host host0``.
+        path: the file.
+    """
+
+    owner: str
+    path: Path
+
+
+def find(settings: Settings, target: str = "") -> list[Logbook]:
+    """The logs of mounts that stand, of instances, and of hosts on this machine.
+
+    Args:
+        settings: say where they lie.
+        target: a mount point, source or identity of mounts, or an instance's name; default all.
+
+    Raises:
+        InputError: there is neither.
+    """
+    wanted = {target, os.path.abspath(target)} if target else set()  # noqa: PTH100 - not followed
+    found = []
+    for directory in processes.find(settings):
+        task, identity = Task.read(directory), processes.identity(directory)
+        if not wanted or wanted & {identity, task.source, task.mntpoint}:
+            found.append(Logbook(f"mount {identity} {task.host}", directory / "log"))
+    for path in sorted(processes.directory(settings).glob("*.log")):  # of the last that ended badly
+        identity = processes.identity(path.with_suffix(""))
+        if not wanted or identity in wanted:
+            found.append(Logbook(f"mount {path.stem}, which ended badly", path))
+    for instance in Instance.all(settings.private_runtime()):
+        if not wanted or target == instance.name:
+            owner = f"instance {instance.name} {instance.host}"
+            found += [Logbook(owner, path) for path in instance.logs()]
+    if not wanted:
+        for path in sorted(settings.private_runtime().glob("hosts-*/*.log")):
+            found.append(Logbook(f"host {path.stem}", path))
+    if wanted and not found:
+        raise InputError(
+            f"there is no mount and no instance {target} on this machine",
+            hint="see `wheelmount status` and `wheelmount instance ls`",
+        )
+    return [each for each in found if each.path.is_file()]
+
+
+def read(books: Sequence[Logbook], *, follow: bool) -> Iterator[tuple[Logbook, list[str]]]:
+    """The lines of logs.
+
+    Args:
+        books: the logs.
+        follow: go on with lines as they are written, until all the files are gone.
+    """
+    opened = {book: book.path.open("rb") for book in books}
+    rests = dict.fromkeys(opened, b"")
+    while opened:
+        for book, file in list(opened.items()):
+            last = not (follow and book.path.exists())
+            if os.fstat(file.fileno()).st_size < file.tell():  # emptied, as it was too large
+                file.seek(0)
+            *lines, rests[book] = (rests[book] + file.read()).split(b"\n")
+            if last and rests[book]:
+                lines.append(rests[book])
+            if lines:
+                yield book, [line.decode(errors="replace") for line in lines]
+            if last:
+                file.close()
+                del opened[book]
+        if opened:
+            time.sleep(GLANCE)
