@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from wheelmount import config
-from wheelmount.cli import options, output
+from wheelmount.cli import completion, logs, options, output
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.environments import environment
 from wheelmount.cli.image_options import container
@@ -22,9 +22,17 @@ from wheelmount.containers.overlay import Overlay
 from wheelmount.containers.terminal import Size, raw
 from wheelmount.errors import ContainerError, InputError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.operations import containers, each_host, environments, instances, overlays, shells
+from wheelmount.operations import (
+    containers,
+    each_host,
+    environments,
+    instances,
+    logbooks,
+    overlays,
+    shells,
+)
 from wheelmount.operations.environments import Needed
-from wheelmount.operations.image import BESIDE, Image
+from wheelmount.operations.image import BESIDE, ONE, Image
 from wheelmount.operations.launch import Launch
 
 packages_option = click.option(
@@ -180,8 +188,32 @@ def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
     return 0
 
 
+@overlay.command("prune")
+@click.option(
+    "--unused",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="DAYS",
+    help="Those that no container has used for so long.",
+)
+@options.some_hosts
+@options.as_json
+def overlay_prune(unused: float, spec: HostSpec | None, as_json: bool) -> int:
+    """Delete overlays that were not used for a while, with all that is installed in them."""
+    if spec is not None:
+        return _elsewhere(spec, "overlay", "prune", "--unused", str(unused), *_json(as_json))
+    gone = overlays.prune(config.load(), unused * 24 * 3600)
+    if as_json:
+        print(json.dumps(gone))
+        return 0
+    for each in gone:
+        print(f"{each['name']} {each['host']} removed ({each['bytes'] / 1e6:.1f} MB)")
+    return 0
+
+
 @overlay.command("rm")
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, shell_complete=completion.overlays)
 @click.option("--on", "host", metavar="HOST", help="Only that of this host.")
 @options.some_hosts
 @options.as_json
@@ -246,8 +278,25 @@ def instance_ls(spec: HostSpec | None, as_json: bool) -> int:
     return 0
 
 
+@instance.command("logs")
+@click.argument("name", shell_complete=completion.instances)
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is logged from now on.")
+@options.some_hosts
+@options.as_json
+def instance_logs(name: str, follow: bool, spec: HostSpec | None, as_json: bool) -> int:
+    """Show what an instance's start, and what its image starts by itself, have printed."""
+    if spec is not None:
+        if follow:
+            raise InputError("--follow is for this machine", hint="leave it or --hosts out")
+        return _elsewhere(spec, "instance", "logs", *_json(as_json), "--", name)
+    settings = config.load()
+    instances.find(settings, [name])
+    logs.show(logbooks.of_instances(settings, name), follow=follow, as_json=as_json)
+    return 0
+
+
 @instance.command("stop")
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=completion.instances)
 @click.option("--all", "everything", is_flag=True, help="All that ls shows.")
 @options.some_hosts
 @options.as_json
@@ -278,5 +327,5 @@ def _json(wanted: bool) -> tuple[str, ...]:
 
 def _needed(image: Image | None) -> Image:
     if image is None:
-        raise InputError("no image to run it in", hint="give --image; images/python.def makes one")
+        raise InputError("no image to run it in", hint=ONE)
     return image

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from wheelmount import config
-from wheelmount.cli import options
+from wheelmount.cli import completion, options
 from wheelmount.errors import InputError
 from wheelmount.operations import cache, environments
 from wheelmount.operations.environments import Needed
@@ -139,7 +139,7 @@ def env_ls(as_json: bool) -> None:
 
 
 @env.command("rm")
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, shell_complete=completion.environments)
 @options.as_json
 def env_rm(names: tuple[str, ...], as_json: bool) -> None:
     """Remove environments from the cache; what they are made of stays there."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from wheelmount.cli import completion
 from wheelmount.containers.overlay import KINDS
 from wheelmount.operations.image import Image, parse_bind, parse_images, parse_size
 
@@ -28,12 +29,14 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
         "--image",
         "images",
         metavar="SIF",
+        shell_complete=completion.images,
         help="In an offline container of this image, a file or docker://, oras://, library://… of "
         "a registry. HOST=SIF,HOST=SIF,… for different ones; one inside the directory that is "
         "mounted is taken from the mount.",
     )
     @click.option(
         "--overlay",
+        shell_complete=completion.overlays,
         help="Name of the overlay that keeps what containers install, one a host; default one for "
         "each image.",
     )
@@ -46,7 +49,11 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--overlay-size", type=_Size(), help="Make a new overlay in one file, of at most this size."
     )
-    @click.option("--instance", help="Keep the container running under this name.")
+    @click.option(
+        "--instance",
+        shell_complete=completion.instances,
+        help="Keep the container running under this name.",
+    )
     @click.option(
         "--bind",
         "binds",

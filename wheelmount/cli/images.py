@@ -10,8 +10,9 @@ import click
 import uv
 
 from wheelmount import config
-from wheelmount.cli import options
+from wheelmount.cli import completion, options
 from wheelmount.cli.console import ConsoleProgress
+from wheelmount.containers import definitions
 from wheelmount.containers import image as images
 from wheelmount.errors import InputError
 
@@ -22,30 +23,64 @@ def image() -> None:
 
 
 @image.command()
-@click.argument("definition", type=click.Path(path_type=Path))
-@click.argument("sif", type=click.Path(path_type=Path))
+@click.argument("definition", shell_complete=completion.definitions)
+@click.argument(
+    "sif", type=click.Path(path_type=Path), required=False, shell_complete=completion.images
+)
 @click.option("--build-arg", "build_args", multiple=True, metavar="NAME=VALUE")
 @options.as_json
 @options.quiet
 def build(
-    definition: Path, sif: Path, build_args: tuple[str, ...], as_json: bool, quiet: bool
+    definition: str, sif: Path | None, build_args: tuple[str, ...], as_json: bool, quiet: bool
 ) -> None:
     """Build SIF from DEFINITION, unless it is there and what it is made of has not changed.
 
-    The build argument `uv` is the path of uv's program here unless you give it.
+    DEFINITION is a file, or the name of one of wheelmount's own: python, python-docker, ci, gpu,
+    baked. SIF is NAME.sif here unless given. The build argument `uv` is the path of uv's program
+    here unless you give it. Of those that start from python's image, which `base` names, that is
+    python.sif beside SIF, and built first.
     """
-    values = {"uv": uv.find_uv_bin()} if _takes_uv(definition) else {}
+    values = {}
     for argument in build_args:
         name, found, value = argument.partition("=")
         if not found:
             raise InputError(f"{argument!r} is no build argument", hint="give NAME=VALUE")
         values[name] = value
-    progress = ConsoleProgress(quiet=quiet)
-    built = images.build(definition, sif, build_args=values, progress=progress)
+    file = definitions.find(definition)
+    made = sif or Path(f"{file.stem}.sif")
+    built = build_named(file, made, values, ConsoleProgress(quiet=quiet))
     if as_json:
-        print(json.dumps({"path": str(sif), "built": built}))
+        print(json.dumps({"path": str(made), "built": built}))
     else:
-        print(f"{sif}: {'built' if built else 'up to date'}")
+        print(f"{made}: {'built' if built else 'up to date'}")
+
+
+def build_named(
+    definition: Path, sif: Path, values: dict[str, str], progress: ConsoleProgress
+) -> bool:
+    """Build an image, and before it the one that it starts from; gives whether it was built."""
+    wanted = definitions.arguments(definition)
+    if "uv" in wanted:
+        values.setdefault("uv", uv.find_uv_bin())
+    if definition.parent == definitions.place() and "base" in wanted and "base" not in values:
+        base = sif.absolute().with_name(f"{definitions.BASE}.sif")
+        if base != sif.absolute():
+            build_named(definitions.find(definitions.BASE), base, {}, progress)
+            values["base"] = str(base)
+    return images.build(definition, sif, build_args=values, progress=progress)
+
+
+@image.command()
+@click.argument("name", default=definitions.BASE, shell_complete=completion.own_definitions)
+@click.argument("directory", type=click.Path(path_type=Path), default=".")
+@options.as_json
+def init(name: str, directory: Path, as_json: bool) -> None:
+    """Write one of wheelmount's own definitions into DIRECTORY, to be edited and built.
+
+    What it copies into the image is written beside it: pip's and uv's settings.
+    """
+    written = list(map(str, definitions.copy(name, directory)))
+    print(json.dumps(written) if as_json else "\n".join(written))
 
 
 @image.command()
@@ -86,7 +121,7 @@ def ls(directories: tuple[Path, ...], as_json: bool) -> None:
 
 
 @image.command()
-@click.argument("sif", type=click.Path(path_type=Path))
+@click.argument("sif", type=click.Path(path_type=Path), shell_complete=completion.images)
 @options.as_json
 def inspect(sif: Path, as_json: bool) -> None:
     """Show an image's labels and the definition it was built from."""
@@ -97,10 +132,3 @@ def inspect(sif: Path, as_json: bool) -> None:
     for name, value in sorted(found.labels.items()):
         print(f"{name}: {value}")
     print(f"\n{found.definition}")
-
-
-def _takes_uv(definition: Path) -> bool:
-    try:
-        return "{{ uv }}" in definition.read_text()
-    except (OSError, UnicodeDecodeError):
-        return False  # the build says what is wrong with it

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import click
 
 from wheelmount import config
-from wheelmount.cli import options
+from wheelmount.cli import completion, options
 from wheelmount.operations import logbooks
 from wheelmount.operations.logbooks import Logbook
 
 
 @click.command()
-@click.argument("target", default="")
+@click.argument("target", default="", shell_complete=completion.logged)
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is logged from now on.")
 @options.as_json
 def logs(target: str, follow: bool, as_json: bool) -> None:

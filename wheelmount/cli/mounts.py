@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from wheelmount import config
-from wheelmount.cli import options
+from wheelmount.cli import completion, options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError, StoreError
@@ -70,7 +70,7 @@ def mount(
 
 
 @click.command()
-@click.argument("targets", nargs=-1, required=True)
+@click.argument("targets", nargs=-1, required=True, shell_complete=completion.mounts)
 @click.option("--watch", is_flag=True, help="Again whenever a file changes, until interrupted.")
 @options.as_json
 @options.quiet
@@ -132,7 +132,7 @@ def _say(found: Sequence[tuple[Mapping[str, str], bool]], as_json: bool) -> None
 
 
 @click.command()
-@click.argument("targets", nargs=-1)
+@click.argument("targets", nargs=-1, shell_complete=completion.mounts)
 @click.option("--repair", is_flag=True, help="Replace what is damaged, from other hosts or here.")
 @options.as_json
 @options.quiet
@@ -211,7 +211,7 @@ def _find(settings: Settings, targets: Sequence[str] | None) -> dict[str, list[P
 
 
 @click.command()
-@click.argument("targets", nargs=-1)
+@click.argument("targets", nargs=-1, shell_complete=completion.mounts)
 @click.option("--all", "everything", is_flag=True, help="All that status shows.")
 @click.option("--force", is_flag=True, help="Also if in use: users keep what they have open.")
 @options.as_json

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wheelmount import config
+from wheelmount.cli import completion
 from wheelmount.cli.console import errors_as_json, tell_all
 from wheelmount.errors import InputError
 from wheelmount.hosts.address import DANGER, OPEN
@@ -97,7 +98,13 @@ new_hosts = _hosts(
     show_default="$WHEELMOUNT_HOSTS, else local:1",
     help=f"{_FROM}.",
 )
-session = click.option("--name", default=DEFAULT, show_default=True, help="Name of the session.")
+session = click.option(
+    "--name",
+    default=DEFAULT,
+    show_default=True,
+    shell_complete=completion.sessions,
+    help="Name of the session.",
+)
 adapter = click.option(
     "--adapter",
     type=click.Choice(NAMES),

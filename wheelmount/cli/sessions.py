@@ -8,7 +8,7 @@ from functools import partial
 import click
 
 from wheelmount import config
-from wheelmount.cli import options
+from wheelmount.cli import completion, options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import InputError
 from wheelmount.hosts.session import DEFAULT, Session
@@ -40,7 +40,7 @@ def up(spec: HostSpec, name: str, as_json: bool, quiet: bool) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=completion.sessions)
 @click.option("--all", "everything", is_flag=True, help="All that status shows.")
 @options.as_json
 @options.quiet

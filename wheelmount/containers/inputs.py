@@ -28,7 +28,7 @@ def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SourceError(
             f"definition {definition} cannot be read: {reason}",
-            hint="the project's own is images/python.def",
+            hint="wheelmount's own go by their names: wheelmount image build python",
         ) from None
     digest = blake3(text.encode())
     # Values that are paths of files tell by what is in these, see below.

@@ -197,6 +197,11 @@ class Overlay:
                 total += file.lstat().st_blocks * 512
         return total
 
+    def last_used(self) -> float:
+        """When a container last began to use it, in seconds since 1970; or when it was made."""
+        file = self._lock_file if self._lock_file.exists() else self.path
+        return file.stat().st_mtime
+
     def user(self) -> str:
         """Return which process writes to it now; empty if none does."""
         with contextlib.suppress(FileNotFoundError):

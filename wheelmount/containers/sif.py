@@ -18,7 +18,7 @@ def check(image: Path) -> None:
     if not os.access(image, os.R_OK):
         raise SourceError(
             f"image {image} is missing or cannot be read",
-            hint=f"build it: wheelmount image build images/python.def {shlex.quote(str(image))}",
+            hint=f"build it: wheelmount image build python {shlex.quote(str(image))}",
         )
 
 

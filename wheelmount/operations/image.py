@@ -23,6 +23,9 @@ from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.operations.launch import Launch
 from wheelmount.wheels import redirect
 
+ONE = "give --image; `wheelmount image build python` makes one"
+"""What to do without an image."""
+
 BESIDE = "img.sif"
 """Name of an image in a mounted directory, beside its ``packages/``."""
 
@@ -85,8 +88,7 @@ class Image:
                 return ""
             raise InputError(
                 "no image to run it in",
-                hint=f"give --image (images/python.def makes one), or put it into the mounted "
-                f"directory as {BESIDE}",
+                hint=f"{ONE}, or put one into the mounted directory as {BESIDE}",
             )
         path = self.own(host)
         if shown is None:

@@ -22,7 +22,7 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.operations import cache, pools, pulled, targets
 from wheelmount.operations.containers import execute
-from wheelmount.operations.image import Image, packages_point
+from wheelmount.operations.image import ONE, Image, packages_point
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.pools import HostPool
 from wheelmount.progress import Progress
@@ -164,7 +164,7 @@ def _targets(
 
 def _of_images(image: Image) -> list[Target]:
     if not image.paths:
-        raise InputError("no image to install in", hint="give --image; images/python.def makes one")
+        raise InputError("no image to install in", hint=ONE)
     pythons = dict.fromkeys(map(probe.python, dict.fromkeys(image.paths.values())))
     return [Target.parse(python.version, python.platform) for python in pythons]
 

@@ -51,10 +51,7 @@ def find(settings: Settings, target: str = "") -> list[Logbook]:
         identity = processes.identity(path.with_suffix(""))
         if not wanted or identity in wanted:
             found.append(Logbook(f"mount {path.stem}, which ended badly", path))
-    for instance in Instance.all(settings.private_runtime()):
-        if not wanted or target == instance.name:
-            owner = f"instance {instance.name} {instance.host}"
-            found += [Logbook(owner, path) for path in instance.logs()]
+    found += of_instances(settings, target)
     if not wanted:
         for path in sorted(settings.private_runtime().glob("hosts-*/*.log")):
             found.append(Logbook(f"host {path.stem}", path))
@@ -64,6 +61,16 @@ def find(settings: Settings, target: str = "") -> list[Logbook]:
             hint="see `wheelmount status` and `wheelmount instance ls`",
         )
     return [each for each in found if each.path.is_file()]
+
+
+def of_instances(settings: Settings, name: str = "") -> list[Logbook]:
+    """The logs of instances of a name; default of all."""
+    return [
+        Logbook(f"instance {each.name} {each.host}", path)
+        for each in Instance.all(settings.private_runtime())
+        if name in ("", each.name)
+        for path in each.logs()
+    ]
 
 
 def read(books: Sequence[Logbook], *, follow: bool) -> Iterator[tuple[Logbook, list[str]]]:

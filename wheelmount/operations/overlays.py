@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wheelmount.config import Settings
 from wheelmount.containers.overlay import Overlay
-from wheelmount.errors import WheelmountError
+from wheelmount.errors import ContainerError, WheelmountError
 
 if TYPE_CHECKING:
     from wheelmount.hosts.commands import Results  # with Monarch
@@ -31,6 +32,23 @@ def here(settings: Settings) -> list[dict[str, Any]]:
         }
         for each in Overlay.all(Path(settings.state_dir))
     ]
+
+
+def prune(settings: Settings, unused: float) -> list[dict[str, Any]]:
+    """Delete those of this machine that were not used for some seconds; what is in use stays.
+
+    Returns:
+        What was deleted, fit for JSON.
+    """
+    gone = []
+    for each in Overlay.all(Path(settings.state_dir)):
+        if each.user() or time.time() - each.last_used() < unused:
+            continue
+        record = {"name": each.name, "host": each.host, "bytes": each.used()}
+        with contextlib.suppress(ContainerError):  # a container has begun to use it
+            each.remove()
+            gone.append(record)
+    return gone
 
 
 def told(results: Results) -> list[dict[str, Any]]:

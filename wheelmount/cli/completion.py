@@ -1,0 +1,125 @@
+"""What a shell offers for words of the command line: names of what there is on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from wheelmount import config
+from wheelmount.config import Settings
+
+_Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _of(find: Callable[[Settings], Iterable[tuple[str, str]]]) -> _Complete:
+    """What completes a word with names, each with what it is; nothing where none can be had."""
+
+    def complete(
+        _ctx: click.Context, _param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        try:
+            found = dict(find(config.load()))
+        except Exception:
+            return []
+        return [
+            CompletionItem(name, help=what)
+            for name, what in found.items()
+            if name.startswith(incomplete)
+        ]
+
+    return complete
+
+
+def _overlays(settings: Settings) -> Iterable[tuple[str, str]]:
+    from wheelmount.containers.overlay import Overlay
+
+    for each in Overlay.all(Path(settings.state_dir)):
+        yield each.name, f"overlay of {each.host}"
+
+
+def _instances(settings: Settings) -> Iterable[tuple[str, str]]:
+    from wheelmount.containers.instance import Instance
+
+    for each in Instance.all(settings.private_runtime()):
+        yield each.name, f"instance of {each.host}"
+
+
+def _sessions(settings: Settings) -> Iterable[tuple[str, str]]:
+    from wheelmount.hosts.session import Session
+
+    for each in Session.all(settings):
+        yield each.name, "session"
+
+
+def _mounts(settings: Settings) -> Iterable[tuple[str, str]]:
+    from wheelmount.mount.serve import processes
+    from wheelmount.mount.serve.control import Task
+    from wheelmount.operations import records
+
+    for directory in processes.find(settings):
+        task = Task.read(directory)
+        yield task.mntpoint, f"mount of {task.source}"
+        yield task.source, "source of a mount"
+    for session, note in records.all_mounts(settings):
+        yield note.mntpoint, f"mount of session {session.name}"
+        yield note.source, "source of a mount"
+
+
+def _logged(settings: Settings) -> Iterable[tuple[str, str]]:
+    yield from _mounts(settings)
+    yield from _instances(settings)
+
+
+def _environments(settings: Settings) -> Iterable[tuple[str, str]]:
+    from wheelmount.wheels import venv
+
+    for each in venv.every(Path(settings.cache_dir)):
+        yield each.folder.name, " ".join(each.packages[:6])
+
+
+def _definitions(_settings: Settings) -> Iterable[tuple[str, str]]:
+    from wheelmount.containers import definitions
+
+    for name in definitions.names():
+        yield name, "definition of wheelmount's own"
+
+
+def _files(pattern: str, incomplete: str) -> list[CompletionItem]:
+    """Files by their ending, and directories, in which there may be more."""
+    folder, _, start = incomplete.rpartition("/")
+    place = Path(folder or ("/" if incomplete.startswith("/") else "."))
+    head = incomplete[: len(incomplete) - len(start)]
+    try:
+        paths = sorted(place.iterdir())
+    except OSError:
+        return []
+    return [
+        CompletionItem(f"{head}{path.name}" + ("/" if path.is_dir() else ""))
+        for path in paths
+        if path.name.startswith(start)
+        and (path.match(pattern) or (path.is_dir() and not path.name.startswith(".")))
+    ]
+
+
+def images(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the path of an image."""
+    return _files("*.sif", incomplete)
+
+
+def definitions(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete a definition: a name of the package's own, or a file."""
+    return _of(_definitions)(ctx, param, incomplete) + _files("*.def", incomplete)
+
+
+overlays = _of(_overlays)
+instances = _of(_instances)
+sessions = _of(_sessions)
+mounts = _of(_mounts)
+logged = _of(_logged)
+environments = _of(_environments)
+own_definitions = _of(_definitions)
