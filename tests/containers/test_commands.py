@@ -91,6 +91,17 @@ def test_where_and_for_how_long_a_container_runs(cli: Cli, sif: Path) -> None:
     assert not processes(mark)
 
 
+def test_a_container_without_its_bounds_does_not_start(cli: Cli, sif: Path) -> None:
+    script = "print(len(bytearray(1 << 30)))"
+    given = ["--image", sif, "--memory", "200M", "--cpus", "1.5", "--", "python3", "-c", script]
+    done = cli("exec", "-q", *given)
+    if Path("/run/systemd/system").is_dir():  # where it can be bounded, it is
+        assert done.returncode == 128 + signal.SIGKILL
+    else:
+        assert (done.returncode, done.stdout) == (71, ""), done.stderr
+        assert "leave --memory and --cpus out" in done.stderr
+
+
 @pytest.mark.fuse
 def test_what_containers_leave_comes_back(cli: Cli, sif: Path, workplace: Path) -> None:
     out = workplace / "work" / "out"
@@ -253,6 +264,8 @@ def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
         (["exec", "--image", "x.sif", "--on", "host0,", "--", "true"], "an empty name of a host"),
         (["exec", "--image", "x.sif", "--cwd", "here", "--", "true"], "is relative"),
         (["shell", "--image", "x.sif", "--hosts", "local:2"], "one host only"),
+        (["exec", "--instance", "one", "--cpus", "1", "true"], "gets no bounds"),
+        (["exec", "--image", "x.sif", "--memory", "much", "true"], "is no size"),
         (["shell"], "no image"),
         (["run", ".", "--image", "x.sif", "--instance", "one", "-"], "to an instance"),
         (["exec", "-i", "--json", "--image", "x.sif", "--", "true"], "as it is"),

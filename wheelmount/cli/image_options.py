@@ -10,6 +10,7 @@ import click
 
 from wheelmount.cli import completion
 from wheelmount.containers.overlay import KINDS
+from wheelmount.errors import InputError
 from wheelmount.operations.image import Image, parse_bind, parse_images, parse_size
 
 
@@ -61,6 +62,16 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="PATH[:TARGET[:rw]]",
         help="Show this of the host, read-only without :rw; may be repeated.",
     )
+    @click.option(
+        "--memory",
+        type=_Size(),
+        help="End what takes more memory than this, such as 8G, where cgroups allow to say so.",
+    )
+    @click.option(
+        "--cpus",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Let it keep no more processors busy than this, such as 1.5, likewise.",
+    )
     @click.option("--nv", is_flag=True, help="Let it use the host's NVIDIA devices.")
     @click.option(
         "--privileged",
@@ -78,9 +89,16 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
         binds: tuple[str, ...],
         nv: bool,
         privileged: bool,
+        memory: int | None,
+        cpus: float | None,
         **values: Any,
     ) -> Any:
         values["image"] = None
+        if instance is not None and (memory is not None or cpus is not None):
+            raise InputError(
+                "an instance that may run already gets no bounds",
+                hint="leave --instance, or --memory and --cpus, out",
+            )
         if images is not None or instance is not None or values.get("packages") is not None:
             paths, references = parse_images(images) if images is not None else ({}, {})
             values["image"] = Image(
@@ -93,6 +111,8 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
                 nv,
                 privileged,
                 references=references,
+                memory=memory,
+                cpus=cpus,
             )
         return command(*arguments, **values)
 

@@ -325,6 +325,8 @@ _KNOWN = {
     "while mounting overlay": "an overlay cannot lie in that directory any more: use another one "
     "(--overlay NAME), or set WHEELMOUNT_STATE_DIR",
     "seccomp": "this apptainer was built without seccomp: install Debian's, or give --privileged",
+    "cannot use cgroups": "apptainer cannot bound what containers take here (it needs systemd, and "
+    "cgroups v2 for ordinary users): leave --memory and --cpus out, or have Slurm bound the job",
     "No space left": "free some space, or set TMPDIR to a larger directory",
     "HTTP response to HTTPS client": "for a registry without TLS: APPTAINER_NO_HTTPS=true",
     "unauthorized": "see whether the name is right, and log in: apptainer registry login",

@@ -67,6 +67,8 @@ class Container:
         cwd: where commands start in it; default its user's home directory.
         nv: let it use the host's NVIDIA devices, with the host's driver.
         privileged: leave root, where root starts it, all that it may do on the host.
+        memory: bytes that its processes may take together; None for no bound.
+        cpus: processors that they may keep busy together; None for no bound.
 
     Raises:
         InputError: a path or a name that could be taken for something else on a command line.
@@ -82,6 +84,8 @@ class Container:
     cwd: str | None = None
     nv: bool = False
     privileged: bool = False
+    memory: int | None = None
+    cpus: float | None = None
 
     def __post_init__(self) -> None:
         for path in (self.workdir, self.writer.path):
@@ -139,6 +143,10 @@ class Container:
         options += ["--workdir", str(self._scratch), "--overlay", str(self._layer.absolute())]
         for source, target, writable in self._binds():
             options += ["--bind", f"{source.absolute()}:{target}:{'rw' if writable else 'ro'}"]
+        if self.memory is not None:
+            options += ["--memory", str(self.memory)]
+        if self.cpus is not None:
+            options += ["--cpus", f"{self.cpus:g}"]
         return [*options, "--nv"] if self.nv else options
 
     def _inside(self) -> list[str]:

@@ -61,6 +61,8 @@ class Order:
         cwd: where the command starts in it; default the home directory.
         nv: whether it may use NVIDIA devices.
         privileged: see `Container`.
+        memory: see `Container`.
+        cpus: see `Container`.
         timeout: seconds after which the command is ended with all that it started; None for no
             bound.
         collect: path in the container of what is to be archived when the command has ended, in a
@@ -89,6 +91,8 @@ class Order:
     collect: str | None = None
     output: bool = False
     terminal: Size | None = None
+    memory: int | None = None
+    cpus: float | None = None
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
     def encode(self, argv: Sequence[str]) -> bytes:
@@ -186,4 +190,6 @@ class Order:
             cwd=self.cwd,
             nv=self.nv,
             privileged=self.privileged,
+            memory=self.memory,
+            cpus=self.cpus,
         )

@@ -46,6 +46,8 @@ class Image:
         nv: whether it may use NVIDIA devices.
         privileged: see `Container`.
         variables: to set for commands in it.
+        memory: bytes that a container's processes may take; None for no bound.
+        cpus: processors that they may keep busy; None for no bound.
         references: of images of registries (``docker://…``), by host as ``paths``; those have none
             for them until they are pulled.
     """
@@ -60,6 +62,8 @@ class Image:
     privileged: bool = False
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     references: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    memory: int | None = None
+    cpus: float | None = None
 
     def own(self, host: str) -> Path:
         """The image that is named for ``host``.
@@ -209,6 +213,8 @@ def order(
         files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
         nv=image.nv,
         privileged=image.privileged,
+        memory=image.memory,
+        cpus=image.cpus,
         cwd=launch.within(usual),
         timeout=launch.timeout,
         collect=None if launch.collect is None or launch.collect.output else launch.collect.path,
