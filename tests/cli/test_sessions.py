@@ -60,8 +60,8 @@ def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path, workplac
     await_last(stores)
     for mount in mounts:
         assert_same(source, Path(f"/proc/{mount['pid']}/root{source}"))
-    status = cli("status").stdout
-    assert re.search(r"^session default: local:2  up \d+ s  host0, host1$", status, re.MULTILINE)
+    status = cli("status", "--each").stdout
+    assert re.search(r"^session default: local:2  up \d+ s  host\[0-1\]$", status, re.MULTILINE)
     assert status.count("generation 2") == 2
     done = cli("down")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

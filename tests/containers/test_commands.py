@@ -191,7 +191,8 @@ def test_a_session_sends_packages_once(cli: Cli, job: Path) -> None:
         (mounted,) = {each["mntpoint"] for each in _mounts(cli) if each["host"] == "host0"}
         assert cli("instance", "stop", "one").returncode == 0
         assert mounted in {each["mntpoint"] for each in _mounts(cli)}, "it is the session's"
-        assert f"overlay {name_for(job / 'img.sif')}  host1  directory  " in cli("status").stdout
+        status = cli("status", "--each").stdout
+        assert f"overlay {name_for(job / 'img.sif')}  host1  directory  " in status
     finally:
         assert cli("down").returncode == 0
 

@@ -272,14 +272,19 @@ def test_forbidden_namespaces_are_no_full_overlay(public: Path) -> None:
         (place / "note").write_bytes(order.encode(["true"]))
         forbid = 'echo 0 >/proc/sys/user/max_user_namespaces; exec "$@"'
         unshare = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", forbid]
-        done = subprocess.run(
-            [*unshare, "sh", sys.executable, *PROGRAM[1:], str(place / "note")],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+
+        def call(*words: str) -> subprocess.CompletedProcess[str]:
+            command = [*unshare, "sh", sys.executable, *words]
+            return subprocess.run(command, capture_output=True, text=True, check=False)
+
+        done = call(*PROGRAM[1:], str(place / "note"))
         assert done.returncode == 69, done.stderr
         assert "hint: as root: sysctl user.max_user_namespaces" in done.stderr
         assert "full" not in done.stderr
+        (place / "runtime").mkdir(mode=0o700, exist_ok=True)
+        os.environ["WHEELMOUNT_RUNTIME_DIR"] = str(place / "runtime")
+        said = call("-m", "wheelmount.cli.main", "doctor").stdout
+        assert "!!  containers: ordinary users may make no user namespaces here" in said
+        assert "hint: as root: sysctl user.max_user_namespaces" in said
 
     as_user(work)

@@ -212,7 +212,7 @@ def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
         assert "connected to session default: 2 hosts" in done.stderr
     made = ["mkdir", "-p", "/root/.local/state/wheelmount/overlays/own/host1/upper"]
     lab.run("host1", made, check=True)
-    status = _call(lab, "status")
+    status = _call(lab, "status", "--each")
     assert f"session default: {spec}  up" in status.stdout
     assert "overlay own  host1  directory" in status.stdout
     assert status.stdout.count(f"{source} at {PATH}") == 2, status.stderr
