@@ -7,7 +7,7 @@
 # A project's test-suite in a container without network, on a compute node that has none either.
 # Once on a login node, then as often as wanted:
 #
-#   examples/ci/prepare.sh JOB pluggy==1.6.0 pytest setuptools setuptools-scm
+#   examples/ci/prepare.sh JOB CHECKOUT pytest setuptools setuptools-scm
 #   sbatch --export=ALL,WHEELMOUNT=CHECKOUT,JOB=JOB examples/ci/slurm.sh
 set -euo pipefail
 export PATH="$WHEELMOUNT/.venv/bin:$PATH:/usr/sbin:/sbin"

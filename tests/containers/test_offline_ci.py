@@ -46,6 +46,43 @@ def test_a_project_is_tested_offline(ci: Path, workplace: Path) -> None:
     assert done.returncode == 1, "there is no pytest in a new overlay"
 
 
+TEST = """
+import pytest, mine
+@pytest.mark.parametrize("number", range(10))
+def test_it(number):
+    assert mine.WHAT == "{what}"
+"""
+
+
+def test_a_checkout_is_tested_by_several_hosts(ci: Path, workplace: Path) -> None:
+    """As it is, also what was not committed; twice in one directory, which lies in the checkout."""
+    project = workplace / "work" / "mine"
+    (project / "tests").mkdir(parents=True)
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "mine"\nversion = "1"\n[tool.setuptools]\npy-modules = ["mine"]\n'
+    )
+    git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "pyproject.toml"], ["commit", "-qm", "Begin"]):
+        subprocess.run([*git, *words], check=True)
+    script = CHECKOUT / "examples" / "ci" / "run.sh"
+    job = project / "job"
+    environment = {**os.environ, "IMAGE": str(ci), "JOB": str(job), "WHEELMOUNT_HOSTS": "local:2"}
+    for what in ("first", "second"):
+        (project / "mine.py").write_text(f"WHAT = {what!r}\n")
+        (project / "tests" / "test_mine.py").write_text(TEST.format(what=what))
+        done = subprocess.run(
+            [str(script), str(project), "pytest", "pytest-cov", "setuptools"],
+            env=environment, capture_output=True, text=True, timeout=500, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("5 passed") == 2, done.stdout
+    for host in ("host0", "host1"):
+        reports = project / "job-reports" / host
+        assert 'tests="5"' in (reports / "junit.xml").read_text()
+        assert "<coverage " in (reports / "coverage.xml").read_text()
+
+
 @pytest.mark.parametrize("name", ["github.yml", "gitlab.yml", "slurm.sh"])
 def test_examples_name_what_is_there(name: str) -> None:
     folder = CHECKOUT / "examples" / "ci"
