@@ -158,7 +158,7 @@ def test_what_commands_leave_comes_back(cli: Cli, source: Path, workplace: Path)
     assert "error" not in first
     refused = "not all that was sent is taken: 'sub/link1' (it leads out)"
     assert second["error"] == refused
-    assert f"error: host1: {refused}" in done.stderr
+    assert f'"message": "host1: {refused}"' in done.stderr
     for host in ("host0", "host1"):
         assert [path.name for path in work.glob(f"out/{host}/sub/*")] == ["name"]
         assert (work / "out" / host / "sub" / "name").read_text() == f"{host}\n"

@@ -36,6 +36,11 @@ def test_download_and_check(cli: Cli, uv_index: Index, workplace: Path) -> None:
         "x86_64-manylinux_2_28", "aarch64-manylinux_2_28"
     ]  # fmt: skip
     assert found["gaps"][0]["missing"] == [{"requirement": "c", "wanted_by": "you"}]
+    error = json.loads(done.stderr)
+    assert error["code"] == 65
+    assert error["message"].startswith("wheels has no wheel for Python 3.12 on x86_64 with glibc")
+    assert error["hint"] == "run wheelmount download for this target"
+    done = cli("check", "wheels", "c", "-q", *BOTH)
     assert done.stderr.startswith("error: wheels has no wheel for Python 3.12 on x86_64 with glibc")
     assert done.stderr.endswith("hint: run wheelmount download for this target\n")
     assert done.stderr.count("\n") == 2
