@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,9 +17,10 @@ import pytest
 
 from tests.conftest import Cli, mounts_shown, shorter_than_its_size
 from tests.mount.conformance import assert_same
-from wheelmount import doctor
+from wheelmount import Cluster, doctor
 from wheelmount.config import Settings
 from wheelmount.mount.kernel import points
+from wheelmount.operations import pools
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -159,11 +161,15 @@ def test_run_sees_the_mount_and_not_the_directory_below_it(cli: Cli, source: Pat
     assert "Read-only file system" in done.stderr
 
 
-def test_a_script_begins_where_its_directory_stays(cli: Cli, source: Path, workplace: Path) -> None:
+def test_a_script_begins_where_its_directory_stays(
+    source: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look = ["stat", "-f", "-c", "%T"]
     kind = subprocess.run([*look, workplace / "store"], capture_output=True, text=True, check=True)
-    done = cli("run", "--adapter", "bind", source, "-", stdin=None, input=" ".join([*look, "."]))
-    assert done.stdout == kind.stdout, "the kernel shows the store by itself"
+    monkeypatch.setattr(pools, "ARRIVAL", 60)  # a machine may be slow, and is then not waited for
+    with Cluster("local:1", settings=replace(settings, adapter="bind")) as cluster:
+        texts = cluster.run([*look, "."], mount=source).texts
+    assert texts == {"host0": kind.stdout}, "the kernel shows the store by itself"
 
 
 def test_a_host_that_dies_is_an_error_and_the_others_results_are_shown(
