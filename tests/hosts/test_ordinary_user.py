@@ -118,7 +118,7 @@ def test_a_session_of_the_user_s_stays_and_goes(lab: Lab, source: Path, spec: st
         (source / "text").write_text(text)
         done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="cat text")
         assert done.stdout == f"== host0 ==\n{text}== host1 ==\n{text}", done.stderr
-    assert _call(lab, "status").stdout.count(f"{source} at {PATH}") == 2
+    assert f"  host[0-1]  {source} at {PATH}  " in _call(lab, "status").stdout
     down = _call(lab, "down")
     assert (down.returncode, down.stdout) == (0, ""), down.stderr
     _assert_clean(lab)
