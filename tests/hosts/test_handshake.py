@@ -28,7 +28,7 @@ def _newer(package: Path) -> None:
     # As a later one may have it: with settings of which this one knows nothing.
     config = package / "config.py"
     config.write_text(config.read_text().replace('    hosts: str = ""', '    addresses: str = ""'))
-    agent = package / "mount" / "agent.py"
+    agent = package / "mount" / "host" / "agent.py"
     agent.write_text(agent.read_text().replace("class Agent(", "class Hand("))
 
 
