@@ -18,8 +18,10 @@ from monarch.actor import Future
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import launcher, runtime
+from wheelmount.hosts.address import Address
 from wheelmount.hosts.command_actor import CHUNK, Command
 from wheelmount.hosts.commands import Commands, Result, worst
+from wheelmount.hosts.credentials import issue_for
 from wheelmount.hosts.host import Host
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.variables import CREDENTIALS
@@ -116,12 +118,39 @@ def test_a_host_that_dies_while_it_works_is_an_error_and_others_finish(settings:
     assert time.monotonic() - started < 30
 
 
+def test_a_launcher_that_is_ended_while_its_worker_starts_leaves_nothing(
+    settings: Settings, workplace: Path
+) -> None:
+    """As where a job of Slurm is cancelled at that moment."""
+    command = launcher.command(settings, "token", "name", 0, launcher.GUARDED)
+    environment = {**os.environ, "SSH_CONNECTION": "127.0.0.1 1 127.0.0.1 22"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        said = launcher.hear("token", process.stdout.readline())
+        assert said is not None
+        address = Address.parse(said["listens"])
+        process.stdin.write(issue_for(address, settings))
+        process.stdin.flush()
+        log = settings.private_runtime() / "hosts-token" / "name.log"
+        while not log.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(60) == 0
+    assert not log.parent.exists()
+    # the fixture sees that no process stays
+
+
 def test_leaving_ends_what_still_runs(settings: Settings, workplace: Path) -> None:
     mark = workplace / "pid"
     code = f"""
 import os, signal, threading, time
 from pathlib import Path
 from wheelmount.hosts import launcher, runtime
+from wheelmount.hosts.address import Address
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Commands

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import shutil
 import subprocess
 import threading
 import tracemalloc
 from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import make_source
@@ -248,14 +250,20 @@ def test_a_mapped_tree_takes_a_few_bytes_a_file(workplace: Path) -> None:
     stamps = {n: Stamp(1, n, n) for n in inodes}
     path = workplace / "description"
     path.write_bytes(Layout(Tree(inodes, names, stamps, limit=count), 4096).encode())
+    # In a process of its own: Monarch's threads in this one may end it where memory is traced.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+        sizes, taken = other.submit(_read_traced, path, list(inodes)).result(60)
+    assert sizes == sum(inodes)
+    assert taken < 60 * count
+
+
+def _read_traced(path: Path, numbers: list[int]) -> tuple[int, int]:
+    """The sum of the sizes of some inodes of a mapped tree, and the bytes that it takes then."""
     tracemalloc.start()
-    try:
-        mapped = Mapped(path)
-        assert sum(mapped.tree.inodes[number].size for number in inodes) == sum(inodes)
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < 60 * count
-    finally:
-        tracemalloc.stop()
+    mapped = Mapped(path)
+    sizes = sum(mapped.tree.inodes[number].size for number in numbers)
+    gc.collect()
+    return sizes, tracemalloc.get_traced_memory()[0]
 
 
 def test_a_description_of_many_steps_is_written_anew(
@@ -414,7 +422,7 @@ def test_numbers_that_grow_for_ever_take_no_memory(first: tuple[Store, Layout]) 
     tree.stamps[1 << 40] = tree.stamps.pop(number)
     tree.limit = (1 << 40) + 1
     described = Layout(tree, BLOCK, {1 << 40}).encode(layout)
-    tracemalloc.start()
+    before = psutil.Process().memory_info().rss
     try:
         second = store.next(described, dress=True)
         second.mark_changed(1 << 40)
@@ -431,7 +439,6 @@ def test_numbers_that_grow_for_ever_take_no_memory(first: tuple[Store, Layout]) 
         assert references.of((1 << 40) - 1) == 1
         references.forget((1 << 40) - 1, 1)
         assert references.of((1 << 40) - 1) == 0
-        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+        assert psutil.Process().memory_info().rss - before < 64 << 20
     finally:
-        tracemalloc.stop()
         _clear(store)

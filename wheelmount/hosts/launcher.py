@@ -54,10 +54,10 @@ def main() -> int:
     parser.add_argument("port", type=int)
     parser.add_argument("mode", choices=[GUARDED, ATTENDED, DETACHED, ENDED])
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         settings = config.load()
         launcher = Launcher(settings, arguments.token, arguments.name or own_name())
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         if arguments.mode == ENDED:
             launcher.end()
             return 0
@@ -67,6 +67,10 @@ def main() -> int:
     except WheelmountError as error:
         say(arguments.token, error=error.message, hint=error.hint)
         return error.exit_code
+    except SystemExit:  # a signal, maybe while the worker starts
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+        launcher.end()
+        raise
     say(arguments.token, address=str(address))
     if arguments.mode == DETACHED:
         return 0
