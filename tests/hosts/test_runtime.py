@@ -111,6 +111,43 @@ def test_a_failure_of_the_user_s_own_ends_the_program_as_ever(
         assert "of the user's own" in done.stderr
 
 
+def test_a_host_without_an_agent_ends_the_program_only_if_it_is_the_user_s(
+    source: Path, workplace: Path
+) -> None:
+    """The failure is a recorded one: a worker listens for some milliseconds before it has an agent,
+    and nothing outside it can make that time longer."""
+    body = """
+    class Recorded:
+        mesh_name = "client"
+
+        def __init__(self, host):
+            self.host = host
+
+        def report(self):
+            agent = f"host_agent.service:<gmkDYMTEV4b>@{self.host}"
+            return (
+                "The actor <monarch._src.actor.actor_mesh.RootClientActor client> and all its "
+                f"descendants have failed:\\n  undeliverable message to {agent}:\\n"
+                "  \\tdescription: delivery of message from sender to dest failed\\n"
+                "  \\tsender: client.local<EHzCUCECgfp>@ipc://@Rzz18zHB3YYAPujeSVJujMdB\\n"
+                f"  \\tdest: {agent}\\n"
+                "  \\tmessage type: hyperactor_mesh::host_mesh::host_agent::SetClientConfig\\n"
+                "  \\tdata_len: 5607\\n"
+                f"  \\terror: delivery failure: ttl expired for {agent}\\n"
+            )
+
+    faults = []
+    monarch.actor.unhandled_fault_hook = faults.append
+    with LocalHosts(1, namespaces=False) as hosts:
+        (address,) = hosts.addresses
+        monarch.actor.unhandled_fault_hook(Recorded(address))
+        assert not faults
+        monarch.actor.unhandled_fault_hook(Recorded(address + "0"))
+        assert len(faults) == 1
+    """
+    assert _run(body, source, workplace).returncode == 0
+
+
 @pytest.mark.fuse
 def test_a_loss_of_wheelmount_s_own_does_not_end_the_program(source: Path, workplace: Path) -> None:
     body = """

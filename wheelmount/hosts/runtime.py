@@ -49,6 +49,11 @@ from those of the user's."""
 UNDELIVERABLE = f"undeliverable message for {NAME}"
 """What a report says of a call to an actor of wheelmount's that is not there any more."""
 
+NO_AGENT = re.compile(
+    r"undeliverable message to host_agent\..*^\s*dest: \S+@\w+:(?://)?(\S+)$", re.M | re.S
+)
+"""What a report says of a call to a host that has no agent yet or any more, with its address."""
+
 LOGGER = "logger-"
 """Prefix of the name of the actor that Monarch adds to each process to pass its output on."""
 
@@ -79,6 +84,7 @@ _found: Address | None = None
 _authority: Authority | None = None
 _identity: dict[str, str] = {}
 _checks: list[Callable[[], None]] = []
+_attached: set[str] = set()  # addresses, without their schemes, of hosts that were reached
 _own = False
 _hook_before: Callable[[Any], object] | None = None
 
@@ -170,13 +176,21 @@ def _pass_over_own_failures() -> None:
     before = _hook_before = monarch.actor.unhandled_fault_hook
 
     def hook(failure: Any) -> object:
-        # By the name, as a report need not name the class of the actor: where a host has another
-        # version, the actor has none. A process that fails is reported for its logger as well, and
-        # a call to an actor that has failed as a failure of this process.
-        ours = failure.mesh_name.startswith((NAME, LOGGER)) or UNDELIVERABLE in failure.report()
-        return True if _own or ours else before(failure)
+        return True if _own or _concerns_wheelmount(failure) else before(failure)
 
     monarch.actor.unhandled_fault_hook = hook
+
+
+def _concerns_wheelmount(failure: Any) -> bool:
+    """Whether a failure is of an actor of wheelmount's, or of a host that wheelmount reached."""
+    # By the name, as a report need not name the class of the actor: where a host has another
+    # version, the actor has none. A process that fails is reported for its logger as well, and
+    # a call to an actor or to a host that has failed as a failure of this process.
+    if failure.mesh_name.startswith((NAME, LOGGER)):
+        return True
+    report = failure.report()
+    call = NO_AGENT.search(report)
+    return UNDELIVERABLE in report or (call is not None and call[1] in _attached)
 
 
 @contextlib.contextmanager
@@ -270,6 +284,7 @@ def attach(address: str) -> Any:
     start()
     from monarch.actor import attach_to_workers
 
+    _attached.add(address.partition("://")[2])
     return attach_to_workers(ca="trust_all_connections", workers=[address])
 
 
