@@ -23,8 +23,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from io import RawIOBase
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 from wheelmount import config, remotemount
 from wheelmount.containers import apptainer
@@ -32,6 +34,8 @@ from wheelmount.containers.container import Container
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import KINDS, Overlay
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.wheels import redirect
 
@@ -147,36 +151,61 @@ class Bench:
 
     def streams(self) -> None:
         """See above."""
-        plain = [str(apptainer.find()), "--silent", "exec", *apptainer.exec_privileges()]
+        plain, program = "apptainer exec", str(apptainer.find())
         options = ["--image", str(self.image), "--hosts", "local:1", "--overlay-kind", "memory"]
         ways = {
-            "apptainer exec": [*plain, str(self.image)],
+            plain: [program, "--silent", "exec", *apptainer.exec_privileges(), str(self.image)],
             "exec -i": [*WHEELMOUNT, "exec", "-q", "-i", *options, "--"],
         }
         for name, command in ways.items():
-            self._stream(f"1 GiB out, {name}", [*command, "head", "-c", str(GIB), "/dev/zero"], 0)
+            give = ["head", "-c", str(GIB), "/dev/zero"]
+            self._stream(f"1 GiB out, {name}", [*command, *give], 0, GIB)
             sink = ["sh", "-c", "echo; cat >/dev/null; echo"]
-            self._stream(f"1 GiB in, {name}", [*command, *sink], GIB)
+            self._stream(f"1 GiB in, {name}", [*command, *sink], GIB, 2)
+        self._passed_on("1 GiB out, passed on", (*ways[plain], *give), 0, GIB)
+        self._passed_on("1 GiB in, passed on", (*ways[plain], *sink), GIB, 2)
         for way in ("out", "in"):
-            alone, ours = (self.samples[f"1 GiB {way}, {name}"][-1] for name in ways)
-            print(f"1 GiB {way}: {alone / ours:.2f} of apptainer exec", flush=True)
+            for name in ("exec -i", "passed on"):
+                alone, ours = (self.samples[f"1 GiB {way}, {each}"][-1] for each in (plain, name))
+                print(f"1 GiB {way}, {name}: {alone / ours:.2f} of {plain}", flush=True)
 
-    def _stream(self, name: str, command: list[str], size: int) -> None:
-        """Time what goes in, if anything does, and what comes out, from its first byte."""
+    def _stream(self, name: str, command: list[str], size: int, expected: int) -> None:
+        """Time what goes in, if anything does, and what comes out, from first byte to last."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
         environment = {**os.environ, **apptainer.environment()}
         with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
-            process.stdout.read(1)
+            expected -= len(process.stdout.read(1))
             started = time.perf_counter()
             while size:
                 size -= process.stdin.write(memoryview(ZEROS)[:size])
             process.stdin.close()
-            while process.stdout.readinto(ZEROS):
-                pass
+            while expected and (count := process.stdout.readinto(ZEROS)):
+                expected -= count
             took = time.perf_counter() - started
-            if process.wait():
-                raise SystemExit(f"{name}: ended with {process.returncode}")
+            if process.wait() or expected or process.stdout.read():
+                raise SystemExit(f"{name}: ended with {process.returncode}, {expected} bytes short")
         self.samples.setdefault(name, []).append(took)
+
+    def _passed_on(self, name: str, argv: tuple[str, ...], size: int, expected: int) -> None:
+        """The same where a command's streams cannot be its client's own."""
+        times: list[float] = []
+        count = 0
+
+        def take(_host: str, _stream: str, data: bytes) -> None:
+            nonlocal count
+            count += len(data)
+            if len(times) < 1 or count == expected:
+                times.append(time.perf_counter())
+
+        settings = replace(config.load(), runtime_dir=str(self.work))
+        zeros = subprocess.Popen(["head", "-c", str(size), "/dev/zero"], stdout=subprocess.PIPE)
+        with zeros, LocalHosts(1, settings) as hosts, Commands(list(hosts), 60) as commands:
+            stdin = cast(RawIOBase, zeros.stdout.raw) if size else None  # type: ignore[union-attr]
+            command = Command(argv, environment=apptainer.environment())
+            commands.run({"host0": command}, take, stdin).raise_for_status()
+        if count != expected:
+            raise SystemExit(f"{name}: {expected - count} bytes short")
+        self.samples.setdefault(name, []).append(times[-1] - times[0])
 
     def together(self) -> None:
         """See above."""

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -68,6 +69,56 @@ def test_a_command_in_a_container_gets_its_words_byte_for_byte(cli: Cli, sif: Pa
 
 
 @pytest.mark.fuse
+def _call(*words: object, data: bytes = b"") -> tuple[int, bytes, int]:
+    """Exit code and output of a command, by a pipe, and the number of the pipe."""
+    reading, writing = os.pipe()
+    command = [*COMMAND, *map(str, words)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writing) as client:
+        pipe = os.fstat(writing).st_ino
+        os.close(writing)
+        feeder = threading.Thread(target=client.communicate, args=(data,))
+        feeder.start()
+        with open(reading, "rb") as file:
+            said = file.read()
+        feeder.join(60)
+        return client.wait(60), said, pipe
+
+
+@pytest.mark.parametrize("interactive", [["-i"], []], ids=["interactive", "plain"])
+def test_a_container_has_the_streams_of_its_client(sif: Path, interactive: list[str]) -> None:
+    """Nothing is between its command and a pipe, and so nothing is slower or lost."""
+    container = ["exec", "-q", *interactive, "--image", sif]
+    code, said, pipe = _call(*container, "sh", "-c", "readlink /proc/self/fd/1; exit 3")
+    assert (code, said) == (3, b"pipe:[%d]\n" % pipe)
+    data = os.urandom(20_000_000)
+    assert _call(*container, "cat", data=data)[:2] == (0, data)
+    code, said, _ = _call(*container, "--timeout", "1", "sh", "-c", "echo begun; sleep 100")
+    assert (code, said) == (124, b"begun\n")
+
+
+@pytest.mark.parametrize("interactive", [["-i"], []], ids=["interactive", "plain"])
+def test_a_reader_that_goes_ends_the_command(sif: Path, interactive: list[str]) -> None:
+    words = ["exec", "-q", *interactive, "--image", str(sif), "yes", "no reader"]
+    with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"no reader\n"
+        client.stdout.close()
+        assert client.wait(60) != 0
+    assert not processes("no reader")
+
+
+def test_what_an_instance_goes_on_with_keeps_no_reader_waiting(cli: Cli, sif: Path) -> None:
+    work = ["exec", "-q", "-i", "--instance", "stays", "--image", sif, "sh", "-c"]
+    try:
+        stays = (
+            "setsid sh -c 'echo >/tmp/up; exec sleep 1357' & until [ -e /tmp/up ]; do sleep .1; "
+        )
+        assert _call(*work, f"{stays} done; echo begun")[:2] == (0, b"begun\n")
+        assert processes("1357")
+    finally:
+        assert cli("instance", "stop", "stays").returncode == 0
+
+
 def test_variables_are_set_in_a_container(
     cli: Cli, sif: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,19 +91,98 @@ def test_frames_go_by_tls(secured: None) -> None:
         entrance.close()
 
 
-def test_much_goes_by_a_connection(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways: list[int] = []
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How connections of commands were meant."""
+    called: list[int] = []
     call = conduit.call
 
     def counted(ticket: Ticket, key: str, way: int, limit: int) -> socket.socket:
-        ways.append(way)
+        called.append(way)
         return call(ticket, key, way, limit)
 
     monkeypatch.setattr(conduit, "call", counted)
+    return called
+
+
+def test_much_goes_by_a_connection(settings: Settings, ways: list[int]) -> None:
     data = os.urandom(50_000_000)
     digest, result = _copying(settings, Command(("cat",)), data)
     assert (result.code, digest) == (0, hashlib.sha256(data).hexdigest())
     assert sorted(ways) == [conduit.GIVE, conduit.TAKE]
+
+
+class _Pipes:
+    """What goes into a command and comes out of it, by pipes of this process."""
+
+    def __init__(self, data: bytes) -> None:
+        self.their_in, self._in = os.pipe()
+        self._out, self.their_out = os.pipe()
+        self._data, self._digest = data, hashlib.sha256()
+        self._threads = [threading.Thread(target=work) for work in (self._write, self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self) -> None:
+        with contextlib.suppress(BrokenPipeError), open(self._in, "wb") as file:
+            file.write(self._data)
+
+    def _read(self) -> None:
+        with open(self._out, "rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                self._digest.update(piece)
+
+    def close(self) -> str:
+        """Hash of what came out, once no process can write any more."""
+        for each in (self.their_in, self.their_out):
+            os.close(each)
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "some process holds the other end"
+        return self._digest.hexdigest()
+
+
+def test_a_command_has_the_streams_of_its_client(settings: Settings, ways: list[int]) -> None:
+    data = os.urandom(50_000_000)
+    pipes = _Pipes(data)
+    lent = {"stdin": pipes.their_in, "stdout": pipes.their_out}
+    told: list[tuple[str, bytes]] = []
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        script = Command(script=b"cat; echo bad >&2; exit 3")
+        result = commands.run(
+            {"host0": script}, lambda _h, stream, piece: told.append((stream, piece)), lent=lent
+        )["host0"]
+    assert isinstance(result, Result), result
+    assert (result.code, result.stderr, told) == (3, b"bad\n", [("stderr", b"bad\n")])
+    assert pipes.close() == hashlib.sha256(data).hexdigest()
+    assert ways == [conduit.LEND]
+
+
+def test_streams_that_are_not_used_are_given_back(settings: Settings) -> None:
+    """Where the command does not start, and where its client thinks better of it."""
+    pipes = _Pipes(bytes(5_000_000))
+    lent = {"stdin": pipes.their_in, "stdout": pipes.their_out}
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        failed = commands.run({"host0": Command(("/nowhere/none",))}, lent=lent)["host0"]
+        assert isinstance(failed, HostError)
+        actor = commands.actors["host0"]
+
+        async def lend() -> None:
+            loan = await commands._lend(actor, "0123456789abcdef", lent)
+            assert loan is not None
+            loan.close()
+
+        runtime.complete(lend())
+        pipes.close()
+
+
+def test_streams_of_several_are_passed_on(settings: Settings, ways: list[int]) -> None:
+    lent = {"stdin": 0, "stdout": 1}
+    with LocalHosts(2, settings) as hosts, Commands(list(hosts), 30) as commands:
+        both = dict.fromkeys(("host0", "host1"), Command(("echo", "said")))
+        results = commands.run(both, lent=lent)
+    assert results.texts == {"host0": "said\n", "host1": "said\n"}, results
+    assert conduit.LEND not in ways
 
 
 def test_messages_are_left_where_nothing_can_be_reached(

@@ -94,7 +94,7 @@ def execute(
         return _pipe(spec, image, command, packages, launch, progress)
     settings = config.load()
     with show.open(progress) as told:
-        launch = replace(launch, output=told, stdin=output.standard_input())
+        launch = replace(launch, output=told, stdin=output.standard_input(), lent=show.lent())
         if found is not None:
             results = environments.execute(
                 spec, found, command, image, packages, launch, settings, progress
@@ -151,7 +151,9 @@ def _pipe(
         target.flush()
 
     settings = config.load()
-    launch = replace(launch, output=told, stdin=output.standard_input())
+    launch = replace(
+        launch, output=told, stdin=output.standard_input(), lent=output.lent("stdin", "stdout")
+    )
     results = shells.pipe(
         spec, image, command, packages, launch, settings, progress, terminal=terminal
     )

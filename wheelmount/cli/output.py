@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from codecs import iterdecode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 HELD = 256 << 10
 """Bytes of a stream that are kept in memory; more go to a file."""
+
+LINE = 64 << 10
+"""Bytes of a line that are kept until it ends; of a longer one the part that is there is shown."""
 
 PIECE = 1 << 20
 """Bytes of such a file that are printed at a time."""
@@ -114,6 +119,11 @@ class Show:
             self._kept = _InOrder(progress)
             yield self._kept
 
+    def lent(self) -> dict[str, int]:
+        """Streams that a single command may have as its own: its output is printed as it is."""
+        printed = self._live or self._as_json or self._grouped or self._directory is not None
+        return lent("stdin") if printed else lent("stdin", "stdout")
+
     def end(self, results: Results, progress: ConsoleProgress) -> int:
         """Show the results; return the exit code."""
         from wheelmount.hosts.commands import worst
@@ -148,10 +158,17 @@ class Show:
         """One record after the other: all of them may be larger than memory."""
         for rank, (name, result) in enumerate(results.items()):
             record = _record(rank, name, result)
-            if self._kept is not None and "stdout" in record:
-                for stream in ("stdout", "stderr"):
-                    record[stream] = self._kept.take(name, stream).decode(errors="replace")
-            print(", " if rank else "[", json.dumps(record), sep="", end="")
+            begin, streams = json.dumps(record).removesuffix("}"), {}
+            if not isinstance(result, WheelmountError):
+                streams = {"stdout": [result.stdout], "stderr": [result.stderr]}
+            print(", " if rank else "[", begin, sep="", end="")
+            for stream, held in streams.items():
+                print(f', "{stream}": "', end="")
+                pieces = held if self._kept is None else self._kept.pieces(name, stream)
+                for text in iterdecode(pieces, "utf-8", "replace"):
+                    print(json.dumps(text)[1:-1], end="")
+                print('"', end="")
+            print("}", end="")
         print("]" if results else "[]")
 
 
@@ -161,6 +178,16 @@ def standard_input() -> RawIOBase | None:
         return open(0, "rb", buffering=0, closefd=False)
     except OSError:
         return None
+
+
+def lent(*streams: str) -> dict[str, int]:
+    """Descriptors of standard streams of this command, by name, but those that are terminals."""
+    own = {stream: getattr(sys, f"__{stream}__") for stream in streams}  # None if it was closed
+    return {
+        stream: file.fileno()
+        for stream, file in own.items()
+        if file is not None and not os.isatty(file.fileno())
+    }
 
 
 class _Kept:
@@ -214,10 +241,6 @@ class _Kept:
             while piece := file.read(PIECE):
                 digest.update(piece)
         return digest.hexdigest()
-
-    def take(self, host: str, stream: str) -> bytes:
-        """All of it at once."""
-        return b"".join(self.pieces(host, stream))
 
 
 class _InOrder(_Kept):
@@ -275,7 +298,7 @@ class _InOrder(_Kept):
 
 
 class _Lines:
-    """Prints whole lines as they come, each with its host's name."""
+    """Prints whole lines as they come, each with its host's name; very long ones in parts."""
 
     def __init__(self, progress: ConsoleProgress) -> None:
         self._progress = progress
@@ -283,23 +306,26 @@ class _Lines:
         self._names: dict[str, str] = {}
 
     def __call__(self, host: str, stream: str, data: bytes) -> None:
-        whole, end, rest = (self._rests.get((host, stream), b"") + data).rpartition(b"\n")
-        self._rests[host, stream] = rest
+        whole, end, rest = (self._rests.pop((host, stream), b"") + data).rpartition(b"\n")
         if end:
-            self._print(host, stream, whole.split(b"\n"))
+            self._print(host, stream, whole)
+        if len(rest) > LINE:
+            self._print(host, stream, rest)
+        else:
+            self._rests[host, stream] = rest
 
     def flush(self) -> None:
         """Print a rest that does not end with a newline."""
         for (host, stream), rest in self._rests.items():
             if rest:
-                self._print(host, stream, [rest])
+                self._print(host, stream, rest)
         self._rests.clear()
 
-    def _print(self, host: str, stream: str, lines: list[bytes]) -> None:
+    def _print(self, host: str, stream: str, lines: bytes) -> None:
         to = sys.stdout if stream == "stdout" else sys.stderr
         prefix = f"{self._name(host)}: ".encode() if to.isatty() else f"{host}: ".encode()
         with self._progress.aside():
-            to.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
+            to.buffer.write(prefix + lines.replace(b"\n", b"\n" + prefix) + b"\n")
             to.flush()
 
     def _name(self, host: str) -> str:
@@ -358,9 +384,4 @@ def _record(rank: int, name: str, result: Result | WheelmountError) -> dict[str,
         return record | {"code": result.exit_code, "error": result.message, "hint": result.hint}
     if result.lacking is not None:
         record |= {"error": result.lacking.message, "hint": result.lacking.hint}
-    return record | {
-        "code": result.code,
-        "seconds": round(result.seconds, 3),
-        "stdout": result.stdout.decode(errors="replace"),
-        "stderr": result.stderr.decode(errors="replace"),
-    }
+    return record | {"code": result.code, "seconds": round(result.seconds, 3)}

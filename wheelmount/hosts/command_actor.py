@@ -112,7 +112,12 @@ class _Run:
     """
 
     def __init__(
-        self, command: Command, directory: Path, environment: Mapping[str, str], fed: bool
+        self,
+        command: Command,
+        directory: Path,
+        environment: Mapping[str, str],
+        fed: bool,
+        lent: Mapping[str, int],
     ) -> None:
         directory.mkdir()
         self._directory = directory
@@ -145,16 +150,18 @@ class _Run:
         theirs = {}
         try:
             for stream in ("stdout", "stderr"):
-                self._outputs[stream], theirs[stream] = _pipe()
+                if stream not in lent:
+                    self._outputs[stream], theirs[stream] = _pipe()
             if fed:
                 theirs["stdin"], self._input = _pipe()
             for ours in (*self._outputs.values(), *([self._input] if fed else ())):
                 os.set_blocking(ours, False)
+            given = {**theirs, **lent}
             self._process = subprocess.Popen(
                 argv,
-                stdin=theirs.get("stdin", subprocess.DEVNULL),
-                stdout=theirs["stdout"],
-                stderr=theirs["stderr"],
+                stdin=given.get("stdin", subprocess.DEVNULL),
+                stdout=given["stdout"],
+                stderr=given["stderr"],
                 cwd=self.place[0],
                 env={**environment, **command.environment, MARK: self._mark},
                 start_new_session=True,
@@ -210,19 +217,20 @@ class _Run:
             await _ready([each for each in self._outputs.values() if each >= 0])
 
     def _more(self, stream: str, limit: int) -> bytes:
-        found = bytearray()
-        while self._outputs[stream] >= 0 and len(found) < limit:
+        found, size = [], 0
+        while self._outputs.get(stream, -1) >= 0 and size < limit:
             try:
-                piece = os.read(self._outputs[stream], limit - len(found))
+                piece = os.read(self._outputs[stream], limit - size)
             except BlockingIOError:
                 break
             if not piece:
                 os.close(self._outputs[stream])
                 self._outputs[stream] = -1
-            found += piece
-        if stream == "stderr" and not found and self._code() is not None:
-            found, self._reason = bytearray(self._reason), b""
-        return bytes(found)
+            found.append(piece)
+            size += len(piece)
+        if stream == "stderr" and not size and self._code() is not None:
+            found, self._reason = [self._reason], b""
+        return found[0] if len(found) == 1 else b"".join(found)
 
     async def feed(self, data: bytes) -> bool:
         rest = memoryview(data)
@@ -409,6 +417,7 @@ class CommandActor(Actor):  # type: ignore[misc]
         self._directory = Path(tempfile.mkdtemp(prefix="run-", dir=place))
         self._lease = lease
         self._runs: dict[str, _Run] = {}
+        self._lent: dict[str, dict[str, int]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._entrance: Entrance | None = None
 
@@ -430,12 +439,18 @@ class CommandActor(Actor):  # type: ignore[misc]
         Returns:
             Where it starts, and its directory for what is to be brought back.
         """
-        self._runs[key] = run = await asyncio.to_thread(
-            _Run, command, self._directory / key, self._environment, fed
-        )
+        self._runs[key] = run = await asyncio.to_thread(self._start, key, command, fed)
         if self._watch is None:
             self._watch = asyncio.create_task(self._end_abandoned())
         return run.place
+
+    def _start(self, key: str, command: Command, fed: bool) -> _Run:
+        lent = self._lent.pop(key, {})
+        try:
+            return _Run(command, self._directory / key, self._environment, fed, lent)
+        finally:
+            for descriptor in lent.values():
+                os.close(descriptor)
 
     @concurrent_endpoint
     async def report(self, key: str, limit: int) -> Report:
@@ -476,8 +491,16 @@ class CommandActor(Actor):  # type: ignore[misc]
             log.warning("security: refused who does not know the secret of a command's output")
             return
         let_in()
-        connection.settimeout(None)  # a slow reader makes the command wait
         key, way, limit = wanted
+        if way == conduit.LEND:
+            self._lent[key] = conduit.borrow(connection)
+            try:
+                conduit.borrowed(connection)
+            finally:  # also if it hung up before it had the command started
+                for descriptor in self._lent.pop(key, {}).values():
+                    os.close(descriptor)
+            return
+        connection.settimeout(None)  # a slow reader makes the command wait
         if (run := self._runs.get(key)) is not None:
             (run.give if way == conduit.TAKE else run.take)(connection, limit)
 

@@ -213,6 +213,7 @@ class Commands:
         stdin: RawIOBase | None = None,
         collect: Collection | None = None,
         hosts: Mapping[str, str] | None = None,
+        lent: Mapping[str, int] | None = None,
     ) -> Results:
         """Run commands on hosts, all at once, and wait for them.
 
@@ -223,7 +224,12 @@ class Commands:
                 Python cannot end while a thread waits in a buffer.
             collect: where what they leave comes to, of those that say what that is.
             hosts: of commands that have names of their own.
+            lent: by stream (``stdin``, ``stdout``, ``stderr``), a descriptor of this process that a
+                single command on this machine gets in place of one that is passed on. ``output``
+                and the result hear nothing of such a stream, and what the command leaves running
+                keeps it open.
         """
+        lent = (lent or {}) if len(commands) == 1 else {}
         fed = stdin if len(commands) == 1 else None
         hosts = hosts or {name: name for name in commands}
         results = Results()
@@ -236,7 +242,7 @@ class Commands:
             try:
                 await greetings[hosts[name]]
                 results[name] = await self._run(
-                    name, hosts[name], command, output, tell, fed, limit, collect
+                    name, hosts[name], command, output, tell, fed, limit, collect, lent
                 )
             except WheelmountError as error:
                 results[name] = error
@@ -273,11 +279,16 @@ class Commands:
         stdin: RawIOBase | None,
         limit: int,
         collect: Collection | None = None,
+        lent: Mapping[str, int] | None = None,
     ) -> Result:
         actor, key = self.actors[host], secrets.token_hex(8)
         self._running.add((host, key))
-        start = actor.start.call_one(key, command, stdin is not None)
-        place = await runtime.answer(start, self._timeout)
+        loan = await self._lend(actor, key, lent) if lent else None
+        if loan is not None and lent and "stdin" in lent:
+            stdin = None
+        with loan or contextlib.nullcontext():
+            start = actor.start.call_one(key, command, stdin is not None)
+            place = await runtime.answer(start, self._timeout)
         trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(self._renew(actor, key, trouble))]
         if stdin is not None:
@@ -289,11 +300,12 @@ class Commands:
         lacking = None
 
         async def pass_on(stream: str, piece: bytes) -> None:
-            streams[stream] += piece
-            if output is not None and tell is not None:
+            if output is None or tell is None:
+                streams[stream] += piece
+            elif piece:
+                streams[stream] += piece[-TAIL:]
                 del streams[stream][:-TAIL]
-                if piece:
-                    await tell(partial(output, name, stream, piece))
+                await tell(partial(output, name, stream, piece))
 
         try:
             while True:
@@ -341,6 +353,31 @@ class Commands:
             tell.close()
             lacking = await asyncio.to_thread(inbox.close, code)
         return lacking
+
+    async def _lend(self, actor: Any, key: str, lent: Mapping[str, int]) -> socket.socket | None:
+        """Hand a command's streams over before it starts; None if it is on another machine.
+
+        Returns:
+            A connection to be closed once it has started.
+        """
+        ticket = await runtime.answer(actor.reach.call_one(), self._timeout)
+        if ticket is None or not isinstance(ticket.where, str):
+            return None
+
+        def hand_over() -> socket.socket:
+            connection = conduit.call(ticket, key, conduit.LEND, 0)
+            try:
+                conduit.lend(connection, lent)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, hand_over)
+        except (WheelmountError, OSError):
+            return None
 
     async def _call(self, actor: Any, key: str, way: int, limit: int) -> socket.socket | None:
         """A connection for a stream of a command; None where messages are the only way."""

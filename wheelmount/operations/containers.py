@@ -67,6 +67,9 @@ def _execute(
             hint="omit --instance, or give a path in it: --collect PATH DIRECTORY",
         )
 
+    if image.instance is not None:  # what a command leaves there runs on, and would hold them open
+        launch = dataclasses.replace(launch, lent={})
+
     def ordered(image: Image, host: str, shown: Shown | None) -> Command:
         return carry_out(order(host, image, shown, launch, settings), argv)
 

@@ -147,6 +147,8 @@ def execute(
         )
         return carry_out(ordered, activated(environment, argv, image.variables))
 
+    if image.instance is not None:  # what a command leaves there runs on, and would hold them open
+        launch = dataclasses.replace(launch, lent={})
     point = None if packages is None else packages_point(spec, packages)
     with pulled.here(image, settings, progress) as found:
         containers.check(spec, found, argv)

@@ -19,6 +19,8 @@ class Launch:
     Attributes:
         output: told of output as it comes; None where the results are to hold it.
         stdin: standard input of the command, if any.
+        lent: streams of this process that a command of one host of this machine gets as its own,
+            see ``Commands.run``.
         variables: to set for it; those of a container are with its image.
         cwd: directory that it starts in, on the host or in the container; None for its usual one,
             to which a relative one is.
@@ -29,6 +31,7 @@ class Launch:
 
     output: Output | None = None
     stdin: RawIOBase | None = None
+    lent: Mapping[str, int] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     timeout: float | None = None

@@ -104,7 +104,7 @@ class HostPool(ABC):
             launch.collect.prepare(list(numbered))
         with self._progress.task(step, unit="hosts") as task:
             results = self.commands.run(
-                numbered, launch.output, launch.stdin, launch.collect, hosts
+                numbered, launch.output, launch.stdin, launch.collect, hosts, launch.lent
             )
             task.advance(len(names))
         explain(self.hosts, results.values())

@@ -84,7 +84,8 @@ def _pipe(
                 )
             rank = {"WHEELMOUNT_RANK": str(names.index(chosen))}
             command = dataclasses.replace(carry_out(ordered, argv), environment=rank)
-            return pool.commands.run({chosen: command}, launch.output, launch.stdin)
+            lent = {} if image.instance else launch.lent  # what it leaves there runs on
+            return pool.commands.run({chosen: command}, launch.output, launch.stdin, lent=lent)
 
 
 def attach(
