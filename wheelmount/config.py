@@ -51,6 +51,7 @@ OF_PROJECTS = frozenset(
         "read_timeout",
         "ring",
         "start_timeout",
+        "transport",
         "verify_rate",
     }
 )
@@ -90,6 +91,10 @@ class Settings:
 
     compress: str = "auto"
     """Whether bytes travel compressed: ``auto`` where that is faster, ``always`` or ``never``."""
+
+    transport: str = "auto"
+    """How bytes of files travel: ``rdma`` by RDMA devices and in no other way, ``tcp`` by none, or
+    ``auto`` for what is faster from one host to another, where both have a device."""
 
     read_timeout: float = 60.0
     """Seconds a read in the mount waits for its bytes before it fails with EIO."""
@@ -148,6 +153,8 @@ class Settings:
             raise ConfigError(f"fanout is {self.fanout}", hint="give 1 or more, or 0 to choose")
         if self.compress not in ("auto", "always", "never"):
             raise ConfigError(f"compress is {self.compress!r}", hint="give auto, always or never")
+        if self.transport not in ("auto", "rdma", "tcp"):
+            raise ConfigError(f"transport is {self.transport!r}", hint="give auto, rdma or tcp")
         if self.access not in ("source", "private", "public"):
             raise ConfigError(f"access is {self.access!r}", hint="give source, private or public")
         if self.verify_rate < 0:

@@ -83,7 +83,7 @@ def examine(settings: Settings) -> list[Finding]:
         _namespaces(),
         _apptainer(),
         _containers(settings),
-        _rdma(),
+        _rdma(settings),
         _sockets(),
     ]
 
@@ -231,7 +231,14 @@ def _containers(settings: Settings) -> Finding:
     )
 
 
-def _rdma() -> Finding:
+RDMA_IN_USE = {
+    "auto": "between two hosts with one, bytes travel by what is faster there",
+    "rdma": "bytes travel by nothing else",
+    "tcp": "but transport is tcp, and bytes travel by that",
+}
+
+
+def _rdma(settings: Settings) -> Finding:
     devices = rdma.devices()
     cost = "bytes travel by TCP"
     if not devices:
@@ -245,9 +252,7 @@ def _rdma() -> Finding:
             f"{names}: none that Monarch takes; {cost}",
             f"Monarch takes those of the drivers {' and '.join(sorted(rdma.CLAIMED))}",
         )
-    if missing := rdma.missing():
-        return Finding("rdma", POOR, f"{names}, but no {missing[0]}: {cost}", "install rdma-core")
-    return Finding("rdma", GOOD, f"{names}, which Monarch takes")
+    return Finding("rdma", GOOD, f"{names}, which Monarch takes; {RDMA_IN_USE[settings.transport]}")
 
 
 def _sockets() -> Finding:

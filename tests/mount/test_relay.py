@@ -54,7 +54,7 @@ def test_only_what_others_are_to_ask_for_is_kept_in_memory(store: Store) -> None
         memory = memoryview(bytearray(BLOCK))
         staged = Staged(0, BLOCK, BLOCK, b"digest", ())
         assert relay.put(staged, 1, False, memory) is memory, "nobody asked for anything yet"
-        await relay.block_server(device=False)
+        await relay.ways()
         assert relay.put(staged, 0, False, memory) is memory
         relay.note(1, (b"digest", ()))
         assert relay.put(staged, 1, False, memory) is not memory
@@ -70,7 +70,7 @@ def test_what_is_not_in_memory_is_read_again(store: Store) -> None:
         relay = _relay(store, (1,))
         with pytest.raises(TransferError, match="how to ask"), relay.lend(0, packed=False):
             pass
-        await relay.block_server(device=False)
+        await relay.ways()
 
         def twice() -> list[bytes]:
             found = []

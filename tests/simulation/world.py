@@ -20,7 +20,7 @@ from blake3 import blake3
 from tests.simulation.clock import Loop
 from tests.simulation.network import Line, Network, Node
 from wheelmount.errors import StoreError, WheelmountError
-from wheelmount.mount.serve.traffic import CLIENT
+from wheelmount.mount.serve.traffic import CLIENT, Traffic
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.tree import Tree
@@ -221,9 +221,10 @@ class World:
                 in_flight=self._in_flight,
                 compress=self.random.choice(("never", "always")),
                 timeout=TIMEOUT,
+                traffic=Traffic(),
                 tell=functools.partial(_tell, told),
             )
-            await receiver.relay.block_server(device=False)
+            await receiver.relay.ways()
             node.givers[key] = receiver.relay
             self._hosts[name] = Host(node, store, receiver, told)
         self._say(f"generation {number}: {len(living)} hosts, {bytes_.layout.blocks} blocks")

@@ -93,6 +93,19 @@ ADDRESS = "HYPERACTOR_MESH_DEFAULT_TRANSPORT"
 beats what the client tells them of itself."""
 
 
+def restrict(transport: str) -> None:
+    """Have this process read each ``RDMABuffer`` by devices alone, or by none.
+
+    To be called before the first one is read.
+
+    Args:
+        transport: as in the settings.
+    """
+    from monarch.config import configure
+
+    configure(rdma_allow_tcp_fallback=transport != "rdma", rdma_disable_ibverbs=transport == "tcp")
+
+
 def own_process() -> None:
     """Say that this process is wheelmount's own, before Monarch is imported.
 

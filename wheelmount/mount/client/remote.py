@@ -236,7 +236,8 @@ class RemoteMount:
         return made
 
     def _block_size(self, tree: Tree) -> int:
-        device, fanout = rdma.usable(), self._settings.fanout
+        device = self._settings.transport != "tcp" and rdma.usable()
+        fanout = self._settings.fanout
         best = topology.block_size(tree.size, len(self.hosts), fanout, device=device)
         return self._settings.block_size or best
 

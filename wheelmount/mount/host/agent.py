@@ -19,21 +19,20 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, StoreError
 from wheelmount.hosts import process, runtime
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
-from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.host.reattach import Adopted
 from wheelmount.mount.kernel import points, syscalls
 from wheelmount.mount.kernel.points import View
 from wheelmount.mount.serve import control, processes
 from wheelmount.mount.serve.adapters import choose
 from wheelmount.mount.serve.control import Task
-from wheelmount.mount.serve.traffic import Traffic
+from wheelmount.mount.serve.traffic import RDMA, Traffic
 from wheelmount.mount.snapshot.source import file_digest
 from wheelmount.mount.store import store as stores
 from wheelmount.mount.store import verify
 from wheelmount.mount.store.store import ReblockedStore, Store
 from wheelmount.mount.store.verify import Damage, Verified
 from wheelmount.mount.transfer import dedup
-from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin, fetch_description
+from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin, Ways, fetch_description
 from wheelmount.mount.transfer.receiver import Receiver
 from wheelmount.mount.transfer.relay import Relay
 from wheelmount.mount.transfer.ring import Staged
@@ -75,6 +74,7 @@ class Agent(Actor):  # type: ignore[misc]
         runtime.find_address()
         self._host = host
         self._settings = Settings(**settings)
+        runtime.restrict(self._settings.transport)
         self._directory = processes.directory(self._settings) / identity
         self._link = Link(self._directory)
         self._store: Store | None = None
@@ -139,14 +139,16 @@ class Agent(Actor):  # type: ignore[misc]
         if isinstance(store, Store):
             look = functools.partial(dedup.find, settings, self._directory, store)
         key, timeout = store.layout.key, settings.fetch_timeout
+        traffic = Traffic(certain=settings.transport == RDMA)
         receiver = Receiver(
             self._host,
             store,
-            Upstream(key, source, route.peers, timeout),
+            Upstream(key, source, route.peers, timeout, settings.transport, traffic),
             route,
             in_flight=settings.in_flight,
             compress=settings.compress,
             timeout=timeout,
+            traffic=traffic,
             tell=self._link.tell,
             look=look,
         )
@@ -169,9 +171,9 @@ class Agent(Actor):  # type: ignore[misc]
         return self._receivers[key].relay
 
     @concurrent_endpoint
-    async def block_server(self, key: Key, device: bool) -> Ticket | None:
-        """Return the ticket for another host to fetch blocks of a tree; None: by ``RDMABuffer``."""
-        return await (await self._relay(key)).block_server(device)
+    async def ways(self, key: Key) -> Ways:
+        """Return the ways for another host to fetch blocks of a tree from this one."""
+        return await (await self._relay(key)).ways()
 
     @concurrent_endpoint
     async def digest(self, key: Key, block: int) -> BlockInfo | None:

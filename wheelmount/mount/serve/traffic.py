@@ -1,8 +1,8 @@
 """Counts of bytes that a host received: from which host, and by which way.
 
 Each block is counted by the way it took. For ``RDMABuffer`` only Monarch knows whether a device
-carried it, and it falls back to TCP silently. The counters of the machine's devices are
-a second witness, which includes other traffic of that time.
+carried it, and unless it is forbidden, it falls back to TCP silently. The counters of the machine's
+devices are a second witness, which includes other traffic of that time.
 """
 
 from __future__ import annotations
@@ -42,9 +42,15 @@ def rdma_received(sys: Path = SYS) -> int:
 
 
 class Traffic:
-    """Counts bytes of blocks that one host received and sent, as they were on the wire."""
+    """Counts bytes of blocks that one host received and sent, as they were on the wire.
 
-    def __init__(self) -> None:
+    Args:
+        certain: whether ``RDMABuffer`` has no other way than a device.
+    """
+
+    def __init__(self, *, certain: bool = False) -> None:
+        self._certain = certain
+        self._reasons: dict[str, str] = {}
         self.sent = 0
         """Bytes sent to other hosts."""
         self.reused = 0
@@ -58,10 +64,15 @@ class Traffic:
         self._received[host] += size
         self._ways[way] += size
 
+    def explain(self, host: str, reason: str) -> None:
+        """Note why bytes from a host, or from ``CLIENT``, do not come by RDMA."""
+        self._reasons[host] = reason
+
     def summary(self) -> dict[str, Any]:
         """Return ``transport`` (the way of most bytes, ``none`` if no bytes arrived),
         ``ways``, ``received`` by host, ``sent``, ``reused``, and ``devices`` (what RDMA devices of
-        the machine received meanwhile); all in bytes."""
+        the machine received meanwhile), all in bytes; ``certain`` as above; and ``reasons`` by
+        host, why bytes did not come by RDMA though both ends have a device."""
         most = self._ways.most_common(1)
         return {
             "transport": most[0][0] if most else "none",
@@ -70,6 +81,8 @@ class Traffic:
             "sent": self.sent,
             "reused": self.reused,
             "devices": rdma_received() - self._before,
+            "certain": self._certain,
+            "reasons": {host or "client": why for host, why in self._reasons.items()},
         }
 
     def write(self, directory: Path) -> None:
@@ -93,6 +106,9 @@ def describe(summary: dict[str, Any]) -> str:
     """Describe for users by which ways bytes arrived, the most used first."""
     ways: dict[str, int] = summary["ways"]
     words = sorted(ways, key=lambda way: -ways[way])
-    if RDMA in ways and summary["devices"] < ways[RDMA]:
+    if RDMA in ways and not summary.get("certain") and summary["devices"] < ways[RDMA]:
         words[words.index(RDMA)] = f"{RDMA}, not counted by any device: Monarch may use TCP"
-    return " and ".join(words) or "none"
+    text = " and ".join(words) or "none"
+    if reasons := summary.get("reasons"):
+        text += f" (no rdma from {'; '.join(': '.join(each) for each in reasons.items())})"
+    return text

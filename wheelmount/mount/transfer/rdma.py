@@ -1,9 +1,10 @@
 """The sending side: a ring of blocks whose memory other processes read.
 
 The client offers its directory this way, and every host its blocks. Where both ends have an
-RDMA device that Monarch supports, a block is staged and read by ``RDMABuffer``; else it is sent by
-a stream (``BlockServer``); where no stream connects, by ``RDMABuffer`` again, whose bytes then go
-through Monarch's messages.
+RDMA device that Monarch takes, a block is staged and can be read by ``RDMABuffer``; anywhere it can
+be sent by a stream (``BlockServer``); where no stream connects, it is read by ``RDMABuffer`` whose
+bytes then go through Monarch's messages. ``Upstream`` chooses. The description of a tree always
+goes through these messages.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import contextlib
 import secrets
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from blake3 import blake3
 
@@ -29,6 +30,7 @@ from wheelmount.hosts.actor import (
     concurrent_endpoint,
 )
 from wheelmount.hosts.sockets import Ticket
+from wheelmount.mount.transfer.registered import Registered, pool
 from wheelmount.mount.transfer.ring import Ring, Staged
 from wheelmount.mount.transfer.stream import PULSE
 
@@ -51,11 +53,34 @@ BlockInfo = tuple[bytes, tuple[int, ...]]
 """``digest`` and ``changed`` of ``Staged``."""
 
 
+class Ways(NamedTuple):
+    """The ways to fetch blocks from a process.
+
+    Attributes:
+        ticket: of its block server, if it has one.
+        device: whether it has an RDMA device.
+    """
+
+    ticket: Ticket | None
+    device: bool
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy of a slot in registered memory."""
+
+    memory: Registered
+    key: tuple[int, bool] = (-1, False)
+    readers: int = 0
+
+
 class Offer:
     """A ring of blocks that other processes read by ``RDMABuffer``.
 
+    With a device they read copies of the slots, as they could write to what they read.
+
     Args:
-        ring: the blocks; its memory is registered once.
+        ring: the blocks.
         timeout: seconds within which a call must be answered.
     """
 
@@ -63,7 +88,18 @@ class Offer:
         self._ring = ring
         self._soon = PULSE * timeout
         self._buffers: dict[int, Any] = {}
+        self._copies: dict[int, _Copy] = {}  # by slot
+        # A power of two, so that there are few sizes and memory is used again.
+        self._size = 1 << (ring.layout.block_size - 1).bit_length()
         self._threads = ThreadPoolExecutor(STAGING_THREADS, "wheelmount-stage")
+
+    async def prepare(self) -> None:
+        """Have Monarch look for devices now, which prints, and not when blocks are asked for."""
+        if rdma.usable():
+            memory = pool.take(self._size)
+            with contextlib.suppress(Exception):  # asked for a block, it is said
+                _ = memory.buffer
+                await pool.give(memory)
 
     async def stage(self, block: int, packed: bool) -> tuple[Staged, Any] | None:
         """Stage a block in the ring until ``release``.
@@ -76,7 +112,7 @@ class Offer:
         if staged is None:
             staging.add_done_callback(lambda done: self._let_go(done, block, packed))
             return None
-        return staged, self._buffer(staged)
+        return staged, self._copy(staged, block, packed) if rdma.usable() else self._buffer(staged)
 
     def _let_go(self, done: asyncio.Future[Staged], block: int, packed: bool) -> None:
         if not done.cancelled() and done.exception() is None:
@@ -95,6 +131,16 @@ class Offer:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._ring.stage, block, packed)
 
+    def _copy(self, staged: Staged, block: int, packed: bool) -> Any:
+        copy = self._copies.get(staged.slot)
+        if copy is None:
+            copy = self._copies[staged.slot] = _Copy(pool.take(self._size))
+        if copy.key != (block, packed) or not copy.readers:
+            copy.key, copy.readers = (block, packed), 0
+            copy.memory.view[: staged.size] = self._ring.slots[staged.slot][: staged.size]
+        copy.readers += 1
+        return copy.memory.buffer
+
     def _buffer(self, staged: Staged) -> Any:
         slot = self._ring.slots[staged.slot]
         if staged.size < len(slot):  # a read takes a buffer whole
@@ -105,6 +151,9 @@ class Offer:
 
     def release(self, block: int, packed: bool, sent: int) -> None:
         """Release a block of which ``sent`` bytes were fetched (0: the fetch failed)."""
+        for copy in self._copies.values():
+            if copy.key == (block, packed) and copy.readers:
+                copy.readers -= 1
         self._ring.release(block, packed, sent)
 
     def close(self) -> None:
@@ -112,15 +161,14 @@ class Offer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def drop(self) -> None:
-        """Have Monarch unregister the ring's memory, after ``close``."""
-        await _drop(self._buffers.values())
+        """Give the memory up that others read, after ``close``."""
+        for buffer in self._buffers.values():
+            with contextlib.suppress(Exception):  # the process may be ending
+                await buffer.drop()
         self._buffers.clear()
-
-
-async def _drop(buffers: Iterable[Any]) -> None:
-    for buffer in buffers:
-        with contextlib.suppress(Exception):  # the process may be ending
-            await buffer.drop()
+        copies, self._copies = self._copies, {}
+        for copy in copies.values():
+            await pool.give(copy.memory)
 
 
 async def within(seconds: float, work: Awaitable[Result]) -> Result | None:
@@ -140,31 +188,15 @@ async def within(seconds: float, work: Awaitable[Result]) -> Result | None:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Where hosts fetch the description of a tree.
+    """The description of a tree, as it is to arrive.
 
     Attributes:
         size: its bytes.
-        digest: blake3 of the whole description.
-        buffers: an ``RDMABuffer`` and its bytes for each piece of it; none where the client has no
-            RDMA device.
+        digest: blake3 of all of it.
     """
 
     size: int
     digest: bytes
-    buffers: tuple[tuple[Any, int], ...]
-
-    @classmethod
-    def of(cls, data: bytes) -> Description:
-        """Register the memory of a description. To be called in an actor's endpoint."""
-        view = memoryview(data)
-        pieces = [view[at : at + PIECE] for at in range(0, len(view), PIECE)]
-        registered = pieces if rdma.usable() else []
-        buffers = tuple((RDMABuffer(piece), len(piece)) for piece in registered)
-        return cls(len(view), blake3(view).digest(), buffers)
-
-    async def drop(self) -> None:
-        """Have Monarch unregister its memory."""
-        await _drop(buffer for buffer, _ in self.buffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,28 +239,28 @@ class SourceActor(Actor):  # type: ignore[misc]
     """Offers the rings of all deliveries of a client; lives in the client's own process.
 
     There is one for all deliveries, as Monarch keeps some 225 KiB of each actor that has ended
-    (torchmonarch 0.7.0). ``block_server``, ``digest``, ``stage``, ``release`` are those of a host's
+    (torchmonarch 0.7.0). ``ways``, ``digest``, ``stage``, ``release`` are those of a host's
     ``Agent``.
     """
 
     @concurrent_endpoint
     async def open(self, name: str) -> None:
-        """Register the memory of a delivery."""
+        """Prepare a delivery for hosts."""
         made = _find(name)
-        made.description = Description.of(made.tree)
+        made.description = Description(len(made.tree), blake3(made.tree).digest())
         made.offer = Offer(made.ring, made.timeout)
+        await made.offer.prepare()
 
     @concurrent_endpoint
     async def close(self, name: str) -> None:
-        """Unregister the memory of a delivery."""
+        """Give up the memory of a delivery."""
         made = _offered.pop(name)
         made.offer.close()
         await made.offer.drop()
-        await made.description.drop()
 
     @concurrent_endpoint
     async def describe(self, name: str) -> Description:
-        """Return where the tree's description can be fetched."""
+        """Return what the tree's description is to be."""
         return _find(name).description
 
     @concurrent_endpoint
@@ -237,9 +269,9 @@ class SourceActor(Actor):  # type: ignore[misc]
         return _find(name).tree[offset : offset + PIECE]
 
     @concurrent_endpoint
-    async def block_server(self, name: str, device: bool) -> Ticket | None:
-        """See ``choose``."""
-        return choose(_find(name).ticket, device)
+    async def ways(self, name: str) -> Ways:
+        """Return the ways to fetch a delivery's blocks."""
+        return Ways(_find(name).ticket, rdma.usable())
 
     @concurrent_endpoint
     async def digest(self, name: str, block: int) -> BlockInfo | None:
@@ -269,19 +301,6 @@ end: of a program's main thread, and of actors of the user's own."""
 _spawning = threading.Lock()
 
 
-def choose(ticket: Ticket | None, device: bool) -> Ticket | None:
-    """Choose how another process fetches blocks from this one.
-
-    Args:
-        ticket: of the block server, if there is one.
-        device: whether the other end has an RDMA device.
-
-    Returns:
-        The ticket of the block server, or None for ``RDMABuffer``.
-    """
-    return None if device and rdma.usable() else ticket
-
-
 def offer(
     ring: Ring,
     ticket: Ticket | None,
@@ -298,13 +317,13 @@ def offer(
         timeout: seconds within which a host's call must be answered.
         description: of the tree, sent before the blocks.
         arrived: called with a host's name and a number of bytes that arrived there.
-        start_timeout: seconds in which memory must be registered.
+        start_timeout: seconds in which the client's actor must be ready.
 
     Returns:
         The origin that hosts fetch from, until ``withdraw``.
 
     Raises:
-        WheelmountError: the memory could not be registered.
+        WheelmountError: it is not.
     """
     from monarch.actor import context, this_proc
 
@@ -347,15 +366,9 @@ async def fetch_description(source: Origin, timeout: float) -> bytes:
 
     description: Description = await answer(actor.describe.call_one(name))
     data = bytearray(description.size)
-    view = memoryview(data)
-    if description.buffers and rdma.usable():
-        for buffer, length in description.buffers:
-            await buffer.read_into(view[:length], timeout=max(1, int(timeout)))
-            view = view[length:]
-    else:  # of each read without a device Monarch keeps some 45 KiB in the client (0.7.0)
-        for offset in range(0, len(data), PIECE):
-            piece = await answer(actor.piece.call_one(name, offset))
-            view[offset : offset + len(piece)] = piece
+    for offset in range(0, len(data), PIECE):
+        # By RDMABuffer without a device Monarch would keep some 45 KiB of each read (0.7.0).
+        data[offset : offset + PIECE] = await answer(actor.piece.call_one(name, offset))
     if blake3(data).digest() != description.digest:
         raise TransferError("the description of the tree arrived damaged", hint="try again")
     return bytes(data)

@@ -52,12 +52,13 @@ class Receiver:
             ask for come on top: if they waited for these, two hosts could wait for each other.
         compress: as in the settings.
         timeout: seconds within which another process must answer.
+        traffic: counts bytes received and sent.
         tell: called with each block that is complete, or with one that failed and the reason.
         look: searches for bytes that this host has already; called once, on a thread.
 
     Attributes:
         relay: passes blocks on to other hosts.
-        traffic: counts of bytes received and sent.
+        traffic: as given.
     """
 
     def __init__(
@@ -70,11 +71,12 @@ class Receiver:
         in_flight: int,
         compress: str,
         timeout: float,
+        traffic: Traffic,
         tell: Callable[[int, str | None], None],
         look: Callable[[], LocalCopies | None] | None = None,
     ) -> None:
         self.layout = store.layout
-        self.traffic = Traffic()
+        self.traffic = traffic
         self._host = host
         self._store = store
         self._look = look

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from wheelmount.errors import TransferError, WheelmountError
-from wheelmount.hosts.sockets import Ticket
+from wheelmount.hosts import rdma
 from wheelmount.mount.serve.traffic import Traffic
 from wheelmount.mount.store.store import ReblockedStore, Store
-from wheelmount.mount.transfer.rdma import BlockInfo, Offer, choose, within
+from wheelmount.mount.transfer.rdma import BlockInfo, Offer, Ways, within
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring, Staged
 from wheelmount.mount.transfer.stream import PULSE, BlockServer, block_server
 
@@ -62,7 +62,7 @@ class Relay:
 
     def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
         """Keep a block as it came if a host below will ask for it; return memory in exchange."""
-        if self._block_server is None or self._offer is not None:  # its memory is registered
+        if self._block_server is None or self._offer is not None:  # an RDMABuffer is of a slot
             return memory
         if not self._readers(block):
             return memory
@@ -72,13 +72,14 @@ class Relay:
         """Return how many hosts will ask for a block; a ring asks for it."""
         return self._below[block % len(self._below)]
 
-    async def block_server(self, device: bool) -> Ticket | None:
-        """Return the ticket of this host's block server; None: by ``RDMABuffer``."""
+    async def ways(self) -> Ways:
+        """Return the ways to fetch blocks from this host."""
         self._check()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._block_server = block_server(self, self._timeout)
-        return choose(None if self._block_server is None else self._block_server.ticket, device)
+        ticket = None if self._block_server is None else self._block_server.ticket
+        return Ways(ticket, rdma.usable())
 
     async def digest(self, block: int, *, urgent: bool = False) -> BlockInfo:
         """Wait for a block; return its hash and changed files.

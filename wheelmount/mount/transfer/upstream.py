@@ -1,22 +1,31 @@
-"""Fetches blocks from a host above or the client: by stream if possible, else ``RDMABuffer``."""
+"""Fetches blocks from a host above or the client: by RDMA, by stream, or in Monarch's messages.
+
+Where both ends have an RDMA device, some blocks come by it and some by stream, and then all by what
+was faster; or all by stream, from the first that does not come by RDMA.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from wheelmount.errors import TransferError, UnreachableError
 from wheelmount.hosts import rdma
-from wheelmount.hosts.sockets import Ticket
-from wheelmount.mount.serve.traffic import CLIENT, MESSAGES, RDMA
-from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin
+from wheelmount.hosts.runtime import translate
+from wheelmount.mount.serve.traffic import CLIENT, LOCAL, MESSAGES, RDMA, TCP, Traffic
+from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin, Ways
+from wheelmount.mount.transfer.registered import pool
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
 from wheelmount.mount.transfer.stream import BlockClient, Pace, way
 
 Result = TypeVar("Result")
+
+TRIALS = 2
+"""Blocks by RDMA, and by stream, that are timed to choose. The first of each connects."""
 
 
 class Wire(Protocol):
@@ -63,6 +72,72 @@ class Wire(Protocol):
         """Abort transfers that can be aborted."""
 
 
+class Link:
+    """By which way blocks come from another process.
+
+    Args:
+        ways: that there are.
+        transport: as in the settings.
+
+    Attributes:
+        ticket: of the block server, as long as it can be reached.
+        device: whether both ends have an RDMA device that may be used.
+        reason: why no block comes by RDMA any more; empty if there is no reason.
+    """
+
+    def __init__(self, ways: Ways, transport: str) -> None:
+        self.ticket = ways.ticket
+        self.device = ways.device and transport != TCP and rdma.usable()
+        self.reason = ""
+        self._only = transport == RDMA
+        if not self._only and ways.ticket is not None and way(ways.ticket.where) == LOCAL:
+            self.device = False  # a socket of one machine has no network to save
+        self._begun = Counter[bool]()
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}  # for a byte of each block
+
+    def by_device(self) -> bool:
+        """Return whether to fetch the next block by RDMA.
+
+        Raises:
+            TransferError: it is to come by nothing else, and cannot.
+        """
+        if self._only and not self.device:
+            raise TransferError(
+                "transport is rdma, but a host or the client has no RDMA device that Monarch takes",
+                hint="set transport to auto",
+            )
+        if self._only or not self.device or self.reason:
+            return self._only
+        if self.ticket is None or self._fewest() >= TRIALS:
+            return True
+        chosen = self._begun[True] <= self._begun[False]
+        self._begun[chosen] += 1
+        return chosen
+
+    def note(self, by_device: bool, size: int, took: float) -> None:
+        """Note in how many seconds the ``size`` bytes of a block came."""
+        if not self.device or self._fewest() >= TRIALS:
+            return
+        self._seconds[by_device].append(took / size)
+        if self._fewest() >= TRIALS and not self._only and not self.reason:
+            by_rdma, by_stream = min(self._seconds[True]), min(self._seconds[False])
+            if by_rdma > by_stream:
+                self.reason = f"it took {by_rdma / max(by_stream, 1e-12):.1f} times as long"
+
+    def fail(self, error: Exception) -> None:
+        """Give RDMA up after a block that did not come, if there is another way.
+
+        Raises:
+            Exception: the error, if there is none.
+        """
+        if self._only or self.ticket is None:
+            raise error
+        self.reason = f"it failed: {translate(error).message}"
+
+    def _fewest(self) -> int:
+        return min(map(len, self._seconds.values()))
+
+
 class Upstream:
     """A host's connections: Monarch's actors, and the streams that they tell of.
 
@@ -71,15 +146,27 @@ class Upstream:
         source: the client's delivery.
         peers: the agents of other hosts.
         timeout: seconds within which the other end must answer.
+        transport: as in the settings.
+        traffic: is told why blocks do not come by RDMA.
     """
 
-    def __init__(self, key: Key, source: Origin, peers: Mapping[str, Any], timeout: float) -> None:
+    def __init__(
+        self,
+        key: Key,
+        source: Origin,
+        peers: Mapping[str, Any],
+        timeout: float,
+        transport: str,
+        traffic: Traffic,
+    ) -> None:
         self._origin = source
         self._actors = {**peers, CLIENT: source.actor}
         self._names: dict[str, Key | str] = dict.fromkeys(peers, key) | {CLIENT: source.name}
         self._timeout = timeout
         self._client = BlockClient(timeout)
-        self._tickets: dict[str, Ticket | None] = {}
+        self._transport = transport
+        self._traffic = traffic
+        self._links: dict[str, Link] = {}
 
     async def digest(self, host: str, block: int) -> BlockInfo:
         """Ask a host or ``CLIENT`` for hash and changed files of a block."""
@@ -96,17 +183,30 @@ class Upstream:
         memory: memoryview,
         then: Callable[[Staged], Result],
     ) -> tuple[Result, Pace, str]:
-        """Fetch a block by stream or ``RDMABuffer``, and process it; as ``Wire`` says."""
-        if ticket := await self._ticket(host):
+        """Fetch a block, and process it; as ``Wire`` says."""
+        link = await self._link(host)
+        if link.by_device():
+            try:
+                found = await self._read_buffer(host, block, False, memory, then, RDMA)
+            except Exception as error:
+                link.fail(error)
+                self._traffic.explain(host, link.reason)
+            else:
+                link.note(True, len(memory), found[1].took)
+                if link.reason:
+                    self._traffic.explain(host, link.reason)
+                return found
+        if ticket := link.ticket:
             try:
                 result, pace = await self._client.read(ticket, block, packed, urgent, memory, then)
             except UnreachableError:
-                self._tickets[host] = None
+                link.ticket = None
             else:
+                link.note(False, len(memory), pace.took)
+                if link.reason:
+                    self._traffic.explain(host, link.reason)
                 return result, pace, way(ticket.where)
-        staged, took = await self._read_buffer(host, block, packed, memory)
-        by = RDMA if rdma.usable() else MESSAGES
-        return await asyncio.to_thread(then, staged), Pace(0.0, took), by
+        return await self._read_buffer(host, block, packed, memory, then, MESSAGES)
 
     async def report(self, host: str, length: int) -> None:
         """Tell the client that ``length`` more bytes have arrived at this host."""
@@ -124,27 +224,36 @@ class Upstream:
         """
         self._client.close()
 
-    async def _ticket(self, host: str) -> Ticket | None:
-        """Return the ticket of a host's block server; None: by ``RDMABuffer``."""
-        if host not in self._tickets:
-            call = self._actors[host].block_server.call_one(self._names[host], rdma.usable())
-            self._tickets.setdefault(host, await self._answer(call))
-        return self._tickets[host]
+    async def _link(self, host: str) -> Link:
+        if host not in self._links:
+            ways = await self._answer(self._actors[host].ways.call_one(self._names[host]))
+            self._links.setdefault(host, Link(ways, self._transport))
+        return self._links[host]
 
     async def _read_buffer(
-        self, host: str, block: int, packed: bool, memory: memoryview
-    ) -> tuple[Staged, float]:
+        self,
+        host: str,
+        block: int,
+        packed: bool,
+        memory: memoryview,
+        then: Callable[[Staged], Result],
+        by: str,
+    ) -> tuple[Result, Pace, str]:
         actor, name = self._actors[host], self._names[host]
         staged: Staged
         staged, buffer = await self._ask(lambda: actor.stage.call_one(name, block, packed))
+        landing = pool.take(buffer.size())
         sent, began = 0, time.monotonic()
         try:
-            await buffer.read_into(memory[: staged.size], timeout=max(1, int(self._timeout)))
+            await buffer.read_into(landing.view, timeout=max(1, int(self._timeout)))
             sent = staged.size
         finally:
             with contextlib.suppress(Exception):
                 actor.release.broadcast(name, block, packed, sent)
-        return staged, time.monotonic() - began
+        took = time.monotonic() - began
+        memory[: staged.size] = landing.view[: staged.size]
+        await pool.give(landing)  # only now: a failed transfer may still write to it
+        return await asyncio.to_thread(then, staged), Pace(0.0, took), by
 
     async def _ask(self, call: Callable[[], Any]) -> Any:
         """Call another process, again as long as it answers that it waits; return its answer."""

@@ -1,0 +1,319 @@
+"""What the emulated machines of ``run.sh`` do: ``client`` runs the cases, ``host`` is a host."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+SHARE = Path("/share")
+STATE = SHARE / "state"
+ORIGINAL, SOURCE = SHARE / "source", Path("/source")
+"""The directory as both machines see it, and as the client alone does."""
+
+NETWORK = "eth0"
+PATIENCE = 300.0
+HOST, SECOND = "tls://10.9.0.2:26600", "tls://10.9.0.1:26601"
+PAYLOAD = 4096
+"""Bytes of files in a packet at most: the path MTU that Monarch sets."""
+
+FOR_VERBS = {
+    "LD_PRELOAD": str(SHARE / "verbs.so"),
+    "MONARCH_RDMA_IBVERBS_TARGET": "nic:rxe0",
+    "MONARCH_RDMA_QPS_PER_CQ": "8",
+    "VERBS_TIMEOUT": "20",
+    "WHEELMOUNT_FETCH_TIMEOUT": "60",
+    "WHEELMOUNT_READ_TIMEOUT": "180",
+    "WHEELMOUNT_START_TIMEOUT": "300",
+    "WHEELMOUNT_TRANSPORT": "rdma",
+}
+CASES: dict[str, Callable[[], None]] = {}
+
+
+def case(test: Callable[[], None]) -> Callable[[], None]:
+    CASES[test.__name__] = test
+    return test
+
+
+def tell(*words: object) -> None:
+    line = " ".join(map(str, words))
+    print(line, flush=True)
+    with (SHARE / "transcript").open("a") as transcript:
+        transcript.write(line + "\n")
+
+
+def shell(command: str) -> str:
+    done = subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def wheelmount(*arguments: str, show: bool = True) -> str:
+    """Run the production command; show it and its output."""
+    began = time.monotonic()
+    done = subprocess.run(
+        ["wheelmount", *arguments],
+        env=os.environ | FOR_VERBS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+    )
+    if show or done.returncode:
+        tell("client$", "wheelmount", *arguments)
+        tell(done.stdout.rstrip())
+    assert done.returncode == 0, f"exit code {done.returncode}"
+    print(f"{time.monotonic() - began:.0f} s", flush=True)
+    return done.stdout
+
+
+def script(text: str) -> str:
+    """Run a script on the hosts, where the directory is mounted."""
+    tell(text.rstrip())
+    path = SHARE / "script.sh"
+    path.write_text(text)
+    return wheelmount("run", str(SOURCE), str(path))
+
+
+def until(what: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.2)
+
+
+def received() -> tuple[int, int]:
+    """Bytes that rxe0 of the host received: by its packets, and by the network's counter."""
+    on_host("counters")
+    packets, octets = map(int, (STATE / "counters").read_text().split())
+    return packets * PAYLOAD, octets
+
+
+def on_host(request: str) -> None:
+    """Have the other machine do something."""
+    done = STATE / f"{request}.done"
+    done.unlink(missing_ok=True)
+    (STATE / "request").write_text(request)
+    until(done.exists)
+
+
+def counters() -> None:
+    statistics = shell("rdma statistic show link rxe0/1")
+    packets = number(r"rcvd_pkts (\d+)", statistics)
+    seen = shell(f"tc -s filter show dev {NETWORK} ingress")
+    octets = number(r"Sent (\d+) bytes", seen)
+    (STATE / "counters").write_text(f"{packets} {octets}")
+
+
+REQUESTS: dict[str, Callable[[], None]] = {"counters": counters}
+
+
+def make(source: Path, megabytes: int, seed: int = 1) -> int:
+    """Make a tree of a large file, of many small ones, and of what else there is."""
+    rng = random.Random(seed)  # noqa: S311 - the same every time
+    for old in source.iterdir():
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    (source / "many").mkdir()
+    (source / "large").write_bytes(rng.randbytes(megabytes << 20))
+    for number in range(200):
+        (source / "many" / f"{number}").write_bytes(rng.randbytes(rng.randrange(20_000)))
+    (source / "empty").touch()
+    (source / "link").symlink_to("large")
+    return sum(path.stat().st_size for path in source.rglob("*") if not path.is_symlink())
+
+
+def software_device() -> None:
+    shell(f"rdma link add rxe0 type rxe netdev {NETWORK}")
+    shell(f"tc qdisc add dev {NETWORK} clsact")
+    shell(
+        f"tc filter add dev {NETWORK} ingress protocol ip u32 "
+        "match ip protocol 17 0xff match ip dport 4791 0xffff action ok"
+    )
+
+
+def worker(address: str, log: str) -> subprocess.Popen[bytes]:
+    credentials = STATE / f"{address.rpartition(':')[2]}.pem"
+    until(credentials.exists)
+    return subprocess.Popen(
+        ["wheelmount", "worker", address, "--credentials", str(credentials)],
+        env=os.environ | FOR_VERBS,
+        stdout=(SHARE / log).open("w"),
+        stderr=subprocess.STDOUT,
+    )
+
+
+up: list[str] = []
+"""Hosts of the session that is up."""
+
+
+def session(*hosts: str, fanout: int = 0) -> None:
+    """Have a session of these hosts, and no other."""
+    if up == [*hosts]:
+        return
+    down()
+    up.extend(hosts)
+    FOR_VERBS["WHEELMOUNT_FANOUT"] = str(fanout)
+    others = [host.removeprefix("tls://") for host in hosts[1:]]
+    wheelmount("up", "--hosts", ",".join([hosts[0], *others]))
+
+
+def down() -> None:
+    if up:
+        up.clear()
+        wheelmount("down")
+
+
+def number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return int(found[1])
+
+
+def arrived(before: tuple[int, int], least: int) -> None:
+    """Check that so many bytes came to the host's device since ``before``, and tell."""
+    packets, octets = (now - then for now, then in zip(received(), before, strict=True))
+    tell(f"wanted: {least:,} bytes; rxe0 of the host received {octets:,}, and by its own count")
+    tell(f"packets of {PAYLOAD} for {packets:,}")
+    assert min(packets, octets) >= least
+
+
+def shown(*patterns: str) -> None:
+    """Check what ``wheelmount status`` says, which asks the hosts and does not wait long."""
+    for _ in range(3):
+        status = wheelmount("status")
+        if all(re.search(pattern, status) for pattern in patterns):
+            return
+    raise AssertionError(f"status does not say {patterns}")
+
+
+def same() -> None:
+    """Check on the hosts that the mount is as the source."""
+    found = script("diff -r . /share/source && echo no difference")
+    assert found.count("no difference") == len(up), found
+
+
+@case
+def deliver() -> None:
+    size = make(ORIGINAL, 24)
+    session(HOST)
+    before = received()
+    wheelmount("mount", str(SOURCE))
+    arrived(before, size)
+    shown("by rdma from client  generation 1")
+    same()
+
+
+@case
+def refresh() -> None:
+    with (ORIGINAL / "large").open("r+b") as large:
+        large.seek(9 << 20)
+        large.write(os.urandom(3 << 20))
+    (ORIGINAL / "new").write_bytes(os.urandom(1 << 20))
+    shutil.rmtree(ORIGINAL / "many")
+    before = received()
+    wheelmount("refresh", str(SOURCE))
+    arrived(before, 4 << 20)
+    shown("by rdma from client  generation 2")
+    same()
+    wheelmount("umount", str(SOURCE))
+
+
+@case
+def ahead() -> None:
+    """What a program reads comes ahead of the rest."""
+    session(HOST)
+    size = make(ORIGINAL, 96)
+    before, _ = received()
+    packets = "rdma statistic show link rxe0/1 | grep -o 'rcvd_pkts [0-9]*' | cut -d' ' -f2"
+    found = script(
+        f"tail -c 1000 large | sha256sum; packets=$({packets})\n"
+        "tail -c 1000 /share/source/large | sha256sum; echo packets $packets\n"
+    )
+    hashes = re.findall(r"^([0-9a-f]{64}) ", found, re.M)
+    assert len(hashes) == 2 and hashes[0] == hashes[1], found
+    came = number(r"packets (\d+)", found) * PAYLOAD - before
+    tell(f"the last of {size:,} bytes were read when {came:,} had come")
+    assert came < size / 2
+    same()
+
+
+@case
+def second() -> None:
+    """A host takes blocks from another."""
+    size = make(ORIGINAL, 24, seed=2)
+    beside = worker(SECOND, "second.log")
+    try:
+        session(HOST, SECOND, fanout=1)
+        before = received()
+        wheelmount("mount", str(SOURCE))
+        arrived(before, size)
+        shown(r"10\.9\.0\.1 .* by rdma from 10\.9\.0\.2 ", r"10\.9\.0\.2 .* by rdma from client ")
+        same()
+        down()
+    finally:
+        beside.terminate()
+
+
+def client(cases: Sequence[str]) -> int:
+    for address in HOST, SECOND:
+        issued = wheelmount("worker", "--issue", address, show=False)
+        path = STATE / f"{address.rpartition(':')[2]}"
+        path.write_text(issued)
+        path.rename(path.with_suffix(".pem"))
+    until((STATE / "host").exists)
+    ORIGINAL.mkdir(exist_ok=True)
+    SOURCE.mkdir()
+    shell(f"mount --bind {ORIGINAL} {SOURCE}")
+    for name in cases:
+        tell(f"-- {name}")
+        began = time.monotonic()
+        try:
+            CASES[name]()
+        except BaseException:
+            tell(traceback.format_exc())
+            return 1
+        tell(f"-- {name}: as it should be, in {time.monotonic() - began:.0f} s")
+    down()
+    return 0
+
+
+def host() -> None:
+    work = worker(HOST, "worker.log")
+    (STATE / "host").touch()
+    while not (STATE / "result").exists():
+        request = STATE / "request"
+        if request.exists():
+            name = request.read_text()
+            if name:
+                request.unlink()
+                try:
+                    REQUESTS[name]()
+                    (STATE / f"{name}.done").touch()
+                except BaseException:
+                    tell("host:", traceback.format_exc())
+        time.sleep(0.2)
+    work.terminate()
+
+
+def main() -> None:
+    software_device()
+    print(shell("rdma link show"), flush=True)
+    if os.environ["NAME"] == "host":
+        host()
+        return
+    result = 1
+    try:
+        result = client(os.environ["CASES"].split(","))
+    finally:
+        (STATE / "result").write_text(str(result))
+    sys.exit(result)
+
+
+if __name__ == "__main__":
+    main()
