@@ -259,26 +259,28 @@ def test_many_waiting_readers_do_not_stop_others(
     served = Served(source, workplace, settings, adapter)
     try:
         served.feed()
-        script = "import sys; open(sys.argv[1], 'rb').read()"
+        script = "import sys; file = open(sys.argv[1], 'rb'); print(flush=True); file.read()"
         waiting = [
             subprocess.Popen(
                 [sys.executable, "-S", "-c", script, served.mount / "package" / f"small{n}"],
+                stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
             for n in range(120)
         ]
-        deadline = time.monotonic() + 60
-        while processes.status(served.directory)["waiting"] < 5 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        for reader in waiting:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == b"\n"
         time.sleep(1)
         started = time.monotonic()
         assert (served.mount / "empty-directory").is_dir()
         assert os.listdir(served.mount)
         assert time.monotonic() - started < 1
         for reader in waiting:
+            assert reader.poll() is None
             reader.kill()
         for reader in waiting:
-            reader.wait(10)
+            reader.communicate(timeout=10)
     finally:
         served.end()
 
