@@ -10,20 +10,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from wheelmount import config
 from wheelmount.errors import WheelmountError
 from wheelmount.progress import Task
 from wheelmount.urls import without_credentials
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PLAIN_EVERY = 10.0
 """Seconds between lines about a long step where there is no terminal."""
@@ -99,6 +96,14 @@ class ConsoleProgress:
         self.log(f"{name}: {step.text or step.amounts()} in {seconds:.1f} s")
 
     def _open_bar(self) -> Progress:
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
         # One for all steps: some run at the same time, and a terminal has one live display.
         with self._lock:
             if self._bar is None:

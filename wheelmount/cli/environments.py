@@ -6,19 +6,17 @@ import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wheelmount import config
 from wheelmount.cli import completion, options
 from wheelmount.errors import InputError
-from wheelmount.operations import cache, environments
-from wheelmount.operations.environments import Needed
-from wheelmount.wheels import venv
-from wheelmount.wheels.given import file_of
 from wheelmount.wheels.inline import Inline
-from wheelmount.wheels.wanted import PROJECT_NAME, UV_LOCK_NAME, Wanted
+
+if TYPE_CHECKING:  # imported where an environment is wanted: loading takes longer than a command
+    from wheelmount.operations.environments import Needed
 
 
 def environment(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,16 +68,21 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
         **values: Any,
     ) -> Any:
         def needed(inline: Inline | None = None) -> Needed | None:
+            asked = named or files or project is not None or interpreter
+            if inline is None and not asked:
+                if extras or groups:
+                    raise InputError("extras and groups of which project?", hint="give --project")
+                return None
+            from wheelmount.operations.environments import Needed
+            from wheelmount.wheels.given import file_of
+            from wheelmount.wheels.wanted import PROJECT_NAME, UV_LOCK_NAME, Wanted
+
             packages = [one for text in named for one in _split(text)]
             place = config.load().private_runtime() / "given"
             paths = [file_of(one, place) for one in files]
             if project is not None:
                 locked = (project / UV_LOCK_NAME).is_file()
                 paths.append(project / (UV_LOCK_NAME if locked else PROJECT_NAME))
-            if inline is None and not (packages or paths or interpreter):
-                if extras or groups:
-                    raise InputError("extras and groups of which project?", hint="give --project")
-                return None
             own = inline or Inline()
             packages += own.dependencies
             newer = own.exclude_newer
@@ -115,6 +118,9 @@ def env() -> None:
 @options.as_json
 def env_ls(as_json: bool) -> None:
     """List environments, the least recently used first: name, size of its own, and packages."""
+    from wheelmount.operations import cache
+    from wheelmount.wheels import venv
+
     settings = config.load()
     known = {one.folder: one for one in venv.every(Path(settings.cache_dir))}
     found = [one for one in cache.items(settings, "environment") if one.path in known]
@@ -143,6 +149,8 @@ def env_ls(as_json: bool) -> None:
 @options.as_json
 def env_rm(names: tuple[str, ...], as_json: bool) -> None:
     """Remove environments from the cache; what they are made of stays there."""
+    from wheelmount.operations import environments
+
     removed = [one.folder.name for one in environments.remove(names, config.load())]
     if as_json:
         print(json.dumps(removed))

@@ -11,7 +11,6 @@ import click
 from wheelmount.cli import completion
 from wheelmount.containers.overlay import KINDS
 from wheelmount.errors import InputError
-from wheelmount.operations.image import Image, parse_bind, parse_images, parse_size
 
 
 class _Size(click.ParamType[int]):
@@ -20,6 +19,8 @@ class _Size(click.ParamType[int]):
     def convert(
         self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None
     ) -> int:
+        from wheelmount.operations.image import parse_size
+
         return value if isinstance(value, int) else parse_size(value)
 
 
@@ -100,6 +101,9 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
                 hint="leave --instance, or --memory and --cpus, out",
             )
         if images is not None or instance is not None or values.get("packages") is not None:
+            # Here, as commands without a container need none of it.
+            from wheelmount.operations.image import Image, parse_bind, parse_images
+
             paths, references = parse_images(images) if images is not None else ({}, {})
             values["image"] = Image(
                 paths,

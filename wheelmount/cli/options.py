@@ -21,13 +21,10 @@ from wheelmount.hosts.names import expand
 from wheelmount.hosts.session import DEFAULT, hosts_by_default, hosts_named
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.serve.adapters import NAMES
-from wheelmount.wheels import uvsettings
-from wheelmount.wheels.given import file_of
-from wheelmount.wheels.target import Target
-from wheelmount.wheels.wanted import NO_DEPS, PRE, Wanted
 
 if TYPE_CHECKING:
     from wheelmount.operations.launch import Launch  # with Monarch
+    from wheelmount.wheels.target import Target  # with packaging
 
 
 class _Hosts(click.ParamType[HostSpec]):
@@ -292,7 +289,10 @@ def indexes(*short: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             find_links: tuple[str, ...],
             **values: Any,
         ) -> Any:
-            uvsettings.use_indexes(index_url, extra_index_url, find_links)
+            if index_url or extra_index_url or find_links:
+                from wheelmount.wheels import uvsettings
+
+                uvsettings.use_indexes(index_url, extra_index_url, find_links)
             return command(*arguments, **values)
 
         return wrapped
@@ -365,6 +365,9 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         confined: bool,
         **values: Any,
     ) -> Any:
+        from wheelmount.wheels.given import file_of
+        from wheelmount.wheels.wanted import NO_DEPS, PRE, Wanted
+
         place = config.load().private_runtime() / "given"
         found = [[file_of(one, place) for one in some] for some in (files, constraints, overrides)]
         given = requirements, found[0], found[1], extras, groups, builds
@@ -408,8 +411,11 @@ def targets(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(
         *arguments: Any, python_versions: tuple[str, ...], platforms: tuple[str, ...], **values: Any
     ) -> Any:
-        given = python_versions or platforms
-        values["targets"] = Target.parse_all(python_versions, platforms) if given else []
+        values["targets"] = []
+        if python_versions or platforms:
+            from wheelmount.wheels.target import Target
+
+            values["targets"] = Target.parse_all(python_versions, platforms)
         return command(*arguments, **values)
 
     return wrapped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -17,12 +17,14 @@ from wheelmount.cli.image_options import container
 from wheelmount.cli.launcher import Launcher, Module
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.operations import containers, environments, scripts
-from wheelmount.operations.environments import Needed
-from wheelmount.operations.image import Image
+from wheelmount.operations import scripts
 from wheelmount.operations.launch import Launch
 from wheelmount.wheels import inline
 from wheelmount.wheels.inline import Inline
+
+if TYPE_CHECKING:
+    from wheelmount.operations.environments import Needed
+    from wheelmount.operations.image import Image
 
 
 @click.command(cls=Launcher, after_source=True)
@@ -130,6 +132,8 @@ def run(
     with show.open(progress) as told:
         launch = replace(launch, output=told, stdin=stdin)
         if found is not None:
+            from wheelmount.operations import environments
+
             results = environments.run(
                 spec,
                 found,
@@ -147,5 +151,7 @@ def run(
         if image is None:
             results = scripts.run(spec, *given)
         else:
+            from wheelmount.operations import containers
+
             results = containers.script(spec, image, *given)
     return show.end(results, progress)

@@ -18,17 +18,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from wheelmount import logs, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
 from wheelmount.hosts import launcher, pods
 from wheelmount.hosts.address import SECURE, Address
-from wheelmount.hosts.credentials import OF_HOSTS, Authority
 from wheelmount.hosts.network import NetworkHosts, counted
 from wheelmount.hosts.pods import Order
 from wheelmount.progress import SILENT, Progress
+
+if TYPE_CHECKING:  # see hosts.network
+    from wheelmount.hosts.credentials import Authority
 
 log = logging.getLogger("wheelmount")
 
@@ -121,6 +123,8 @@ class KubernetesHosts(NetworkHosts):
 
     def authority(self) -> Authority:
         """Who signs for these pods, and for no other hosts."""
+        from wheelmount.hosts.credentials import Authority
+
         return Authority.decode(self._order.authority.encode())
 
     def start(self) -> None:
@@ -133,6 +137,8 @@ class KubernetesHosts(NetworkHosts):
         """
         if importlib.util.find_spec("kubernetes") is None:
             raise _missing()
+        from wheelmount.hosts.credentials import OF_HOSTS, Authority
+
         self._order = replace(self._order, authority=Authority.make(OF_HOSTS).encode().decode())
         self._made = True
         try:

@@ -6,15 +6,17 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, WaitError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
-from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.host import Hosts
+
+if TYPE_CHECKING:  # cryptography takes long to load, and most commands need none of it
+    from wheelmount.hosts.credentials import Authority
 
 log = logging.getLogger("wheelmount")
 
@@ -69,7 +71,25 @@ class NetworkHosts(Hosts):
 
         Their own if they were started together; else the user's.
         """
+        from wheelmount.hosts.credentials import Authority
+
         return self._authority or Authority.of_user(self._settings)
+
+    def _start_authority(self) -> None:
+        """Sign by the authority of this process, for hosts that it starts."""
+        from wheelmount.hosts.credentials import Authority
+
+        self._authority = Authority.of_process()
+
+    def _certify(self, names: Sequence[str]) -> bytes:
+        """Return a certificate and its key for workers that this process starts, as they read it.
+
+        Args:
+            names: host names and IP addresses at which the workers are reached.
+        """
+        from wheelmount.hosts.credentials import OF_HOSTS, encode
+
+        return encode(self.authority().issue(names, OF_HOSTS))
 
     @property
     def addresses(self) -> list[str]:
@@ -136,6 +156,8 @@ class NetworkHosts(Hosts):
         self._names = record["names"]
         self._addresses = [Address.parse(text) for text in record["addresses"]]
         if "authority" in record:
+            from wheelmount.hosts.credentials import Authority
+
             self._authority = Authority.decode(record["authority"].encode())
 
     def __len__(self) -> int:

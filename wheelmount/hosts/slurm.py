@@ -26,7 +26,6 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import launcher, runtime
 from wheelmount.hosts.address import SECURE, Address
-from wheelmount.hosts.credentials import OF_HOSTS, Authority, encode
 from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
 from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, outside, verdict
 from wheelmount.progress import SILENT, Progress
@@ -170,7 +169,7 @@ class SlurmHosts(NetworkHosts):
             HostError: Slurm does not take the job, or it ends again.
             WaitError: it did not run within ``queue_timeout``.
         """
-        self._authority = Authority.of_process()
+        self._start_authority()
         first, *others = _ports()
         try:
             self._start_at(first)
@@ -262,9 +261,9 @@ class SlurmHosts(NetworkHosts):
         if self._step is None or self._step.stdin is None:
             return
         names = [name for address in self._addresses for name in address.names()]
-        identity = self.authority().issue(list(dict.fromkeys(names)), OF_HOSTS)
+        identity = self._certify(list(dict.fromkeys(names)))
         with contextlib.suppress(BrokenPipeError):
-            self._step.stdin.write(encode(identity))
+            self._step.stdin.write(identity)
             self._step.stdin.flush()
 
     def _submit(self, port: int) -> None:

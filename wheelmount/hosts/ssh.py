@@ -21,7 +21,6 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import launcher
 from wheelmount.hosts.address import Address
-from wheelmount.hosts.credentials import OF_HOSTS, Authority, encode
 from wheelmount.hosts.network import INSTALL, NetworkHosts
 
 log = logging.getLogger("wheelmount")
@@ -106,7 +105,7 @@ class SshHosts(NetworkHosts):
 
     def start(self) -> None:
         """Start workers, all at once, and wait until each answers."""
-        self._authority = Authority.of_process()
+        self._start_authority()
         mode = launcher.GUARDED if self._guarded else launcher.DETACHED
         try:
             for name, target in zip(self._names, self._targets, strict=True):
@@ -188,10 +187,10 @@ class SshHosts(NetworkHosts):
         return None
 
     def _give_credentials(self, process: subprocess.Popen[bytes], address: Address) -> None:
-        identity = self.authority().issue(address.names(), OF_HOSTS)
+        identity = self._certify(address.names())
         with contextlib.suppress(BrokenPipeError):
             stdin = cast(IO[bytes], process.stdin)
-            stdin.write(encode(identity))
+            stdin.write(identity)
             stdin.flush()
 
     def stop(self) -> None:

@@ -143,8 +143,8 @@ def _script(
     progress: Progress,
 ) -> Results:
     argv = list(words)
+    inside = scripts.is_environment(source)
     if text is not None:
-        inside = scripts.is_environment(source)
         through = scripts.interpreter(text, words[0], environment=inside)
         argv = [*through, SCRIPT, *words[1:]]
     check(spec, image, argv)
@@ -162,7 +162,9 @@ def _script(
             environment={**plain.environment, "WHEELMOUNT_MOUNT": path},
             files=plain.files if text is None else {**plain.files, SCRIPT: os.fsdecode(text)},
         )
-        return carry_out(shown, scripts.activated(source, path, argv, image.variables))
+        if inside:
+            return carry_out(shown, scripts.activated(path, argv, image.variables))
+        return carry_out(shown, argv)
 
     with (
         hosts_for(spec, mntpoint, settings, progress) as pool,

@@ -28,7 +28,7 @@ from wheelmount.wheels import carried, venv
 from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.interpreter import base_executable
 from wheelmount.wheels.target import Target
-from wheelmount.wheels.venv import Environment, activated
+from wheelmount.wheels.venv import Environment
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
@@ -102,8 +102,8 @@ def run(
                 files=plain.files if text is None else {**plain.files, SCRIPT: os.fsdecode(text)},
             )
             argv = words if text is None else (*interpreter, SCRIPT, *arguments)
-            return carry_out(ordered, activated(environment, argv, image.variables))
-        through = activated(environment, words if text is None else interpreter, more)
+            return carry_out(ordered, scripts.activated(environment, argv, image.variables))
+        through = scripts.activated(environment, words if text is None else interpreter, more)
         return Command(
             through if text is None else tuple(arguments),
             text,
@@ -145,7 +145,7 @@ def execute(
         ordered = dataclasses.replace(
             plain, binds=[*plain.binds, (environment, environment, False)]
         )
-        return carry_out(ordered, activated(environment, argv, image.variables))
+        return carry_out(ordered, scripts.activated(environment, argv, image.variables))
 
     if image.instance is not None:  # what a command leaves there runs on, and would hold them open
         launch = dataclasses.replace(launch, lent={})

@@ -15,7 +15,6 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.mounts import on_mounts
 from wheelmount.progress import Progress
-from wheelmount.wheels import venv
 
 LARGEST = 8 << 20
 """Bytes of a script, which travels in one message."""
@@ -55,8 +54,9 @@ def run(
 
     def command(_host: str, path: str) -> Command:
         environment = {**launch.variables, "WHEELMOUNT_MOUNT": path}
-        through = words if text is None else interpreter(text, words[0], environment=inside)
-        through = activated(source, path, through, launch.variables)
+        through = tuple(words) if text is None else interpreter(text, words[0], environment=inside)
+        if inside:
+            through = activated(path, through, launch.variables)
         return Command(
             through if text is None else tuple(words[1:]),
             text,
@@ -89,17 +89,22 @@ def interpreter(script: bytes, name: str = "", *, environment: bool = False) -> 
 
 
 def activated(
-    source: Path, path: str, argv: Sequence[str], given: Collection[str] = ()
+    environment: str, argv: Sequence[str], given: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """A command with the programs of a mounted directory first, if that is an environment.
+    """Return a command that finds an environment's programs before all others.
 
     Args:
-        source: the directory.
-        path: where it is mounted.
+        environment: where the environment is mounted.
         argv: the command.
-        given: see ``venv.activated``.
+        given: names of variables that are set for this command; others that would lead its Python
+            elsewhere are removed.
     """
-    return venv.activated(path, argv, given) if is_environment(source) else tuple(argv)
+    removed = [name for name in ("PYTHONHOME", "PYTHONPATH") if name not in given]
+    shell = (
+        'VIRTUAL_ENV=$0 PATH="$0/bin:$PATH"; export VIRTUAL_ENV PATH; '
+        f'unset {" ".join(removed)}; exec "$@"'
+    )
+    return "sh", "-c", shell, environment, *argv
 
 
 def is_environment(source: Path) -> bool:

@@ -7,9 +7,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 from wheelmount.errors import InputError
 
 if sys.version_info >= (3, 11):
@@ -53,19 +50,16 @@ def read(script: bytes) -> Inline | None:
     try:
         table = tomllib.loads("\n".join(line[2:] for line in lines))
         return _of(table)
-    except (
-        tomllib.TOMLDecodeError,
-        InvalidRequirement,
-        InvalidSpecifier,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (ValueError, TypeError, AttributeError) as error:  # of TOML and of packaging, too
         raise InputError(
             f"the script's metadata cannot be understood: {error}", hint=_HINT
         ) from None
 
 
 def _of(table: dict[str, Any]) -> Inline:
+    from packaging.requirements import Requirement  # here, as most scripts have no such block
+    from packaging.specifiers import SpecifierSet
+
     settings = table.get("tool", {}).get("uv", {})
     if unknown := settings.keys() - {"exclude-newer"}:
         raise InputError(

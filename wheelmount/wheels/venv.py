@@ -16,7 +16,7 @@ import json
 import os
 import posixpath
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,25 +172,6 @@ def directory(cache: Path) -> Path:
             hint="remove it, or set WHEELMOUNT_CACHE_DIR",
         )
     return folder
-
-
-def activated(
-    environment: str, argv: Sequence[str], given: Collection[str] = ()
-) -> tuple[str, ...]:
-    """A command with an environment's programs before all others.
-
-    Args:
-        environment: where it is mounted.
-        argv: the command.
-        given: names of variables that are set for this command; others that would lead its Python
-            elsewhere are removed.
-    """
-    removed = [name for name in ("PYTHONHOME", "PYTHONPATH") if name not in given]
-    shell = (
-        'VIRTUAL_ENV=$0 PATH="$0/bin:$PATH"; export VIRTUAL_ENV PATH; '
-        f'unset {" ".join(removed)}; exec "$@"'
-    )
-    return "sh", "-c", shell, environment, *argv
 
 
 def _base(part: Path, target: Target, python: str) -> None:
