@@ -26,15 +26,16 @@ have() { command -v "$1" >/dev/null; }
 
 # --- packages -------------------------------------------------------------------------------------
 
-# A Python that can make .venv: of the right version, with venv, and with the headers that pyfuse3
-# is compiled against.
+# A Python that can make .venv: of the right version, with venv, and for --dev with the headers that
+# pyfuse3 is compiled against.
 usable_python() {
   local name
   for name in python3 python3.13 python3.12 python3.11 python3.10; do
-    if "$name" - 2>/dev/null <<'PYTHON'
+    if "$name" - $dev 2>/dev/null <<'PYTHON'
 import ensurepip, os, sys, sysconfig, venv
 header = os.path.join(sysconfig.get_path("include"), "Python.h")
-sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 13) and os.path.exists(header)))
+compiles = sys.argv[1] == "no" or os.path.exists(header)
+sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 13) and compiles))
 PYTHON
     then echo "$name"; return; fi
   done
@@ -44,15 +45,21 @@ PYTHON
 find_missing() {
   # Without the first there is no .venv, without the second no mounts, no images.
   needed=() wanted=() servers=()
-  have gcc && [ -e /usr/include/stdio.h ] || needed+=(gcc libc6-dev)
-  have pkg-config || needed+=(pkg-config)
-  { have pkg-config && pkg-config --exists fuse3; } || needed+=(libfuse3-dev)
-  usable_python >/dev/null || needed+=(python3 python3-dev python3-venv)
+  usable_python >/dev/null || needed+=(python3 python3-venv)
+  [ $dev = no ] || find_compiler
   have fusermount3 || wanted+=(fuse3)
   have debootstrap || wanted+=(debootstrap)
   have_apptainer || wanted+=(apptainer)
   [ $dev = no ] || find_servers
   missing=("${needed[@]}" "${wanted[@]}" "${servers[@]}")
+}
+
+# What pyfuse3 is compiled with; the other packages come as wheels.
+find_compiler() {
+  have gcc && [ -e /usr/include/stdio.h ] || needed+=(gcc libc6-dev)
+  have pkg-config || needed+=(pkg-config)
+  { have pkg-config && pkg-config --exists fuse3; } || needed+=(libfuse3-dev)
+  usable_python >/dev/null || needed+=(python3-dev)
 }
 
 # What tests run: on several hosts that they make on this machine (tests/testbed), and a registry.

@@ -49,6 +49,23 @@ def test_both_have_the_license_and_the_wheel_says_that_it_has_types(published: P
     assert f"wheelmount-{wheelmount.__version__}.dist-info/licenses/LICENSE" in packed
 
 
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_all_that_it_needs_comes_as_wheels(published: Path, python: str) -> None:
+    compile_ = [uv.find_uv_bin(), "pip", "compile", "--quiet", "--only-binary", ":all:"]
+    compile_ += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "-"]
+    wheel = _only(published, "*.whl")
+    done = subprocess.run(
+        compile_,
+        input=f"wheelmount @ {wheel.as_uri()}",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torchmonarch==" in done.stdout
+    assert "pyfuse3" not in done.stdout
+
+
 def test_the_wheel_needs_no_checkout(published: Path, tmp_path: Path) -> None:
     """Its modules come from the wheel, and what they need from where the tests have it."""
     place = tmp_path / "place"

@@ -13,7 +13,7 @@ trap 'rm -rf "$place"' EXIT
 uv=$PWD/.venv/bin/uv
 "$uv" venv --quiet --seed --python "$python" "$place/venv"
 into=(--quiet --python "$place/venv/bin/python")
-"$uv" pip install "${into[@]}" --resolution lowest-direct --editable .
+"$uv" pip install "${into[@]}" --resolution lowest-direct --editable '.[pyfuse3]'
 "$uv" pip list "${into[@]}" --exclude wheelmount --format freeze >"$place/lowest.txt"
 # What tests themselves use, with everything else as it is.
 "$uv" pip install "${into[@]}" --constraint "$place/lowest.txt" \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import json
 import mmap
 import os
@@ -23,9 +24,9 @@ from tests.mount.conformance import assert_read_only, assert_same
 from tests.test_logs import await_small
 from wheelmount import logs
 from wheelmount.config import MEMORY, Settings
-from wheelmount.errors import MountError
+from wheelmount.errors import InputError, MountError
 from wheelmount.mount.kernel import points
-from wheelmount.mount.serve import control, processes
+from wheelmount.mount.serve import adapters, control, processes
 from wheelmount.mount.serve.control import Task
 from wheelmount.mount.serve.server import KEPT_LOGS
 from wheelmount.mount.snapshot.layout import Layout
@@ -283,6 +284,20 @@ def test_many_waiting_readers_do_not_stop_others(
             reader.communicate(timeout=10)
     finally:
         served.end()
+
+
+def test_a_host_without_pyfuse3_serves_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is hidden, as the one that tests use is installed."""
+    (tmp_path / "pyfuse3.py").write_text("raise ImportError('hidden')")
+    command = [sys.executable, "-c", "import wheelmount.mount.serve.server"]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True, timeout=60)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(InputError, match="does not have the Python package pyfuse3") as error:
+        adapters.choose("pyfuse3")
+    assert error.value.hint is not None and "wheelmount[pyfuse3]" in error.value.hint
+    assert adapters.choose("devfuse") == "devfuse"
 
 
 def test_a_changed_file_is_an_error_and_named_in_the_status(served: Served) -> None:

@@ -7,6 +7,7 @@ kernel alone in the way; until then, and where mounting is not allowed, ``devfus
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Awaitable, Callable
@@ -67,6 +68,11 @@ def choose(wanted: str) -> str:
     """
     if wanted not in NAMES:
         raise InputError(f"there is no adapter {wanted!r}", hint=f"give one of {', '.join(NAMES)}")
+    if wanted == "pyfuse3" and importlib.util.find_spec("pyfuse3") is None:
+        raise InputError(
+            "this host does not have the Python package pyfuse3",
+            hint="install it there: pip install 'wheelmount[pyfuse3]'; or leave it to auto",
+        )
     lacks = lacking_for_bind()
     if wanted == "bind" and lacks:
         raise InputError(f"this host cannot show a mount by bind: {lacks}", hint="leave it to auto")

@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import asdict
 from pathlib import Path
 
-import pyfuse3
 import trio
 
 from wheelmount import logs
@@ -27,7 +26,6 @@ from wheelmount.mount.serve.adapters import Adapter
 from wheelmount.mount.serve.control import PROCESS, TASK, Task
 from wheelmount.mount.serve.fuse.attach import attach, set_read_ahead
 from wheelmount.mount.serve.fuse.devfuse import DirectFuse
-from wheelmount.mount.serve.fuse.pyfuse import FuseOperations
 from wheelmount.mount.serve.fuse.wire import Session
 from wheelmount.mount.serve.generations import Generations
 from wheelmount.mount.serve.supervisor import ENDS, hold_back, let_through, supervise
@@ -463,6 +461,10 @@ def _remember(directory: Path, task: Task) -> None:
 
 
 def _by_pyfuse3(directory: Path, task: Task, ready: int) -> bool:
+    import pyfuse3  # an extra, which most hosts do not have
+
+    from wheelmount.mount.serve.fuse.pyfuse import FuseOperations
+
     server = Server(directory, task)
     forgotten = server.generations.forgotten
     adapter = FuseOperations(server.vfs, server.read, _owner(), forgotten)
