@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import http.client
 import os
 import shlex
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,6 +25,9 @@ from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
 from .support import TARGET, Index, make_wheel
+
+BEHIND = "index.invalid"
+"""A name that only the proxy knows."""
 
 
 @pytest.fixture
@@ -88,7 +99,8 @@ def serve(index: Index, place: Path, *, clients: bool = False) -> tuple[Path, Pa
     With ``clients`` those have to show it too.
     """
     key, certificate = place / "key.pem", place / "certificate.pem"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    names = f"subjectAltName=IP:127.0.0.1,DNS:{BEHIND}"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", names]
     subject += ["-addext", "basicConstraints=critical,CA:FALSE"]
     files = ["-keyout", str(key), "-out", str(certificate)]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *subject]
@@ -165,3 +177,110 @@ def test_a_certificate_of_the_client(
     both.write_text(certificate.read_text() + key.read_text())
     monkeypatch.setenv("SSL_CLIENT_CERT", str(both))
     add(house, "own")
+
+
+class _Proxy(BaseHTTPRequestHandler):
+    """Passes requests for ``BEHIND`` on to this machine, for clients that say who they are."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _permitted(self) -> bool:
+        token = base64.b64encode(b"me:p@ss").decode()
+        if self.headers.get("Proxy-Authorization") == f"Basic {token}":
+            return True
+        self.send_response(407)
+        self.send_header("Proxy-Authenticate", 'Basic realm="proxy"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return False
+
+    def do_CONNECT(self) -> None:
+        host, _, port = self.path.partition(":")
+        if not self._permitted():
+            return
+        assert host == BEHIND
+        with socket.create_connection(("127.0.0.1", int(port))) as there:
+            self.send_response(200)
+            self.end_headers()
+            back = threading.Thread(target=_pass_on, args=(there, self.connection))
+            back.start()
+            _pass_on(self.connection, there)
+            back.join()
+        self.close_connection = True
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if not self._permitted():
+            return
+        assert url.hostname == BEHIND and url.port is not None
+        there = http.client.HTTPConnection("127.0.0.1", url.port)
+        kept = {name: text for name, text in self.headers.items() if name in ("Accept", "Range")}
+        there.request(self.command, url.path, headers=kept)
+        answer = there.getresponse()
+        body = answer.read()
+        self.send_response(answer.status)
+        for name, text in answer.getheaders():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(body)
+        there.close()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(65536):
+            target.sendall(piece)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def proxy() -> Iterator[str]:
+    """Address of a proxy that asks for a user's name and password."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("variable", "encrypted"),
+    [("HTTP_PROXY", False), ("HTTPS_PROXY", True), ("ALL_PROXY", False), ("ALL_PROXY", True)],
+)
+def test_all_goes_through_a_proxy(
+    index: Index,
+    house: Wheelhouse,
+    proxy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    encrypted: bool,
+) -> None:
+    make_wheel(index.directory, "needed")
+    make_wheel(index.directory, "own", requires=["needed"])
+    if encrypted:
+        _, certificate = serve(index, tmp_path)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url.replace("127.0.0.1", BEHIND))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, f"http://{proxy}")
+    with pytest.raises(WheelmountError):
+        add(house, "own")
+    assert not index.requests
+    monkeypatch.setenv(variable, f"http://me:p%40ss@{proxy}")
+    add(house, "own")
+    assert len(house.wheels()) == 2
+    assert "p%40ss" not in "".join(
+        path.read_text() for path in house.directory.iterdir() if path.suffix in (".toml", ".json")
+    )
