@@ -100,9 +100,11 @@ SHOW = "python3 -c 'import own, other; print(own.VALUE, other.__file__)'"
 INSTALL = {"pip": "pip install", "uv": "uv pip install"}
 
 
-def test_the_file_of_the_project() -> None:
+def test_the_files_of_the_project() -> None:
     assert (ROOT / "pip.conf").read_text() == pip_conf() == pip_conf("/packages")
     assert (ROOT / "images" / "uv.toml").read_text() == uv_toml()
+    with_space = pip_conf("/with space"), uv_toml("/with space")
+    assert "/packages" not in "".join(with_space)
 
 
 @pytest.mark.parametrize("packages", ["/packages", "/with space/ü", '/quo"te\\'])

@@ -9,8 +9,9 @@ and without a network where it must be sure.
 from __future__ import annotations
 
 import json
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+import wheelmount
 from wheelmount.errors import InputError
 
 PACKAGES = "/packages"
@@ -30,18 +31,7 @@ def pip_conf(packages: str = PACKAGES) -> str:
     path = checked_path(packages)
     # pip splits the value at white space, which a URL has none of.
     links = PurePosixPath(path).as_uri() if any(c.isspace() for c in path) else path
-    return (
-        "# Install from the mounted directory of wheels, and from nowhere else.\n"
-        "[global]\n"
-        "no-index = true\n"
-        f"find-links = {links}\n"
-        # A requirement that is a URL still goes out; where there is no network, fail at once.
-        "retries = 0\n"
-        "disable-pip-version-check = true\n"
-        # The system's Python of a container is there to be installed into (PEP 668).
-        "break-system-packages = true\n"
-        "root-user-action = ignore\n"
-    )
+    return _file("pip.conf").replace(f"find-links = {PACKAGES}\n", f"find-links = {links}\n")
 
 
 def uv_toml(packages: str = PACKAGES, *, system: bool = True) -> str:
@@ -58,24 +48,15 @@ def uv_toml(packages: str = PACKAGES, *, system: bool = True) -> str:
     """
     # Strings of JSON without escapes beyond these are strings of TOML too.
     links = json.dumps(checked_path(packages), ensure_ascii=False)
-    text = (
-        "# Install from the mounted directory of wheels, and from nowhere else.\n"
-        # Both: without no-index a missing package is reported as missing from uv's cache, and
-        # without offline a requirement that is a URL goes out. At the top and not under [pip],
-        # so that they hold for uv run, sync, add and tool too.
-        "offline = true\n"
-        "no-index = true\n"
-        f"find-links = [{links}]\n"
-        'python-downloads = "never"\n'
-        # uv's cache knows a wheel by its name alone: one that was built anew would come out of it
-        # as it was. It would also take the room of every package in an overlay a second time.
-        "no-cache = true\n"
-        # What it keeps for the moment may lie on another file system.
-        'link-mode = "copy"\n'
-    )
-    if system:
-        text += "\n[pip]\nsystem = true\nbreak-system-packages = true\n"
-    return text
+    text = _file("images/uv.toml").replace(f'["{PACKAGES}"]', f"[{links}]")
+    return text if system else text.partition("\n[pip]\n")[0]
+
+
+def _file(name: str) -> str:
+    """Return the text of a file that comes with the package, or lies beside it in a checkout."""
+    package = Path(wheelmount.__file__).parent
+    places = package / name, package.parent / name
+    return next(path for path in places if path.is_file()).read_text(encoding="utf-8")
 
 
 def environment(pip_conf: str = PIP_CONF, uv_toml: str = UV_TOML) -> dict[str, str]:
