@@ -8,8 +8,9 @@ Three by ``RDMABuffer``, and one without:
 ``scattered``   each is registered once, and one ``RDMAAction`` reads them all
 ``stream``      read from a socket, some at a time (``wheelmount.mount.transfer.stream``)
 
-From one process to another of this machine, again and again, as a mount does it block after block.
-Pieces are as small files (many, of 9 KiB) and as blocks (few, of 4 MiB).
+From one process to another of this machine, or from the second of the named hosts to the first,
+again and again, as a mount does it block after block. Pieces are as small files (many, of 9 KiB)
+and as blocks (few, of 4 MiB). All bytes are compared.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
+from blake3 import blake3
 from monarch.actor import Actor, endpoint
 from monarch.rdma import RDMAAction, RDMABuffer
 
 from wheelmount import config
-from wheelmount.hosts import runtime
-from wheelmount.hosts.local import LocalHosts
+from wheelmount.hosts import rdma, runtime
+from wheelmount.hosts.session import hosts_named
 from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.stream import BlockClient, BlockServer
+from wheelmount.operations import pools
+from wheelmount.progress import SILENT
 
 KINDS = {"small files": (256, 9 << 10), "blocks": (16, 4 << 20)}
 """Number of pieces, and bytes of each."""
@@ -62,6 +66,11 @@ class Giver(Actor):  # type: ignore[misc]
         """A piece, as a block; see ``Lender``."""
         piece = self._pieces[block]
         yield Staged(0, len(piece), len(piece), b"", ()), piece
+
+    @endpoint
+    def digest(self) -> bytes:
+        """The hash of all pieces."""
+        return blake3(b"".join(self._pieces)).digest()
 
     @endpoint
     def naive(self) -> list[Any]:
@@ -120,6 +129,13 @@ class Taker(Actor):  # type: ignore[misc]
                 buffer.read_into(piece, timeout=TIMEOUT).get()
         return time.perf_counter() - start
 
+    @endpoint
+    def digest(self) -> bytes:
+        """The hash of what was read; it is forgotten."""
+        found = blake3(self._whole).digest()
+        self._whole[:] = bytes(len(self._whole))
+        return found
+
     async def _stream(self, ticket: Ticket) -> None:
         queue = iter(enumerate(self._pieces))
 
@@ -134,16 +150,23 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser("python -m benchmarks.rdma")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--hosts", default="local:2", help="two, as of wheelmount's --hosts")
     given = parser.parse_args()
-    with LocalHosts(2, config.load(), namespaces=False) as hosts, runtime.quiet():
-        first, second = (host.mesh.spawn_procs({"procs": 1}) for host in hosts)
+    settings = config.load()
+    spec = hosts_named(given.hosts, settings)
+    with pools.hold(spec, settings, SILENT, namespaces=False) as held, runtime.quiet():
+        first, second = (host.mesh.spawn_procs({"procs": 1}) for host in held.pool.chosen)
+        print(f"RDMA devices of this machine: {rdma.devices() or 'none'}")
         for number, (kind, (count, size)) in enumerate(KINDS.items()):
             giver = first.spawn(f"giver{number}", Giver, count, size)
             taker = second.spawn(f"taker{number}", Taker, giver, count, size)
             found: dict[str, list[float]] = {way: [] for way in WAYS}
-            for _ in range(given.rounds + 1):
-                for way in WAYS:
+            digest = runtime.one(giver.digest.call_one(), TIMEOUT)
+            for way in WAYS:
+                for _ in range(given.rounds + 1):
                     found[way].append(runtime.one(taker.take.call_one(way), TIMEOUT))
+                    if runtime.one(taker.digest.call_one(), TIMEOUT) != digest:
+                        raise SystemExit(f"{kind}: {way} read wrong bytes")
             print(f"\n{kind}: {count} of {size >> 10} KiB")
             for way, seconds in found.items():
                 took = median(seconds[1:])  # the first makes the connection

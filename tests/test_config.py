@@ -261,6 +261,7 @@ print(json.dumps(dataclasses.asdict(config.load())))
         ({"WHEELMOUNT_BLOCK_SIZE": "1000"}, "block_size"),
         ({"WHEELMOUNT_READ_TIMEOUT": "-1"}, "read_timeout"),
         ({"WHEELMOUNT_COMPRESS": "zstd"}, "compress"),
+        ({"WHEELMOUNT_TRANSPORT": "tls"}, "transport"),
     ],
 )
 def test_values_without_meaning_are_named(

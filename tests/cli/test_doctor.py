@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import Cli, mounts_shown
 from wheelmount import doctor
 from wheelmount.config import MEMORY, Settings
+from wheelmount.hosts import rdma
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
 from wheelmount.operations import survey
@@ -46,6 +47,21 @@ def test_tells_the_same_of_every_host_and_where_they_differ(cli: Cli) -> None:
         f"b: python is 3.9.1, elsewhere {python}",
         "b: its clock is -60.0 s off",
     ]
+
+
+def test_tells_which_rdma_devices_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(device: dict[str, str], transport: str) -> tuple[str, str]:
+        monkeypatch.setattr(rdma, "devices", lambda: device)  # in place of /sys
+        findings = doctor.examine(Settings(transport=transport))
+        return next((each.state, each.text) for each in findings if each.what == "rdma")
+
+    real = {"mlx5_0": "mlx5_core"}
+    assert said({}, "auto") == (doctor.POOR, "no device: bytes travel by TCP")
+    assert "none that Monarch takes" in said({"rxe0": "no hardware"}, "auto")[1]
+    assert said(real, "auto")[0] == doctor.GOOD
+    assert "by what is faster" in said(real, "auto")[1]
+    assert "by nothing else" in said(real, "rdma")[1]
+    assert "transport is tcp" in said(real, "tcp")[1]
 
 
 def test_tells_where_a_directory_has_no_room(source: Path) -> None:

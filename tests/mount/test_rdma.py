@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from wheelmount.errors import TransferError, UnreachableError
+from wheelmount.errors import StoreError, TransferError, UnreachableError
 from wheelmount.hosts import rdma
 from wheelmount.hosts.address import Address
 from wheelmount.hosts.sockets import Ticket
@@ -230,6 +230,42 @@ def test_auto_goes_on_by_stream_where_rdma_fails(
     asyncio.run(main())
 
 
+def test_auto_goes_on_by_stream_where_no_memory_can_be_registered(
+    source: Path, device: type[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_view: memoryview) -> None:
+        raise RuntimeError("ibv_reg_mr: Cannot allocate memory")
+
+    monkeypatch.setattr(registered, "RDMABuffer", refuse)
+
+    async def main() -> None:
+        sender = Sender(source, Ways(REMOTE, True))
+        await sender.offer.prepare()
+        received = Receiving(sender)
+        received.stream(monkeypatch, 1.0)
+        assert await received.read(0) == TLS
+        said = describe(received.traffic.summary())
+        assert "memory was not registered" in said and "Cannot allocate memory" in said
+
+    asyncio.run(main())
+
+
+def test_a_store_that_is_full_says_nothing_of_rdma(
+    source: Path, device: type[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_staged: Staged) -> None:
+        raise StoreError("no space")
+
+    async def main() -> None:
+        received = Receiving(Sender(source, Ways(REMOTE, True)))
+        memory = memoryview(bytearray(BLOCK))
+        with pytest.raises(StoreError):
+            await received.upstream.read("", 0, False, False, memory, full)
+        assert not received.traffic.summary()["reasons"]
+
+    asyncio.run(main())
+
+
 def test_rdma_alone_fails_rather_than_go_another_way(
     source: Path, device: type[Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +274,7 @@ def test_rdma_alone_fails_rather_than_go_another_way(
         received.stream(monkeypatch, 0.0)
         assert [await received.read(n % 2) for n in range(6)] == [RDMA] * 6
         device.failure = RuntimeError("no such device")
-        with pytest.raises(RuntimeError, match="no such device"):
+        with pytest.raises(UnreachableError, match="no such device"):
             await received.read(0)
         without = Receiving(Sender(source, Ways(REMOTE, False)), "rdma")
         with pytest.raises(TransferError, match="no RDMA device that Monarch takes"):

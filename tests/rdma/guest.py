@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +24,10 @@ ORIGINAL, SOURCE = SHARE / "source", Path("/source")
 NETWORK = "eth0"
 PATIENCE = 300.0
 HOST, SECOND = "tls://10.9.0.2:26600", "tls://10.9.0.1:26601"
+WITHOUT, LOCKED = "tls://10.9.0.2:26602", "tls://10.9.0.2:26603"
+"""Hosts on the other machine: one without a device that Monarch takes, and one that may lock 64 KiB
+of memory."""
+
 PAYLOAD = 4096
 """Bytes of files in a packet at most: the path MTU that Monarch sets."""
 
@@ -29,11 +36,14 @@ FOR_VERBS = {
     "MONARCH_RDMA_IBVERBS_TARGET": "nic:rxe0",
     "MONARCH_RDMA_QPS_PER_CQ": "8",
     "VERBS_TIMEOUT": "20",
+    "VERBS_LOG": f"{STATE}/verbs.{os.environ['NAME']}",
+    "PYTHONPATH": os.environ["TOP"],  # for what is not installed: this, and benchmarks
     "WHEELMOUNT_FETCH_TIMEOUT": "60",
     "WHEELMOUNT_READ_TIMEOUT": "180",
     "WHEELMOUNT_START_TIMEOUT": "300",
     "WHEELMOUNT_TRANSPORT": "rdma",
 }
+LOSS_BOUND = 120.0
 CASES: dict[str, Callable[[], None]] = {}
 
 
@@ -111,7 +121,34 @@ def counters() -> None:
     (STATE / "counters").write_text(f"{packets} {octets}")
 
 
-REQUESTS: dict[str, Callable[[], None]] = {"counters": counters}
+OF_RDMA = "protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff"
+"""Packets, for ``tc``."""
+
+
+def drop() -> None:
+    shell(f"tc filter add dev {NETWORK} ingress pref 1 {OF_RDMA} action drop")
+
+
+def let_pass() -> None:
+    shell(f"tc filter del dev {NETWORK} ingress pref 1")
+
+
+def kill() -> None:
+    """Kill all programs of Python but this one."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        pid = int(directory.name)
+        with contextlib.suppress(OSError):
+            program = (directory / "exe").readlink().name
+            if program.startswith("python") and pid != os.getpid():
+                os.kill(pid, signal.SIGKILL)
+
+
+REQUESTS: dict[str, Callable[[], None]] = {
+    "counters": counters,
+    "drop": drop,
+    "pass": let_pass,
+    "kill": kill,
+}
 
 
 def make(source: Path, megabytes: int, seed: int = 1) -> int:
@@ -131,19 +168,24 @@ def make(source: Path, megabytes: int, seed: int = 1) -> int:
 def software_device() -> None:
     shell(f"rdma link add rxe0 type rxe netdev {NETWORK}")
     shell(f"tc qdisc add dev {NETWORK} clsact")
-    shell(
-        f"tc filter add dev {NETWORK} ingress protocol ip u32 "
-        "match ip protocol 17 0xff match ip dport 4791 0xffff action ok"
-    )
+    shell(f"tc filter add dev {NETWORK} ingress pref 9 {OF_RDMA} action ok")
 
 
-def worker(address: str, log: str) -> subprocess.Popen[bytes]:
-    credentials = STATE / f"{address.rpartition(':')[2]}.pem"
+def worker(address: str, *before: str, device: bool = True) -> subprocess.Popen[bytes]:
+    """Start a host.
+
+    Args:
+        address: where it listens.
+        before: a program that starts it, with arguments.
+        device: whether Monarch is to take the software device.
+    """
+    port = address.rpartition(":")[2]
+    credentials = STATE / f"{port}.pem"
     until(credentials.exists)
     return subprocess.Popen(
-        ["wheelmount", "worker", address, "--credentials", str(credentials)],
-        env=os.environ | FOR_VERBS,
-        stdout=(SHARE / log).open("w"),
+        [*before, "wheelmount", "worker", address, "--credentials", str(credentials)],
+        env=os.environ | (FOR_VERBS if device else {}),
+        stdout=(SHARE / f"worker.{port}").open("w"),
         stderr=subprocess.STDOUT,
     )
 
@@ -247,7 +289,7 @@ def ahead() -> None:
 def second() -> None:
     """A host takes blocks from another."""
     size = make(ORIGINAL, 24, seed=2)
-    beside = worker(SECOND, "second.log")
+    beside = worker(SECOND, "unshare", "--mount")
     try:
         session(HOST, SECOND, fanout=1)
         before = received()
@@ -260,8 +302,69 @@ def second() -> None:
         beside.terminate()
 
 
+def scenario(name: str, *arguments: str, module: str = "tests.rdma.scenarios") -> None:
+    """Run a program that is a client, where Monarch takes the device."""
+    down()
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", module, *arguments],
+        env=os.environ | FOR_VERBS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * PATIENCE,
+    )
+    if module != "tests.rdma.scenarios" or done.returncode:
+        tell(done.stdout.rstrip())
+    assert done.returncode == 0, f"{name}: exit code {done.returncode}"
+
+
+for name in "registrations", "large", "path", "mixed", "locked":
+    CASES[name] = functools.partial(scenario, name, name)
+
+
+@case
+def dead() -> None:
+    beside = worker(SECOND, "unshare", "--mount")
+    try:
+        scenario("dead", "dead")
+    finally:
+        beside.terminate()
+
+
+@case
+def patterns() -> None:
+    """Pieces of memory one by one, as one, and scattered."""
+    beside = worker(SECOND, "unshare", "--mount")
+    try:
+        hosts = f"{HOST},{SECOND.removeprefix('tls://')}"
+        scenario("patterns", "--rounds", "1", "--hosts", hosts, module="benchmarks.rdma")
+    finally:
+        beside.terminate()
+
+
+@case
+def loss() -> None:
+    """A network that takes 50 ms and loses a packet in a hundred, without RDMA."""
+    down()
+    FOR_VERBS["WHEELMOUNT_TRANSPORT"] = "tcp"
+    size = make(ORIGINAL, 24, seed=3)
+    session(HOST)
+    shell(f"tc qdisc add dev {NETWORK} root netem delay 50ms loss 1%")
+    try:
+        began = time.monotonic()
+        wheelmount("mount", str(SOURCE))
+        took = time.monotonic() - began
+        tell(f"{size:,} bytes took {took:.0f} s")
+        assert took < LOSS_BOUND
+        same()
+    finally:
+        shell(f"tc qdisc del dev {NETWORK} root")
+        FOR_VERBS["WHEELMOUNT_TRANSPORT"] = "rdma"
+    shown("by tls from client")
+
+
 def client(cases: Sequence[str]) -> int:
-    for address in HOST, SECOND:
+    for address in HOST, SECOND, WITHOUT, LOCKED:
         issued = wheelmount("worker", "--issue", address, show=False)
         path = STATE / f"{address.rpartition(':')[2]}"
         path.write_text(issued)
@@ -270,21 +373,29 @@ def client(cases: Sequence[str]) -> int:
     ORIGINAL.mkdir(exist_ok=True)
     SOURCE.mkdir()
     shell(f"mount --bind {ORIGINAL} {SOURCE}")
+    failed = []
     for name in cases:
         tell(f"-- {name}")
         began = time.monotonic()
         try:
             CASES[name]()
-        except BaseException:
+        except Exception:
             tell(traceback.format_exc())
-            return 1
-        tell(f"-- {name}: as it should be, in {time.monotonic() - began:.0f} s")
+            failed.append(name)
+        else:
+            tell(f"-- {name}: as it should be, in {time.monotonic() - began:.0f} s")
     down()
-    return 0
+    tell("failed:", ", ".join(failed) or "none")
+    return len(failed)
 
 
 def host() -> None:
-    work = worker(HOST, "worker.log")
+    cases = os.environ["CASES"].split(",")
+    worker(HOST)
+    if "mixed" in cases:
+        worker(WITHOUT, device=False)
+    if "locked" in cases:
+        worker(LOCKED, "setpriv", "--bounding-set=-ipc_lock", "prlimit", "--memlock=65536")
     (STATE / "host").touch()
     while not (STATE / "result").exists():
         request = STATE / "request"
@@ -298,7 +409,6 @@ def host() -> None:
                 except BaseException:
                     tell("host:", traceback.format_exc())
         time.sleep(0.2)
-    work.terminate()
 
 
 def main() -> None:

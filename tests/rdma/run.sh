@@ -9,9 +9,9 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(dirname "$(dirname "$here")")
-cases=${*:-deliver refresh ahead second}
+cases=${*:-deliver refresh ahead second registrations large path mixed locked patterns loss dead}
 work=${WORK:-$(mktemp -d /var/tmp/wheelmount-rdma-XXXXXX)}
-limit=${LIMIT:-900}
+limit=${LIMIT:-3600}
 began=$SECONDS
 say() { echo "== $* ($((SECONDS - began)) s)"; }
 
@@ -59,7 +59,7 @@ boot() { # NAME ADDRESS NETWORK
     timeout -k 5 "$limit" qemu-system-x86_64 -machine q35 -accel "${ACCEL:-tcg,thread=multi}" -cpu max \
         -smp "${GUEST_CORES:-1}" -m "${GUEST_MEMORY:-3072}" -nographic -no-reboot -nodefaults -serial stdio \
         -kernel "$work/kernel" -initrd "$work/initramfs" \
-        -append "console=ttyS0 quiet mitigations=off panic=-1 NAME=$1 ADDRESS=$2 PYTHON=$python TOP=$top CASES=${cases// /,}" \
+        -append "console=ttyS0 quiet mitigations=off no_timer_check panic=-1 NAME=$1 ADDRESS=$2 PYTHON=$python TOP=$top CASES=${cases// /,}" \
         -virtfs "local,path=/usr,mount_tag=usr,$shared,readonly=on" \
         -virtfs "local,path=$python,mount_tag=python,$shared,readonly=on" \
         -virtfs "local,path=$top,mount_tag=top,$shared,readonly=on" \

@@ -13,7 +13,9 @@ import mmap
 import threading
 from typing import Any
 
+from wheelmount.errors import UnreachableError
 from wheelmount.hosts.actor import RDMABuffer
+from wheelmount.hosts.runtime import translate
 
 IDLE = 64 << 20
 """Bytes that are kept for later blocks; what is more is unregistered."""
@@ -23,21 +25,31 @@ class Registered:
     """Memory of a fixed size.
 
     Args:
-        size: bytes.
+        view: all of it.
 
     Attributes:
-        view: all of it; always this same object, by which Monarch knows that it is registered.
+        view: as given; always this same object, by which Monarch knows that it is registered.
     """
 
-    def __init__(self, size: int) -> None:
-        self.view = memoryview(mmap.mmap(-1, size))
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
         self._buffer: Any = None
 
     @property
     def buffer(self) -> Any:
-        """An ``RDMABuffer`` of all of it. To be asked for in an actor's endpoint."""
+        """An ``RDMABuffer`` of all of it. To be asked for in an actor's endpoint.
+
+        Raises:
+            UnreachableError: it cannot be registered.
+        """
         if self._buffer is None:
-            self._buffer = RDMABuffer(self.view)
+            try:
+                self._buffer = RDMABuffer(self.view)
+            except Exception as error:
+                raise UnreachableError(
+                    f"memory was not registered: {translate(error).message}",
+                    hint="look at `ulimit -l`",
+                ) from None
         return self._buffer
 
     async def drop(self) -> None:
@@ -66,7 +78,7 @@ class Pool:
                 if len(each.view) == size:
                     self._idle.remove(each)
                     return each
-        return Registered(size)
+        return Registered(memoryview(mmap.mmap(-1, size)))
 
     async def give(self, memory: Registered) -> None:
         """Take memory back that nothing reads or writes any more."""

@@ -18,7 +18,7 @@ from wheelmount.hosts import rdma
 from wheelmount.hosts.runtime import translate
 from wheelmount.mount.serve.traffic import CLIENT, LOCAL, MESSAGES, RDMA, TCP, Traffic
 from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin, Ways
-from wheelmount.mount.transfer.registered import pool
+from wheelmount.mount.transfer.registered import Registered, pool
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
 from wheelmount.mount.transfer.stream import BlockClient, Pace, way
 
@@ -124,15 +124,15 @@ class Link:
             if by_rdma > by_stream:
                 self.reason = f"it took {by_rdma / max(by_stream, 1e-12):.1f} times as long"
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: UnreachableError) -> None:
         """Give RDMA up after a block that did not come, if there is another way.
 
         Raises:
-            Exception: the error, if there is none.
+            UnreachableError: there is none.
         """
         if self._only or self.ticket is None:
             raise error
-        self.reason = f"it failed: {translate(error).message}"
+        self.reason = f"it failed: {error.message}"
 
     def _fewest(self) -> int:
         return min(map(len, self._seconds.values()))
@@ -187,15 +187,15 @@ class Upstream:
         link = await self._link(host)
         if link.by_device():
             try:
-                found = await self._read_buffer(host, block, False, memory, then, RDMA)
-            except Exception as error:
+                staged, took = await self._read_buffer(host, block, False, memory)
+            except UnreachableError as error:
                 link.fail(error)
                 self._traffic.explain(host, link.reason)
             else:
-                link.note(True, len(memory), found[1].took)
+                link.note(True, len(memory), took)
                 if link.reason:
                     self._traffic.explain(host, link.reason)
-                return found
+                return await asyncio.to_thread(then, staged), Pace(0.0, took), RDMA
         if ticket := link.ticket:
             try:
                 result, pace = await self._client.read(ticket, block, packed, urgent, memory, then)
@@ -206,7 +206,8 @@ class Upstream:
                 if link.reason:
                     self._traffic.explain(host, link.reason)
                 return result, pace, way(ticket.where)
-        return await self._read_buffer(host, block, packed, memory, then, MESSAGES)
+        staged, took = await self._read_buffer(host, block, packed, memory)
+        return await asyncio.to_thread(then, staged), Pace(0.0, took), MESSAGES
 
     async def report(self, host: str, length: int) -> None:
         """Tell the client that ``length`` more bytes have arrived at this host."""
@@ -231,29 +232,36 @@ class Upstream:
         return self._links[host]
 
     async def _read_buffer(
-        self,
-        host: str,
-        block: int,
-        packed: bool,
-        memory: memoryview,
-        then: Callable[[Staged], Result],
-        by: str,
-    ) -> tuple[Result, Pace, str]:
+        self, host: str, block: int, packed: bool, memory: memoryview
+    ) -> tuple[Staged, float]:
+        """Fetch a block by ``RDMABuffer``; return it, and the seconds that its bytes took.
+
+        Raises:
+            UnreachableError: they did not come.
+        """
         actor, name = self._actors[host], self._names[host]
         staged: Staged
         staged, buffer = await self._ask(lambda: actor.stage.call_one(name, block, packed))
-        landing = pool.take(buffer.size())
-        sent, began = 0, time.monotonic()
+        if rdma.usable() or buffer.size() > len(memory):
+            landing = pool.take(buffer.size())
+        else:  # no device registers it
+            landing = Registered(memory)
+        sent, began, bound = 0, time.monotonic(), max(1, int(self._timeout))
         try:
-            await buffer.read_into(landing.view, timeout=max(1, int(self._timeout)))
+            await buffer.read_into(landing.view, timeout=bound)
             sent = staged.size
+        except Exception as error:
+            late = time.monotonic() - began >= bound
+            reason = f"no bytes for {bound} s" if late else translate(error).message
+            raise UnreachableError(reason) from None
         finally:
             with contextlib.suppress(Exception):
                 actor.release.broadcast(name, block, packed, sent)
         took = time.monotonic() - began
-        memory[: staged.size] = landing.view[: staged.size]
-        await pool.give(landing)  # only now: a failed transfer may still write to it
-        return await asyncio.to_thread(then, staged), Pace(0.0, took), by
+        if landing.view is not memory:
+            memory[: staged.size] = landing.view[: staged.size]
+            await pool.give(landing)  # only now: a failed transfer may still write to it
+        return staged, took
 
     async def _ask(self, call: Callable[[], Any]) -> Any:
         """Call another process, again as long as it answers that it waits; return its answer."""

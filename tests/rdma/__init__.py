@@ -1,0 +1,1 @@
+"""Delivery by RDMA between emulated machines; see ``run.sh``."""
