@@ -73,6 +73,7 @@ def test_the_wheel_needs_no_checkout(published: Path, tmp_path: Path) -> None:
     subprocess.run([*install, "--python", sys.executable, _only(published, "*.whl")], check=True)
     environment = {**os.environ, "PYTHONPATH": str(place)}
     code = "import wheelmount; print(wheelmount.__file__, wheelmount.remotemount.__name__)"
+    code += "; from wheelmount.wheels import redirect; redirect.pip_conf(), redirect.uv_toml()"
     command = [str(place / "bin" / "wheelmount"), "--version"]
     said = [
         subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
