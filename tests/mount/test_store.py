@@ -161,7 +161,7 @@ def test_what_belongs_to_an_abandoned_generation_is_written_nowhere(
         writing.result(30)
         forgetting.result(30)
     assert not made.root.exists()
-    with pytest.raises(StoreError, match="was given up"):
+    with pytest.raises(StoreError, match="was discarded"):
         made.write(0, block)
     again = store.next(after.encode(layout), dress=True)
     assert again.generation > made.generation

@@ -125,7 +125,7 @@ def test_what_differs_is_described_alone(root: Path) -> None:
         assert layout.tree.limit == second.tree.limit
         assert layout.identity == second.identity
         assert list(layout.extents(0)) == list(second.extents(0))
-    with pytest.raises(TransferError, match="shows something else"):
+    with pytest.raises(TransferError, match="shows another tree"):
         Layout.decode(description, Layout(_scan(root), 4096))
 
 

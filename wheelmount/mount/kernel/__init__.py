@@ -1,1 +1,1 @@
-"""The kernel's side: its calls, mount points, and which mounts and processes show a tree."""
+"""The kernel's mounts: system calls, mount points, and the mounts and processes that use a tree."""

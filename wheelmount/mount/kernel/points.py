@@ -1,4 +1,4 @@
-"""Mount points: where a mount may be made, which processes use it, how it is unmounted."""
+"""Mount points: choose and prepare them, find what is mounted, list its users, unmount."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from wheelmount.errors import InputError, MountError, UnavailableError
 from wheelmount.mount.kernel import syscalls
 
 FILE_SYSTEM = "fuse.wheelmount"
-"""Type of our mounts in ``/proc/self/mountinfo``."""
+"""Type of wheelmount's FUSE mounts in ``/proc/self/mountinfo``."""
 
 PRIVATE = "{private}"
-"""Begins mount points in a host's own runtime directory, which it alone knows: on another machine,
-a directory with the name that the client's has may be another user's."""
+"""First component of mount points in a host's own runtime directory. Only the host knows its path:
+a directory with the path of the client's may belong to another user on another machine."""
 
 MOUNTS = "mounts"
-"""Name of the file of ``remember``."""
+"""Name of the file that ``remember`` writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a process sees of file systems: two with equal views see each other's mounts.
+    """The mount namespace of a process: processes with equal views see each other's mounts.
 
     Attributes:
         machine: kernel boot id.
         namespace: number of the mount namespace.
-        private: the user's own runtime directory there, where it was asked for.
+        private: the user's own runtime directory there; empty if unknown.
     """
 
     machine: str
@@ -46,7 +46,7 @@ class View:
 
     @classmethod
     def here(cls, private: str = "") -> View:
-        """The view of this process."""
+        """Return the view of this process."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return cls(boot, Path("/proc/self/ns/mnt").stat().st_ino, private)
 
@@ -54,16 +54,16 @@ class View:
 def place(
     mntpoint: str, names: Sequence[str], views: Sequence[View], source: str, client: View
 ) -> list[str]:
-    """Where each host is to mount.
+    """Return the mount point of each host.
 
-    ``{host}`` becomes the host's name. Where several hosts share one view of the file system and
-    the path does not tell them apart, the name is added to it.
+    ``{host}`` is replaced by the host's name. If several hosts share a view and the path does not
+    contain ``{host}``, the host's name is appended.
 
     Args:
-        mntpoint: absolute path, may hold ``{host}``; or one that begins with ``PRIVATE``.
-        names: of the hosts.
-        views: of the hosts.
-        source: the directory that is mounted.
+        mntpoint: absolute path, or a path that begins with ``PRIVATE``; may contain ``{host}``.
+        names: names of the hosts.
+        views: views of the hosts.
+        source: the directory to mount.
         client: the view of the client.
 
     Raises:
@@ -72,7 +72,8 @@ def place(
     if not mntpoint.startswith(("/", f"{PRIVATE}/")):
         raise InputError(f"the mount point {mntpoint} is relative", hint="give an absolute path")
     if mntpoint.startswith("/"):
-        mntpoint = os.path.normpath("/" + mntpoint.lstrip("/"))  # of two slashes it keeps both
+        # ``normpath`` keeps two leading slashes.
+        mntpoint = os.path.normpath("/" + mntpoint.lstrip("/"))
     shared = Counter(views)
     paths = []
     for name, view in zip(names, views, strict=True):
@@ -87,7 +88,7 @@ def place(
 
 
 def within(path: str, private: str) -> str:
-    """A mount point on a host whose own runtime directory is ``private``."""
+    """Replace a leading ``PRIVATE`` in a mount point by a host's own runtime directory."""
     return private + path.removeprefix(PRIVATE) if path.startswith(f"{PRIVATE}/") else path
 
 
@@ -100,19 +101,18 @@ def _check_apart(path: str, source: str) -> None:
 
 
 def prepare(path: str, *, cover: bool) -> bool:
-    """Make sure that something can be mounted at ``path``.
-
-    What a dead server of ours left there is taken away.
+    """Prepare a mount point: make the directory if it is missing, unmount a dead mount.
 
     Args:
-        path: absolute.
-        cover: whether a directory that is not empty may be covered.
+        path: absolute path of the mount point.
+        cover: allow a directory that is not empty, whose entries the mount hides.
 
     Returns:
-        True if the directory was made by this call.
+        True if this call made the directory.
 
     Raises:
-        MountError: it is taken, not empty or not a directory, or cannot be made.
+        MountError: another mount is there, or the directory is not empty, is another kind of file,
+            or cannot be made.
     """
     if kind := mounted(path):
         if kind != FILE_SYSTEM or not _dead(path):
@@ -150,7 +150,7 @@ def available() -> None:
     """Check that this user can mount FUSE file systems here.
 
     Raises:
-        UnavailableError: naming what lacks.
+        UnavailableError: the device or program that is missing.
     """
     if not Path("/dev/fuse").exists():
         raise UnavailableError(
@@ -169,15 +169,15 @@ def available() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A line of ``mountinfo`` as in proc(5).
+    """A mount: one line of ``mountinfo``, see proc(5).
 
     Attributes:
-        id: of the mount; no other has it as long as this one is anywhere.
-        parent: id of the mount that it is mounted in.
-        device: of its file system, as ``major:minor``.
-        root: what of the file system it shows.
-        path: where it is, for a process of its namespace.
-        options: of the mount.
+        id: number of the mount, unique as long as the mount exists in any namespace.
+        parent: id of the mount that holds the mount point.
+        device: device number of the file system, as ``major:minor``.
+        root: directory of the file system that is shown.
+        path: mount point, as processes of the namespace see it.
+        options: options of the mount.
         kind: type of the file system.
     """
 
@@ -191,7 +191,7 @@ class Mounted:
 
 
 def table(process: int | str = "self") -> list[Mounted]:
-    """All mounts that a process sees, those above others after them."""
+    """Return all mounts that a process sees; a mount comes after those that it covers."""
     found = []
     for line in Path(f"/proc/{process}/mountinfo").read_bytes().splitlines():
         fields, _, rest = line.partition(b" - ")
@@ -211,12 +211,12 @@ def table(process: int | str = "self") -> list[Mounted]:
 
 
 def _unescaped(path: bytes) -> str:
-    """Blanks in a path are written as octal escapes."""
+    """Decode the octal escapes of ``mountinfo``, which stand for blanks in a path."""
     return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), path))
 
 
 def find(path: str) -> Mounted | None:
-    """What is mounted topmost at exactly ``path``; it is not touched."""
+    """Return the topmost mount at exactly ``path``, or None, without access to its file system."""
     try:
         found = syscalls.look(path)
     except OSError:
@@ -229,16 +229,16 @@ def _by_id(number: int) -> Mounted | None:
 
 
 def mounted(path: str) -> str | None:
-    """Type of the topmost file system mounted at exactly ``path``, or None."""
+    """Return the type of the topmost file system mounted at exactly ``path``, or None."""
     found = find(path)
     return None if found is None else found.kind
 
 
 def resolve(path: str) -> str:
-    """A path as the kernel's own lists of mounts have it.
+    """Resolve symlinks in a path, as the kernel does in its list of mounts.
 
     Args:
-        path: absolute; its last component need not exist and is not touched.
+        path: absolute; its last component need not exist, and its file system is not accessed.
 
     Raises:
         InputError: its last component is a symlink.
@@ -247,7 +247,7 @@ def resolve(path: str) -> str:
     found = str(Path(os.path.realpath(parent), name))
     try:
         link = stat.S_ISLNK(syscalls.look(found).mode)
-    except OSError:  # it is to be made
+    except OSError:  # it does not exist yet
         link = False
     if link:
         raise InputError(
@@ -258,7 +258,7 @@ def resolve(path: str) -> str:
 
 
 def same(path: str) -> str:
-    """``resolve`` for a path that is only compared with others."""
+    """Resolve a path for comparison with others; a path that ends in a symlink is kept."""
     try:
         return resolve(path)
     except InputError:
@@ -266,12 +266,12 @@ def same(path: str) -> str:
 
 
 def remember(directory: Path, *mounts: tuple[int, str, str]) -> None:
-    """Write down which mount is that of a serving process.
+    """Record which mount a serving process serves, for ``standing``.
 
     Args:
-        directory: of the mount.
-        mounts: id, device and root of the mount, and of the one that is about to take its place.
-            The kernel gives the id of a mount that is gone to another one.
+        directory: private directory of the mount.
+        mounts: id, device and root of the mount, and of the mount that is about to replace it.
+            The id alone is not enough: the kernel reuses the ids of unmounted mounts.
     """
     note = directory / MOUNTS
     note.with_suffix(".new").write_text(json.dumps(mounts))
@@ -279,15 +279,13 @@ def remember(directory: Path, *mounts: tuple[int, str, str]) -> None:
 
 
 def standing(directory: Path) -> Mounted | None:
-    """The mount of a serving process as it stands, wherever it was moved; None if it is gone.
-
-    What else is mounted above it does not matter.
+    """Find the mount of a serving process, also if it was moved or is covered; None if it is gone.
 
     Args:
-        directory: of the mount.
+        directory: private directory of the mount.
     """
     before = None
-    while (note := _note(directory)) != before:  # else another mount took its place meanwhile
+    while (note := _note(directory)) != before:  # if the note changed, a new mount took the place
         known = json.loads(note)
         found = [
             each
@@ -308,7 +306,7 @@ def _note(directory: Path) -> str:
 
 
 def await_change() -> None:
-    """Wait until something was mounted or unmounted, or for ten seconds."""
+    """Wait until a file system is mounted or unmounted, for ten seconds at most."""
     with Path("/proc/self/mountinfo").open("rb") as mounts:
         changes = select.poll()
         changes.register(mounts, select.POLLERR | select.POLLPRI)  # proc(5)
@@ -317,21 +315,22 @@ def await_change() -> None:
 
 def _dead(path: str) -> bool:
     try:
-        os.statvfs(path)  # which the kernel never answers from what it remembers
+        os.statvfs(path)  # the kernel asks the server each time, and caches no answer
     except OSError as error:
         return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False
 
 
 def unmount(path: str, *, force: bool) -> None:
-    """Take a mount down.
+    """Unmount the topmost mount at a path; do nothing if there is none.
 
     Args:
-        path: where it is.
-        force: detach it although it is in use; users keep the files they have open.
+        path: the mount point.
+        force: detach a mount that is in use; processes keep the files that they have open.
 
     Raises:
-        MountError: it is in use, or may not be taken down; ``busy`` in the message.
+        MountError: the mount is in use (the message contains ``busy``), or this user may not
+            unmount it.
     """
     try:
         syscalls.unmount(path, detach=force)
@@ -339,7 +338,7 @@ def unmount(path: str, *, force: bool) -> None:
         code = error.errno or errno.EIO
     else:
         return
-    if code in (errno.EINVAL, errno.ENOENT):  # not mounted (any more)
+    if code in (errno.EINVAL, errno.ENOENT):  # nothing is mounted there
         return
     if code == errno.EPERM and os.geteuid() != 0:
         helper = ["fusermount3", "-u", *(["-z"] if force else []), "--", path]
@@ -353,10 +352,10 @@ def unmount(path: str, *, force: bool) -> None:
 
 
 def take_down(mount: Mounted, *, force: bool) -> None:
-    """``unmount`` for one mount, and no other that is above it; harmless if it is gone.
+    """Unmount one mount, but no other mount at its path; do nothing if it is gone.
 
     Raises:
-        MountError: as of ``unmount``, or another mount is above it.
+        MountError: another mount covers it, it is in use, or this user may not unmount it.
     """
     above = find(mount.path)
     if _by_id(mount.id) is None:
@@ -370,7 +369,10 @@ def take_down(mount: Mounted, *, force: bool) -> None:
 
 
 def holders(path: str) -> list[str]:
-    """Processes that use files below ``path``, as ``name (pid)``; only those we may look into."""
+    """Return the processes that use files below a path, as ``name (pid)``.
+
+    Processes of other users are left out where this user may not inspect them.
+    """
     found = []
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():

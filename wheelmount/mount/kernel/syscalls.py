@@ -1,4 +1,4 @@
-"""The kernel's calls for mounts, which Python does not have.
+"""System calls for mounts that Python's standard library lacks.
 
 Numbers are those of ``include/uapi/linux/mount.h`` and, for system calls added since Linux 5.2, of
 ``include/uapi/asm-generic/unistd.h``: the same on all architectures.
@@ -46,14 +46,14 @@ class _MountAttr(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a path leads to, without its file system having been asked.
+    """Attributes of a file that the kernel knows without asking the file system.
 
     Attributes:
-        mount: id of the mount it is in, as in ``mountinfo`` of proc(5).
-        top: whether it is the root of that mount.
-        device: as ``st_dev``.
-        inode: its number; 0 where that may not be known.
-        mode: type only, as ``st_mode``; likewise.
+        mount: id of the mount that the file is in, as in ``mountinfo`` of proc(5).
+        top: whether the file is the root of that mount.
+        device: device number, as ``st_dev``.
+        inode: inode number; 0 where this user may not see it.
+        mode: the file's type as in ``st_mode``, without permissions; 0 likewise.
     """
 
     mount: int
@@ -64,11 +64,11 @@ class Found:
 
 
 def look(path: str | Path, *, follow: bool = False) -> Found:
-    """Call ``statx(2)`` so that it answers even if a server or a network does not.
+    """Call ``statx(2)`` such that it returns even if a file server or a network hangs.
 
     Args:
-        path: of anything.
-        follow: whether a symlink in its last component is followed.
+        path: path of a file of any kind.
+        follow: follow a symlink in the last component.
     """
     return _statx(_AT_FDCWD, os.fsencode(path), 0 if follow else _AT_NOFOLLOW)
 
@@ -79,7 +79,7 @@ def _statx(fd: int, path: bytes, flags: int) -> Found:
     try:
         mask = _STATX_TYPE | _STATX_INO | _STATX_MNT_ID
         _check(_libc.statx(fd, path, flags, mask, buffer), os.fsdecode(path))
-    except PermissionError:  # another user's FUSE mount, which tells nobody else of its files
+    except PermissionError:  # another user's FUSE mount, which refuses other users
         _check(_libc.statx(fd, path, flags, 0, buffer), os.fsdecode(path))  # the mount alone
     (attributes,) = struct.unpack_from("=Q", buffer, 8)
     (mode,) = struct.unpack_from("=H", buffer, 28)
@@ -90,7 +90,7 @@ def _statx(fd: int, path: bytes, flags: int) -> Found:
 
 
 def may_mount() -> bool:
-    """Whether this process may mount file systems: as root, or in a namespace of its own."""
+    """Return whether this process may mount file systems: as root, or in its own namespace."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
@@ -98,21 +98,21 @@ def may_mount() -> bool:
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Free the pages of a file that lie wholly in a range, which then reads as zeros."""
+    """Make a range of a file, in bytes, read as zeros, and free the pages that lie wholly in it."""
     mode = _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE
     _check(_libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)), "")
 
 
 def in_memory(path: Path) -> bool:
-    """Whether a file system keeps its files in memory: tmpfs, ramfs."""
+    """Return whether the file system of a path keeps its files in memory (tmpfs, ramfs)."""
     status = (ctypes.c_long * 64)()  # struct statfs begins with the type of the file system
     _check(_libc.statfs(os.fsencode(path), status), path)
     return status[0] & 0xFFFFFFFF in _MEMORY
 
 
 def give_back_memory() -> None:
-    """Have the C library return what it does not use; does nothing where it cannot."""
-    trim = getattr(_libc, "malloc_trim", None)  # of glibc
+    """Return unused memory of the C library to the kernel, where the library can do that."""
+    trim = getattr(_libc, "malloc_trim", None)  # only in glibc
     if trim is not None:
         trim(0)
 
@@ -126,9 +126,9 @@ def mount_fuse(path: str, kind: str, options: str) -> None:
     """Mount a FUSE file system read-only.
 
     Args:
-        path: absolute path of a directory.
-        kind: its type, ``fuse.NAME``.
-        options: with ``fd=N``, see ``fuse(4)``.
+        path: absolute path of the mount point, a directory.
+        kind: type of the file system, ``fuse.NAME``.
+        options: options of the mount, among them ``fd=N``; see ``fuse(4)``.
     """
     flags = _RDONLY | _NOSUID | _NODEV
     _check(_mount(b"wheelmount", path, kind.encode(), flags, options), path)
@@ -138,11 +138,11 @@ def mount_tmpfs(path: Path, size: int) -> None:
     """Mount a private tmpfs; files of at least a huge page get huge pages.
 
     Args:
-        path: an empty directory.
-        size: most bytes it may hold.
+        path: the mount point, an empty directory.
+        size: capacity in bytes.
     """
     options = f"size={size},nr_inodes=0,mode=0700"
-    for huge in (",huge=within_size", ""):  # a kernel without them says EINVAL
+    for huge in (",huge=within_size", ""):  # EINVAL on a kernel without huge pages
         if _mount(b"wheelmount", path, b"tmpfs", _NOSUID | _NODEV, options + huge) == 0:
             return
     _raise(path)
@@ -155,28 +155,30 @@ def resize_tmpfs(path: Path, size: int) -> None:
 
 
 def unmount(path: str | Path, *, detach: bool) -> None:
-    """``umount2``; detached, it goes away once nobody uses it."""
+    """Unmount a file system; with ``detach`` also one in use, which ends with its last user."""
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if detach else 0)
     _check(_libc.umount2(os.fsencode(path), flags), path)
 
 
 @contextmanager
 def clone(path: str | Path, *, flags: int | None = None) -> Iterator[int]:
-    """A copy of a mount, or of a directory as a mount (a bind mount), that is nowhere yet.
+    """Make a detached copy of a mount, or a bind mount of a directory, for ``attach``.
 
     Args:
-        path: what is copied.
-        flags: see ``flags_of``; the copy is of this directory alone and read-only. By default it is
-            as the mount is, with all that is mounted in it.
+        path: the mount or directory to copy.
+        flags: attributes for the copy (see ``flags_of``), which is then read-only, and without the
+            mounts inside. By default the copy has the mount's own attributes, and all mounts
+            inside it.
 
-    Returns:
-        A descriptor of its root; it goes away with that unless ``attach`` was called.
+    Yields:
+        A descriptor of the copy's root. When the context ends, the copy goes away unless
+        ``attach`` was called.
     """
     how = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_RECURSIVE if flags is None else 0)
     tree = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), how)
     try:
         if flags is not None:
-            # Private: what is mounted in the copy must not be mounted in what it is a copy of.
+            # Private, so that mounts made in the copy do not appear in the original.
             attributes = _MountAttr(
                 attr_set=_RDONLY | _NOSUID | _NODEV | flags, propagation=_MS_PRIVATE
             )
@@ -188,34 +190,34 @@ def clone(path: str | Path, *, flags: int | None = None) -> Iterator[int]:
 
 
 def flags_of(options: frozenset[str]) -> int:
-    """What ``clone`` is to set for a mount to have the options of another, as in ``mountinfo``."""
+    """Convert options of a mount, as in ``mountinfo``, to attribute flags for ``clone``."""
     return sum(flag for name, flag in _FLAGS.items() if name in options)
 
 
 def mount_of(tree: int) -> int:
-    """Id of the mount that ``clone`` made."""
+    """Return the id of a mount that ``clone`` made."""
     return _statx(tree, b"", _AT_EMPTY_PATH).mount
 
 
 def attach(tree: int, path: str | Path, *, below: bool = False, at: int = _AT_FDCWD) -> None:
-    """Mount what ``clone`` made.
+    """Attach a mount that ``clone`` made to a mount point.
 
     Args:
-        tree: its descriptor.
-        path: where.
-        below: whether beneath what is mounted there. Needs Linux 6.5.
-        at: descriptor of the directory from which ``path`` goes.
+        tree: descriptor of the mount's root.
+        path: the mount point.
+        below: attach beneath the topmost mount that is there. Needs Linux 6.5.
+        at: descriptor of the directory that a relative ``path`` starts from.
     """
     flags = _MOVE_EMPTY_PATH | (_MOVE_BENEATH if below else 0)
     _call(_MOVE_MOUNT, tree, b"", at, os.fsencode(path), flags)
 
 
 def enter(namespace: int, root: int) -> None:
-    """Move this thread, which is to end thereafter, into another mount namespace.
+    """Move this thread into another mount namespace; it cannot return, and should end soon.
 
     Args:
         namespace: descriptor of ``/proc/PID/ns/mnt``.
-        root: of ``/proc/PID/root``.
+        root: descriptor of ``/proc/PID/root``, which becomes the thread's root directory.
     """
     _check(_libc.unshare(_CLONE_FS), "")
     _check(_libc.setns(namespace, _CLONE_NEWNS), "")

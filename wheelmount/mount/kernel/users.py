@@ -1,8 +1,9 @@
-"""Users of earlier trees: processes and mounts that can still reach a name in them.
+"""Find the users of earlier trees: processes and mounts that can still reach a name in a tree.
 
-These are mounts in any namespace, and directories that processes have open, work in or have as
-their root. Open and mapped files are no users: they need no names. A process that may not be looked
-into (another user's, where this one is not root) counts by its mounts alone. See proc(5).
+A user is a mount in any namespace, or a process that has a directory of the tree open, as its
+working directory or as its root. Open and mapped files do not count, because they need no names. Of
+a process that this one may not inspect (another user's, if this user is not root) only the mounts
+count. See proc(5).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from wheelmount.mount.kernel.points import Mounted
 from wheelmount.mount.kernel.views import Root, Space
 
 _TRIES = 3
-"""Times a process is looked at that closes descriptors meanwhile: others may take their place."""
+"""Attempts to list a process's descriptors while it closes some: others may take their place."""
 
 
 class Tree:
-    """One directory that was shown.
+    """A directory that a mount showed.
 
     Args:
-        path: where this process finds it.
+        path: its path for this process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +37,7 @@ class Tree:
 
     @cached_property
     def directories(self) -> frozenset[int]:
-        """Inode numbers of all directories in it."""
+        """Inode numbers of the directory and all directories below it."""
         return frozenset(_directories(self.path))
 
 
@@ -52,16 +53,16 @@ def _directories(path: Path) -> Iterator[int]:
 
 
 class Users:
-    """Finds the users of trees, and asks those first that it found the last time."""
+    """Finds the users of trees; checks the users that it found last time first."""
 
     def __init__(self) -> None:
         self._last: dict[Tree, list[int]] = {}
 
     def find(self, trees: Collection[Tree]) -> dict[Tree, list[str]]:
-        """Describe the users of trees, for messages; an empty list if there are none.
+        """Return descriptions of each tree's users, for messages; an empty list if there are none.
 
-        What was passed from one process to another at that moment may be overlooked, so only who
-        finds no user twice can be sure that there is none.
+        A directory that one process passes to another during the search may be missed, so a tree
+        is unused only if two searches in a row find no user.
         """
         reached = [(space, mount) for space in views.spaces() for mount in space.reached()]
         found = {
@@ -85,7 +86,7 @@ class Users:
         listed: set[int],
     ) -> dict[Tree, list[str]]:
         users: dict[Tree, list[int]] = {tree: [] for tree in trees}
-        others: set[int] = set()  # mounts of other file systems that are in no list: pipes, sockets
+        others: set[int] = set()  # mounts that no process lists, such as those of pipes and sockets
         devices = {tree.device for tree in trees}
         for process in processes:
             held = _held(process, listed, others, devices)
@@ -97,13 +98,13 @@ class Users:
 
 
 def covered(tree: Tree) -> set[str]:
-    """Parts of a tree on which other mounts are: these would go with the directory."""
+    """Return paths in a tree that are mount points: deleting them would remove those mounts."""
     parts = {tree.root.below(mount) for space in views.spaces() for mount in space.mounts}
     return {part for part in parts if part is not None}
 
 
 def inhabited(mount: Mounted) -> bool:
-    """Whether a process has its working directory or its root in a file system, in any namespace.
+    """Return whether a process of any namespace works in a file system, or has its root there.
 
     Args:
         mount: one of the file system's mounts.
@@ -118,10 +119,10 @@ def inhabited(mount: Mounted) -> bool:
 
 
 def viewers(mount: Mounted) -> list[str]:
-    """Describe views of a mount at other places, in any namespace, for messages.
+    """Return descriptions of the views of a mount at other paths, in any namespace, for messages.
 
-    Copies that a namespace has only because it was made from another are none: they are where the
-    mount is, also below the place where such a namespace has the root of the other.
+    A copy at the same path does not count: a namespace gets it when it is made from another one.
+    Nor does a copy at the same path below the place where such a namespace has its former root.
     """
     root = Root(mount.device, mount.root)
     return [
@@ -137,7 +138,7 @@ def _place(space: Space, mount: Mounted) -> str:
 
 
 def name(process: int) -> str:
-    """A process, for people."""
+    """Return name and id of a process, for messages."""
     with contextlib.suppress(OSError):
         return f"{Path(f'/proc/{process}/comm').read_text().strip()} ({process})"
     return f"({process})"
@@ -146,13 +147,16 @@ def name(process: int) -> str:
 def _held(
     process: int, listed: set[int], others: set[int], devices: set[int]
 ) -> set[tuple[int, int]]:
-    """Device and inode of directories that a process has in mounts that are in no list."""
+    """Return device and inode of each directory that a process holds in mounts not ``listed``.
+
+    Adds to ``others`` the mounts whose device is none of ``devices``.
+    """
     held: set[tuple[int, int]] = set()
     for _ in range(_TRIES):
         whole = True
         links = ["cwd", "root"]
         try:
-            for fd in os.listdir(f"/proc/{process}/fdinfo"):  # noqa: PTH208 - thousands of them
+            for fd in os.listdir(f"/proc/{process}/fdinfo"):  # noqa: PTH208 - fast for thousands
                 try:
                     mount = _mount_of(f"/proc/{process}/fdinfo/{fd}")
                 except FileNotFoundError:
@@ -160,7 +164,7 @@ def _held(
                 else:
                     if mount not in listed and mount not in others:
                         links.append(f"fd/{fd}")
-        except OSError:  # it has ended, or is the kernel's
+        except OSError:  # the process has ended, or is a kernel thread
             return held
         for link in links:
             try:

@@ -1,8 +1,8 @@
-"""Views of a mount: all places, in all mount namespaces of this machine, that show one tree.
+"""Views of a mount: all mounts, in all mount namespaces of this machine, that show the same tree.
 
-A bind mount, a container's ``--bind`` and a new mount namespace hold the tree that was mounted when
-they were made; what takes its place later is not seen there. So each of them is exchanged by
-itself, which needs only that its namespace may be entered.
+A bind mount, a container's ``--bind`` and a new mount namespace keep the tree that was mounted when
+they were made; a mount that replaces the original later is not seen there. So each view is
+exchanged by itself, which requires only the right to enter its namespace.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger("wheelmount")
 
 @dataclass(frozen=True)
 class Root:
-    """A directory as the kernel's lists of mounts name it.
+    """A directory as ``mountinfo`` names it.
 
     Attributes:
-        device: of its file system, as ``major:minor``.
-        path: within that file system.
+        device: device number of its file system, as ``major:minor``.
+        path: its path within that file system.
     """
 
     device: str
@@ -37,7 +37,7 @@ class Root:
 
     @classmethod
     def of(cls, directory: Path) -> Root:
-        """That of a directory which this process can reach."""
+        """Return the device and path of a directory that this process can reach."""
         mount = syscalls.look(directory).mount
         holder = next((each for each in points.table() if each.id == mount), None)
         if holder is None:
@@ -46,7 +46,7 @@ class Root:
         return cls(holder.device, str(Path(holder.root, inside)))
 
     def below(self, mount: Mounted) -> str | None:
-        """Which part of this directory a mount shows: a relative path, or None if none."""
+        """Return the relative path of the part of this directory that a mount shows, or None."""
         if mount.device != self.device:
             return None
         if mount.root == self.path:
@@ -57,11 +57,11 @@ class Root:
 
 @dataclass(frozen=True)
 class Space:
-    """A mount namespace as a process in it sees it.
+    """A mount namespace as one of its processes sees it.
 
     Attributes:
-        number: of the namespace; 0 if that may not be known.
-        process: id of the process; 0 for this one.
+        number: number of the namespace; 0 if this user may not see it.
+        process: id of the process; 0 for this process.
     """
 
     number: int
@@ -69,23 +69,24 @@ class Space:
 
     @cached_property
     def mounts(self) -> list[Mounted]:
-        """What is mounted there; empty if the process is gone."""
+        """All mounts of the namespace; none if the process is gone."""
         try:
             return points.table(self.process or "self")
         except OSError:
             return []
 
     def reached(self) -> Iterator[Mounted]:
-        """Return mounts to which a path leads, not those that another mount covers."""
+        """Return the mounts that a path leads to, without those that another mount covers."""
         paths = {mount.id: mount.path for mount in self.mounts}
         covered = {each.parent for each in self.mounts if paths.get(each.parent) == each.path}
         return (mount for mount in self.mounts if mount.id not in covered)
 
 
 def spaces() -> Iterator[Space]:
-    """All mount namespaces of this machine, this process's first.
+    """Yield all mount namespaces of this machine, starting with that of this process.
 
-    Processes of one namespace that have different roots see different parts of it.
+    A namespace whose processes have different root directories is yielded once for each root,
+    because they see different parts of it.
     """
     own = Path("/proc/self/ns/mnt").stat().st_ino
     seen = {(own, _root("self"))}
@@ -96,7 +97,7 @@ def spaces() -> Iterator[Space]:
             root = _root(process)
         except PermissionError:
             yield Space(0, process)
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         else:
             if (number, root) not in seen:
@@ -105,7 +106,7 @@ def spaces() -> Iterator[Space]:
 
 
 def processes() -> list[int]:
-    """Ids of all processes."""
+    """Return the ids of all processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names only
 
 
@@ -117,22 +118,22 @@ def _root(process: int | str) -> tuple[int, int]:
 def exchange(
     space: Space, mount: Mounted, tree: Path, note: Callable[[int], None] = lambda _: None
 ) -> bool:
-    """Have a mount show another directory, without a moment in which it shows nothing.
+    """Replace a mount by a bind mount of a directory, without a moment in which neither is shown.
 
-    What is mounted in it is mounted in the other too, unless its directory is not there. Whoever
-    is in the old tree stays there.
+    Mounts inside the old mount are kept where the directory has their mount points. Processes that
+    work in the old tree stay there.
 
     Args:
-        space: where the mount is.
-        mount: as in ``space.mounts``; nothing is done if it is gone or another mount is above it.
-        tree: a directory of this process's namespace.
-        note: told the id of the mount that takes the place, before it does.
+        space: the namespace of the mount.
+        mount: one of ``space.mounts``; nothing is done if it is gone or covered.
+        tree: the directory, a path in the namespace of this process.
+        note: called with the id of the new mount before it is attached.
 
     Returns:
-        Whether it was done.
+        Whether the mount was replaced.
 
     Raises:
-        OSError: it cannot be; the mount is as it was.
+        OSError: the mount cannot be replaced, and is unchanged.
     """
     with syscalls.clone(tree, flags=syscalls.flags_of(mount.options)) as made:
         note(syscalls.mount_of(made))
@@ -142,7 +143,7 @@ def exchange(
 
 
 def _elsewhere(space: Space, act: Callable[[], bool]) -> bool:
-    """Do something in another namespace, which one thread can enter while the others stay."""
+    """Call a function in another namespace, on a thread that enters it while the others stay."""
     outcome: list[bool | OSError] = []
 
     def run() -> None:
@@ -176,14 +177,15 @@ def _exchange(space: Space, mount: Mounted, made: int) -> bool:
     with contextlib.ExitStack() as clones:
         children = []
         for child in inside:
-            if child.path == mount.path:  # what is above it; see ``_is_top``
+            if child.path == mount.path:  # a mount that covers this one; see ``_is_top``
                 return False
             children.append((clones.enter_context(syscalls.clone(child.path)), child))
         below = True
         try:
             syscalls.attach(made, mount.path, below=True)
         except OSError as error:
-            # It is locked to a namespace of fewer rights; that can be covered, but not moved.
+            # The mount is locked: its namespace has fewer rights than the one it was copied from.
+            # A locked mount can be covered, but not moved.
             if space.process == 0 or error.errno not in (errno.EINVAL, errno.EPERM):
                 raise
             syscalls.attach(made, mount.path)
@@ -209,15 +211,15 @@ def _is_top(mount: Mounted) -> bool:
 
 @contextlib.contextmanager
 def held(mount: Mounted) -> Iterator[None]:
-    """Keep the file system of a mount until this is left, also where the mount is taken down.
+    """Keep the file system of a mount during the context, even if the mount is unmounted.
 
-    The kernel gives the device number of a file system that is gone to the next one that is
-    mounted, by any process: what is compared with that number must not be compared with it after
-    the file system has gone. A mount that is held is not busy by that.
+    The kernel gives the device number of a file system that has ended to the next one that any
+    process mounts, so device numbers may be compared only while the file system is kept. Keeping
+    it does not make the mount busy.
 
     Raises:
-        OSError: the mount is gone or another is above it; or this process may not copy mounts, and
-            so may not change those of other namespaces either.
+        OSError: the mount is gone or covered, or this process may not copy mounts (then it may not
+            change those of other namespaces either).
     """
     with syscalls.clone(mount.path, flags=0):
         if not _is_top(mount):
@@ -226,12 +228,13 @@ def held(mount: Mounted) -> Iterator[None]:
 
 
 def withdraw(mount: Mounted) -> None:
-    """Take down the copies of a mount that other namespaces were made with, where that is allowed.
+    """Unmount the copies of a mount that other namespaces got when they were made.
 
-    Views that were made on purpose, at other places, stay.
+    Copies that this process may not unmount stay, and so do views at other paths, which were made
+    on purpose.
 
     Args:
-        mount: stands, or is ``held``.
+        mount: must exist, or be kept by ``held``.
     """
 
     def drop() -> bool:

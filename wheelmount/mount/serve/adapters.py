@@ -1,7 +1,7 @@
-"""The ways to show a tree, and the interface that each implements.
+"""The ways to show a tree, best first, and the interface of FUSE servers.
 
-The best first: ``bind`` shows the store's own directory once all bytes are there, with the
-kernel alone in the way; until then, and where mounting is not allowed, ``devfuse`` serves it.
+``bind`` shows the store's own directory once all bytes have arrived: the kernel alone answers
+readers. Until then, and where mounting is not allowed, ``devfuse`` serves the tree.
 ``pyfuse3`` does so too, through libfuse; it is slower and can be asked for.
 """
 
@@ -18,7 +18,7 @@ from wheelmount.mount.kernel import syscalls
 
 if TYPE_CHECKING:
     from wheelmount.mount.serve.vfs import (
-        Change,  # imports the store: the command line needs only the names
+        Change,  # it imports the store, but the command line needs only the names
     )
 
 AUTO = "auto"
@@ -26,10 +26,10 @@ NAMES = (AUTO, "bind", "devfuse", "pyfuse3")
 """Values of ``--adapter``."""
 
 FOREVER = 10**8
-"""Seconds the kernel may keep names and attributes; changed ones are dropped by name."""
+"""Seconds that the kernel may cache names and attributes; a refresh drops those that change."""
 
 Wait = Callable[[int, int, int], Awaitable[bytes | memoryview]]
-"""Returns bytes of (inode, offset, size) once they are there, or raises ``OSError``."""
+"""Called with (inode, offset, size); returns the bytes once they arrive, or raises ``OSError``."""
 
 
 class Adapter(Protocol):
@@ -58,7 +58,7 @@ class Adapter(Protocol):
 
 
 def choose(wanted: str) -> str:
-    """Choose the way a tree is shown on this machine when all bytes are there.
+    """Choose the way in which this machine shows a tree whose bytes have all arrived.
 
     Args:
         wanted: one of ``NAMES``.

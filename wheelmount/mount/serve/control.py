@@ -1,4 +1,4 @@
-"""The task of a serving process, and messages to it from processes of its host.
+"""The task of a serving process, and the messages that processes of its host send to it.
 
 Messages are JSON, one a line, over a Unix socket in the mount's private directory. A connection
 begins with one request:
@@ -39,7 +39,7 @@ class Task:
         source: the mounted directory, to be shown to users.
         mntpoint: its mount point.
         store: directory of the store.
-        adapter: the final way to show it; one of ``adapter.NAMES`` but not ``auto``.
+        adapter: the final way to show the tree; one of ``adapters.NAMES`` but not ``auto``.
         read_timeout: seconds a read waits for its bytes.
         made: whether the mount point was made for this mount and is deleted with it.
         verify_rate: bytes a second at which a store on a disk is verified repeatedly; 0: never.
@@ -55,12 +55,12 @@ class Task:
     verify_rate: float = 0.0
 
     def write(self, directory: Path) -> None:
-        """Write it to its directory."""
+        """Write the task to the mount's private directory."""
         (directory / TASK).write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, directory: Path) -> Task:
-        """Read it from its directory."""
+        """Read the task from the mount's private directory."""
         return cls(**json.loads((directory / TASK).read_text()))
 
 
@@ -70,7 +70,7 @@ SOCKET = "control"
 Message = dict[str, Any]
 
 LONGEST = 1 << 20
-"""Most bytes of a request."""
+"""Longest request, in bytes."""
 
 
 def encode(message: Message) -> bytes:
@@ -97,9 +97,9 @@ def ask(directory: Path, message: Message, timeout: float) -> Message:
     """Send a request and wait for its answer.
 
     Args:
-        directory: of the mount.
+        directory: private directory of the mount.
         message: the request.
-        timeout: seconds.
+        timeout: seconds to wait.
 
     Raises:
         MountError: the serving process is gone or does not answer.

@@ -1,6 +1,6 @@
-"""The generations of a mount on a host: which is shown, how, and when an earlier one is deleted.
+"""The generations of a mount on a host: show the newest one, and delete earlier ones when unused.
 
-The process that serves a mount owns them: only it changes from one to another.
+The serving process owns them: only this process changes the mount from one to another.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from wheelmount.mount.store.store import Store
 log = logging.getLogger("wheelmount")
 
 AGAIN, SELDOM = 2.0, 60.0
-"""Seconds between two searches for users of earlier generations: at first, and in the
-end, while there are users. A generation is deleted after two searches that find none."""
+"""Seconds between searches for users of earlier generations: at first, and at last, after ever
+longer pauses. A generation is deleted after two searches that find no user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Kept:
     """Earlier generations that stay for their users.
 
     Attributes:
-        generations: how many there are.
-        bytes: of memory that they take in addition to the current one; 0 if unknown.
-        users: processes and mounts, described for users.
+        generations: number of earlier generations.
+        bytes: bytes of memory that they take beside the current one; 0 if unknown.
+        users: descriptions of the processes and mounts that use them.
     """
 
     generations: int
@@ -51,15 +51,16 @@ class Generations:
     """Changes a mount from one generation, or one way to show it, to the next.
 
     Args:
-        directory: of the mount.
-        task: of the mount; its store may have several generations if an earlier process served it.
+        directory: private directory of the mount.
+        task: task of the serving process; its store may have several generations if an earlier
+            process served it.
     """
 
     def __init__(self, directory: Path, task: Task) -> None:
         standing = points.standing(directory)
         binds = standing is not None and standing.kind != points.FILE_SYSTEM
         files = Path(task.store)
-        # The mount itself counts: a process may have died before it noted a change.
+        # The mount itself tells the generation: a process may have died before it noted a change.
         number = int(Path(standing.root).name) if standing is not None and binds else None
         store = Store.open(files, number)
         earlier = [Store.open(files, n) for n in stores.earlier(files, store.generation)]
@@ -82,7 +83,7 @@ class Generations:
         self._census = Users()
         self._looking = False
         self.changing = trio.Lock()
-        """Held during a change of the mount, and while it is unmounted."""
+        """Lock that is held while the mount is changed or unmounted."""
 
     @property
     def shown(self) -> Store:
@@ -104,7 +105,7 @@ class Generations:
             self._adapter = None
         async with (
             self.changing
-        ):  # it ends because a bind mount replaces it, which may not be done yet
+        ):  # FUSE ended because a bind mount replaces it; wait until that change is complete
             self._held.clear()
             self._retire()
             await trio.to_thread.run_sync(self.shown.rest)
@@ -132,12 +133,12 @@ class Generations:
     async def show(self, generation: int) -> None:
         """Show a complete generation in the best way that is allowed.
 
-        While FUSE shows the mount and a process has its working directory there, FUSE stays:
-        if another mount replaced it, the kernel could not tell the process any
-        more where it is, which programs do not expect.
+        A FUSE mount stays while a process has its working directory there: if a bind mount
+        replaced it, the kernel could no longer tell the process its working directory, which
+        programs do not expect.
 
         Raises:
-            OSError: it cannot be shown; the earlier generation still is.
+            OSError: the generation cannot be shown; the mount still shows the earlier one.
         """
         async with self.changing:
             store = self.shown
@@ -189,7 +190,7 @@ class Generations:
         return True
 
     def _exchange_views(self, former: dict[Root, Store], store: Store, own: int) -> None:
-        """Change all other mounts that show an earlier tree of this mount to a generation."""
+        """Make all other mounts that show an earlier tree of this mount show a generation."""
         for space in views.spaces():
             for mount in space.reached():
                 for root, before in former.items():
@@ -256,7 +257,7 @@ class Generations:
                 pause, waited = min(2 * pause, SELDOM), 0.0
             unused = await self._look(unused, everything=everything)
             if len(self._kept) < count:
-                gc.collect()  # else their mapped files stay until Python next collects garbage
+                gc.collect()  # otherwise mapped files stay until the next garbage collection
             await trio.sleep(AGAIN)
             waited += AGAIN
         self._looking = False
@@ -275,27 +276,27 @@ class Generations:
         return free - unused
 
     def _exchange_again(self, leaving: list[Store]) -> None:
-        """Exchange views that were made during the change, or could not be exchanged then."""
+        """Exchange views that appeared during the change, or could not be exchanged then."""
         mount = points.standing(self._directory)
         if self.bound is not None and mount is not None:
-            with contextlib.suppress(OSError):  # the next search tries it again
+            with contextlib.suppress(OSError):  # the next search tries again
                 former = {Root.of(store.root): store for store in leaving}
                 self._exchange_views(former, self.bound, mount.id)
 
     def _find_users(self, leaving: list[Store]) -> dict[Store, list[str]]:
-        if self._task.adapter != "bind":  # the kernel reports users to the server
+        if self._task.adapter != "bind":  # under FUSE, the kernel reports to the server
             return {store: [] for store in leaving}
         try:
             for store in leaving:
                 self._trees.setdefault(store, Tree(store.root))
             found = self._census.find([self._trees[store] for store in leaving])
         except OSError as error:
-            log.warning("users of earlier generations cannot be told: %s", error)
+            log.warning("cannot find the users of earlier generations: %s", error)
             return {store: [str(error)] for store in leaving}
         return {store: found[self._trees[store]] for store in leaving}
 
     def kept(self) -> Kept:
-        """Return which earlier generations stay, and for which users."""
+        """Return the earlier generations that stay, and their users."""
         others = [store for store in self._kept if store is not self.shown]
         if not others:
             return Kept(0, 0, [])
@@ -318,7 +319,7 @@ class Generations:
 
 
 def _alike(before: Path, after: Path) -> bool:
-    """Return whether a view of one path can become a view of the other."""
+    """Return whether a view of one path can be exchanged for a view of another path."""
     try:
         kinds = {stat.S_IFMT(path.lstat().st_mode) for path in (before, after)}
     except OSError:

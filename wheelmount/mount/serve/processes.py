@@ -1,7 +1,7 @@
-"""Start, find, ask and stop the serving processes of this machine, by their directories.
+"""Start, find, ask and stop the serving processes of this machine, by their private directories.
 
-Every mount of a host has a directory below the user's runtime directory. It holds the whole state
-of the mount, so any process of the user finds it there, also after its client is gone.
+Every mount of a host has a private directory below the user's runtime directory. It holds the whole
+state of the mount, so any process of the user finds the mount there, even after its client ended.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from wheelmount.mount.serve.control import PROCESS, Task
 from wheelmount.mount.store import store as stores
 
 SHOW_TIMEOUT = 60.0
-"""Seconds a serving process may take to change to another generation."""
+"""Seconds that a serving process may take to change to another generation."""
 
 STOP_TIMEOUT = 15.0
-"""Seconds a serving process may take to answer, or to unmount and clean up."""
+"""Seconds that a serving process may take to answer, or to unmount and clean up."""
 
 
 def directory(settings: Settings) -> Path:
-    """Return where the mounts of this user have their directories."""
+    """Return the directory that holds the private directories of this user's mounts."""
     return private_directory(settings.private_runtime() / "mounts")
 
 
@@ -47,7 +47,7 @@ def find(settings: Settings, *targets: str) -> list[Path]:
     """Return directories of mounts, sorted by name.
 
     Args:
-        settings: which directory they are in.
+        settings: settings, which name the user's runtime directory.
         targets: mount points, sources or identities of mounts; default all mounts.
 
     Raises:
@@ -58,7 +58,7 @@ def find(settings: Settings, *targets: str) -> list[Path]:
     for path in sorted(directory(settings).iterdir()):
         try:
             task = Task.read(path)
-        except (OSError, ValueError):  # being made, or removed
+        except (OSError, ValueError):  # a mount that is being made or removed
             continue
         names = {task.mntpoint, task.source, identity(path)}
         if not targets or names.intersection(wanted):
@@ -73,7 +73,7 @@ def find(settings: Settings, *targets: str) -> list[Path]:
 
 @contextlib.contextmanager
 def making(directory: Path) -> Iterator[None]:
-    """Make a mount's directory. During the context, while this process lives, it is not dead."""
+    """Make a mount's directory; in the context, the mount does not count as dead."""
     directory.mkdir(mode=0o700)
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -95,7 +95,7 @@ def dead(directory: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-    # A process that takes over may not listen yet: so search processes, do not wait for answers.
+    # Search processes rather than wait for an answer: one that takes over may not listen yet.
     numbers = (each.name for each in Path("/proc").glob("[0-9]*"))
     return directory.exists() and not any(_alive(int(number), directory) for number in numbers)
 
@@ -105,7 +105,7 @@ def clear(settings: Settings, mntpoint: str) -> None:
     for path in sorted(directory(settings).iterdir()):
         with contextlib.suppress(OSError, ValueError):
             task = Task.read(path)
-            # In another mount namespace the same path may belong to another mount.
+            # The same path may belong to another mount in another mount namespace.
             if task.mntpoint == mntpoint and dead(path) and _shown(task):
                 stop(path, force=True)
 
@@ -152,7 +152,16 @@ def drop(directory: Path, number: int) -> None:
 
 
 def start(directory: Path, timeout: float) -> None:
-    """Start a serving process and wait until it has mounted."""
+    """Start a serving process and wait until it has mounted.
+
+    Args:
+        directory: private directory of the mount, with its task.
+        timeout: seconds to wait.
+
+    Raises:
+        MountError: the mount did not come up in time.
+        UnavailableError: the process cannot mount.
+    """
     read, write = os.pipe()
     try:
         with (directory / "log").open("ab") as log:
@@ -178,14 +187,14 @@ def start(directory: Path, timeout: float) -> None:
     if word != "ok":
         server.wait(timeout)
         lines = []
-        with contextlib.suppress(FileNotFoundError):  # it has removed everything again
+        with contextlib.suppress(FileNotFoundError):  # the process has cleaned up
             lines = (directory / "log").read_text(errors="replace").strip().splitlines()
         reason = word or (lines[-1] if lines else "it said nothing")
         raise UnavailableError(
             f"cannot mount: {reason}",
             hint="FUSE must be allowed for you on the host",
         )
-    server.returncode = 0  # it runs on, and this process does not wait for it
+    server.returncode = 0  # it keeps running, and Python must not wait for it
 
 
 def stop(directory: Path, *, force: bool) -> None:
@@ -201,7 +210,7 @@ def stop(directory: Path, *, force: bool) -> None:
     pid = _process(directory)
     if pid is not None:
         _ask_to_stop(directory, task, pid, force=force)
-    if directory.exists():  # it ended with an error
+    if directory.exists():  # the process died before it cleaned up
         if (mount := points.standing(directory)) is not None:
             try:
                 points.take_down(mount, force=force)
@@ -217,7 +226,7 @@ def _ask_to_stop(directory: Path, task: Task, pid: int, *, force: bool) -> None:
         try:
             answer = control.ask(directory, {"op": "stop", "force": force}, STOP_TIMEOUT)
         except MountError:
-            if time.monotonic() < deadline:  # it ends, or another process takes its place
+            if time.monotonic() < deadline:  # it is ending, or another process takes over
                 time.sleep(0.05)
             elif force:
                 break
@@ -262,7 +271,7 @@ def _alive(pid: int, directory: Path) -> bool:
 
 
 def discard(directory: Path, store: Path, mntpoint: str | None) -> None:
-    """Delete what is left of an unmounted mount."""
+    """Delete the directory, store and mount point that an unmounted mount left behind."""
     stores.remove(store)
     shutil.rmtree(directory, ignore_errors=True)
     if mntpoint is not None:

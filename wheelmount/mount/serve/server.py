@@ -1,7 +1,7 @@
 """The serving process of a mount: a process of its own that outlives the command that made it.
 
-Run as ``python -m wheelmount.mount.serve.server DIRECTORY READY_FD``. It serves the
-store until it is told to stop or is unmounted, and then deletes store and directory.
+Run as ``python -m wheelmount.mount.serve.server DIRECTORY READY_FD``. The process serves the store
+until it is told to stop or is unmounted, and then deletes store and directory.
 """
 
 from __future__ import annotations
@@ -35,25 +35,27 @@ from wheelmount.mount.store import verify
 log = logging.getLogger("wheelmount")
 
 GRACE = 2.0
-"""Seconds that users of a detached mount have until the process ends."""
+"""Seconds between detaching a mount that is in use and the end of its server."""
 
 FEED_TIMEOUT = 10.0
-"""Seconds in which an agent must connect to a server that is new, or took over."""
+"""Seconds in which an agent must connect to a server that took over, and that a read waits for an
+agent."""
 
 BEGIN_TIMEOUT = 20.0
-"""Seconds in which the agent that made a mount must connect first."""
+"""Seconds in which the agent that made a mount must connect for the first time."""
 
 VERIFY_PAUSE = 60.0
 """Seconds between verifications in the background."""
 
 READ_AHEAD = 1024
-"""KiB that the kernel reads ahead, if this may be set; its own 128 halve the speed of files."""
+"""KiB that the kernel reads ahead, where this user may set it; its default, 128, halves the speed
+of reads."""
 
 KEPT_LOGS = 16
-"""Most logs of mounts that ended with an error which are kept for a user."""
+"""Number of logs that are kept, for each user, of mounts that ended with an error."""
 
 KEPT = "kept"
-"""Name of a file in the mount's directory: go on serving when the agent is gone."""
+"""Name of a file in the mount's directory that tells to keep serving when the agent is gone."""
 
 
 class Server:
@@ -98,11 +100,11 @@ class Server:
         with trio.move_on_after(FEED_TIMEOUT):  # the agent may be about to connect
             await self._fed.wait()
         if self._feeder is None:
-            raise self.vfs.failure(number, "its bytes had not come when the client went away")
+            raise self.vfs.failure(number, "its bytes had not arrived when the client ended")
         event = self._waiting.get(block)
         if event is None:
             event = self._waiting[block] = trio.Event()
-            self._failed.pop(block, None)  # it is requested again
+            self._failed.pop(block, None)  # request the block again
             await self._send(self._feeder, {"want": block})
         await event.wait()
         if block in self._failed:
@@ -119,7 +121,12 @@ class Server:
                 await stream.send_all(control.encode(message))
 
     async def serve(self, adapter: Adapter, ready: int | None) -> None:
-        """Serve until unmounted; write to the pipe ``ready`` when the control socket listens."""
+        """Serve until unmounted.
+
+        Args:
+            adapter: the FUSE server.
+            ready: descriptor of a pipe to write to once the control socket listens, if any.
+        """
         _bound_log(self.directory)
         (self.directory / control.SOCKET).unlink(missing_ok=True)
         listener = trio.socket.socket(trio.socket.AF_UNIX)
@@ -157,7 +164,7 @@ class Server:
                 found = await trio.to_thread.run_sync(
                     lambda: verify.verify(store, rate=rate), abandon_on_cancel=True
                 )
-            except (StoreError, OSError) as error:  # the store changes meanwhile
+            except (StoreError, OSError) as error:  # the store changed meanwhile
                 log.info("not verified: %s", error)
                 continue
             verify.note(self.directory, found)
@@ -165,11 +172,11 @@ class Server:
                 log.error("damaged: %s", ", ".join(found.wrong))
 
     async def _miss(self, timeout: float) -> None:
-        """Unmount if the agent ended before it connected, or while no server ran."""
+        """Unmount if no agent connects in time: it ended before that, or while no server ran."""
         with trio.move_on_after(timeout):
             await self._fed.wait()
         if not self._fed.is_set():
-            await self._end("whoever made this mount is gone")
+            await self._end("the command that made this mount has ended")
 
     async def _bound(self) -> None:
         """Wait for the end of a bind mount."""
@@ -179,7 +186,7 @@ class Server:
             nursery.cancel_scope.cancel()
 
     async def _watch(self) -> None:
-        """Notice that another program unmounted the mount."""
+        """Wait until another program unmounts the mount, then end."""
         while points.standing(self.directory) is not None:
             await trio.to_thread.run_sync(points.await_change, abandon_on_cancel=True)
         self._unmounted.set()
@@ -195,7 +202,7 @@ class Server:
             async with contextlib.aclosing(_lines(stream)) as lines:
                 await self._answer(stream, lines)
         except (ValueError, LookupError, TypeError) as error:
-            log.warning("not understood on the control socket: %s", error)
+            log.warning("malformed message on the control socket: %s", error)
 
     async def _answer(
         self, stream: trio.SocketStream, lines: AsyncGenerator[control.Message, None]
@@ -217,8 +224,8 @@ class Server:
     def status(self) -> control.Message:
         """Return the state of this mount; sizes in bytes, ``started`` in seconds since the epoch.
 
-        ``delivery`` is the ``Traffic.summary`` of the newest generation; ``kept`` names earlier
-        generations that are in use, see ``Kept``.
+        ``delivery`` is the ``Traffic.summary`` of the newest generation; ``kept`` is the ``Kept``
+        of earlier generations that are in use.
         """
         store = self.generations.shown
         return {
@@ -265,13 +272,13 @@ class Server:
                     keep = message["keep"]
                     self._keep(keep)
         except (ValueError, LookupError, TypeError) as error:
-            log.warning("not understood from who delivers: %s", error)
+            log.warning("malformed message from the delivering agent: %s", error)
         if self._feeder is stream:
             self._feeder = None
             for block in list(self._waiting):
                 self._wake(block)
         if not keep:
-            await self._end("who made this mount is gone")
+            await self._end("the command that made this mount has ended")
 
     def _keep(self, keep: bool) -> None:
         note = self.directory / KEPT
@@ -299,10 +306,10 @@ class Server:
         await self._send(stream, answer)
 
     async def _await_viewers(self, mount: points.Mounted) -> None:
-        """Wait a moment for views to end that would lose their server or their files on a disk.
+        """Wait a moment for views that would lose their server, or their files on a disk, to end.
 
-        The last ones of a container end some time after it. A store in memory needs no wait: the
-        kernel keeps it as long as there are views.
+        The last views of a container end some time after the container. A store in memory needs no
+        wait: the kernel keeps it as long as there are views.
 
         Raises:
             MountError: the views stay.
@@ -315,7 +322,7 @@ class Server:
         raise MountError(f"{mount.path} is busy: shown by {', '.join(found)}")
 
     async def _end(self, reason: str) -> None:
-        """Unmount as soon as no other mount lies above."""
+        """Unmount as soon as no other mount covers this one."""
         log.info("unmounting: %s", reason)
         while True:
             try:
@@ -332,20 +339,20 @@ class Server:
             return
         if not force and not (bound and bound.owned):
             await self._await_viewers(mount)
-        # On a thread: the kernel may send requests while it unmounts.
+        # On a thread, because the kernel may send requests to this server while it unmounts.
         await trio.to_thread.run_sync(lambda: _take_down(mount, force=force))
 
     async def _unmount(self, *, force: bool) -> None:
         bound, mntpoint = self.generations.bound, self.task.mntpoint
         if bound and not force:
-            with trio.move_on_after(GRACE):  # the kernel ends it some time after its last user
+            with trio.move_on_after(GRACE):  # the kernel ends FUSE some time after its last user
                 while self.generations.served:
                     await trio.sleep(0.05)
         if bound and self.generations.served and not force:
             raise MountError(
                 f"{mntpoint} is busy: files that were opened before all bytes were there are in use"
             )
-        async with self.generations.changing:  # a mount that takes the place of this one would stay
+        async with self.generations.changing:  # a mount that replaces this one would stay
             await self._take_down(force=force)
         self._unmounted.set()
         if force and self.generations.served:
@@ -377,7 +384,7 @@ def _memory() -> int:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             kinds = "Pss_Anon:", "Pss_File:"
-        except OSError:  # must not be read by processes that were another user's before
+        except OSError:  # a process that changed its user may not read it
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             kinds = "RssAnon:", "RssFile:"
         total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(kinds))
@@ -401,7 +408,7 @@ async def _lines(stream: trio.SocketStream) -> AsyncGenerator[control.Message, N
 
 
 def main() -> None:
-    """Mount, serve, clean up."""
+    """Run the serving process: mount, serve, clean up."""
     hold_back()
     directory, ready = Path(sys.argv[1]), int(sys.argv[2])
     logging.basicConfig(
@@ -422,7 +429,7 @@ def main() -> None:
         raise
     finally:
         if not good:
-            _keep_log(directory)  # delete all but the reason
+            _keep_log(directory)  # the reason stays when the directory is deleted
             with contextlib.suppress(MountError):
                 if (mount := points.standing(directory)) is not None:
                     points.take_down(mount, force=True)
@@ -430,7 +437,7 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 Path(task.mntpoint).rmdir()
         if (mount := points.find(task.store)) is not None:
-            views.withdraw(mount)  # else the memory stays as long as that namespace
+            views.withdraw(mount)  # otherwise other namespaces keep its memory
         stores.remove(Path(task.store))
         shutil.rmtree(directory, ignore_errors=True)
     sys.exit(0 if good else 1)
@@ -439,7 +446,7 @@ def main() -> None:
 def _keep_log(directory: Path) -> None:
     """Keep the log of a mount that ended with an error, and only the newest of such logs."""
     shutil.copy(directory / "log", f"{directory}.log")
-    with contextlib.suppress(FileNotFoundError):  # another process does the same
+    with contextlib.suppress(FileNotFoundError):  # another process deletes old logs too
         kept = sorted(directory.parent.glob("*.log"), key=lambda log: log.stat().st_mtime)
         for log_file in kept[:-KEPT_LOGS]:
             log_file.unlink(missing_ok=True)
@@ -483,7 +490,7 @@ def _by_pyfuse3(directory: Path, task: Task, ready: int) -> bool:
 def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
     fd = attach(task.mntpoint)
     _remember(directory, task)
-    with contextlib.suppress(OSError):  # for root only
+    with contextlib.suppress(OSError):  # only root may set it
         set_read_ahead(task.mntpoint, READ_AHEAD)
     note = directory / "session"
 

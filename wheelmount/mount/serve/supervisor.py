@@ -1,7 +1,7 @@
-"""Restarts a serving process that dies, so that waiting readers do not notice.
+"""Restart a serving process that dies, so that waiting readers do not notice.
 
-The supervisor only holds the open ``/dev/fuse`` and waits. As long as that is open, the
-mount exists, its readers wait, and another process can continue.
+The supervisor only holds the open ``/dev/fuse`` and waits. As long as that descriptor is open, the
+mount exists, its readers wait, and another serving process can continue.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ENDS = signal.SIGTERM, signal.SIGINT
 """Signals that end the process."""
 
 STARTS, WINDOW = 5, 60.0
-"""A process that was started so many times in so many seconds is given up."""
+"""Number of starts within a number of seconds after which the process is not started again."""
 
 
 def hold_back() -> None:
-    """Block signals that end the process until ``let_through``; afterwards they are ignored.
+    """Block the signals that end a process until ``let_through``, and ignore them afterwards.
 
-    Must be called before there are threads. So a process that is ending is not ended before
-    it has cleaned up.
+    A process that is already ending is thereby not killed before it has cleaned up. Must be called
+    before the process has threads.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     for number in ENDS:
@@ -38,7 +38,7 @@ def hold_back() -> None:
 
 
 def let_through() -> None:
-    """Unblock signals that end the process and have a handler, pending ones too."""
+    """Unblock those signals of ``ENDS`` that have a handler, and deliver pending ones."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
 
 
@@ -48,9 +48,9 @@ def supervise(serve: Callable[[bool], None], stands: Callable[[], bool]) -> bool
     Signals that end the process are passed on to the child, and ignored after its end.
 
     Args:
-        serve: called in the child, with signals blocked; told whether it takes over from one
-            that died.
-        stands: returns whether there is still a mount to serve.
+        serve: called in the child, with signals blocked; its argument is whether the child takes
+            over from one that died.
+        stands: returns whether the mount still exists.
 
     Returns:
         False if the child died too often.
@@ -62,7 +62,7 @@ def supervise(serve: Callable[[bool], None], stands: Callable[[], bool]) -> bool
     def forward(number: int, _frame: FrameType | None) -> None:
         asked.append(number)
         if child:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # the child has just ended
                 os.kill(child, number)
 
     while True:
@@ -71,7 +71,7 @@ def supervise(serve: Callable[[bool], None], stands: Callable[[], bool]) -> bool
         child = _fork(serve, resumed=len(starts) > 1)
         for number in ENDS:
             signal.signal(number, forward)
-        if asked:  # of the one that died
+        if asked:  # the child that died was told to end
             os.kill(child, asked[-1])
         let_through()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -80,9 +80,9 @@ def supervise(serve: Callable[[bool], None], stands: Callable[[], bool]) -> bool
             return True
         end = f"by signal {-code}" if code < 0 else f"with code {code}"
         if len(starts) == STARTS and time.monotonic() - starts[0] < WINDOW:
-            log.error("the server ended %s, again; it is given up", end)
+            log.error("the server ended %s, too often; it is not restarted", end)
             return False
-        log.error("the server ended %s; another goes on", end)
+        log.error("the server ended %s; restarting it", end)
 
 
 def _fork(serve: Callable[[bool], None], *, resumed: bool) -> int:

@@ -1,8 +1,8 @@
-"""Counts of bytes that a host received: from which host, and by which way.
+"""Count the bytes that a host received, by the host that sent them and by transport.
 
-Each block is counted by the way it took. For ``RDMABuffer`` only Monarch knows whether a device
-carried it, and unless it is forbidden, it falls back to TCP silently. The counters of the machine's
-devices are a second witness, which includes other traffic of that time.
+Each block is counted by the transport that carried it. For ``RDMABuffer`` only Monarch knows
+whether a device carried the block, and Monarch falls back to TCP silently unless that is forbidden.
+The counters of the machine's devices are a second source; they include other traffic of that time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 CLIENT = ""
-"""The client, in place of a host's name."""
+"""Stands for the client where the name of a host is expected."""
 
 FILE = "delivery"
 """Name of a file in a mount's directory: traffic of its newest generation, for the status."""
 
 RDMA, MESSAGES, TLS, TCP, LOCAL = "rdma", "messages", "tls", "tcp", "local"
-"""Ways: ``RDMABuffer`` with devices at both ends, and without, when it is sent in messages of
-Monarch; streams over a network, encrypted or not; streams between processes of one machine."""
+"""Transports: ``RDMABuffer`` with devices at both ends; ``RDMABuffer`` without devices, sent in
+messages of Monarch; encrypted streams over a network; plain streams; streams within a machine."""
 
 SYS = Path("/sys")
 
 WORD = 4
-"""Bytes that ``port_rcv_data`` counts by: Documentation/ABI/stable/sysfs-class-infiniband."""
+"""Unit of ``port_rcv_data``, in bytes: Documentation/ABI/stable/sysfs-class-infiniband."""
 
 
 def rdma_received(sys: Path = SYS) -> int:
@@ -35,7 +35,7 @@ def rdma_received(sys: Path = SYS) -> int:
     for counter in sys.glob("class/infiniband/*/ports/*/counters/port_rcv_data"):
         with contextlib.suppress(OSError, ValueError):  # a device without counters
             total += int(counter.read_text()) * WORD
-    for counter in sys.glob("class/infiniband/*/ports/*/hw_counters/rx_bytes"):  # of EFA
+    for counter in sys.glob("class/infiniband/*/ports/*/hw_counters/rx_bytes"):  # AWS's EFA
         with contextlib.suppress(OSError, ValueError):
             total += int(counter.read_text())
     return total
@@ -45,7 +45,7 @@ class Traffic:
     """Counts bytes of blocks that one host received and sent, as they were on the wire.
 
     Args:
-        certain: whether ``RDMABuffer`` has no other way than a device.
+        certain: whether ``RDMABuffer`` may use nothing but a device.
     """
 
     def __init__(self, *, certain: bool = False) -> None:
@@ -60,7 +60,7 @@ class Traffic:
         self._before = rdma_received()
 
     def note(self, host: str, size: int, way: str) -> None:
-        """Count bytes from a host, or from ``CLIENT``, by one of the ways above."""
+        """Count bytes from a host, or from ``CLIENT``, by one of the transports above."""
         self._received[host] += size
         self._ways[way] += size
 
@@ -69,10 +69,14 @@ class Traffic:
         self._reasons[host] = reason
 
     def summary(self) -> dict[str, Any]:
-        """Return ``transport`` (the way of most bytes, ``none`` if no bytes arrived),
-        ``ways``, ``received`` by host, ``sent``, ``reused``, and ``devices`` (what RDMA devices of
-        the machine received meanwhile), all in bytes; ``certain`` as above; and ``reasons`` by
-        host, why bytes did not come by RDMA though both ends have a device."""
+        """Return the counts as a mapping for JSON; sizes in bytes.
+
+        ``transport`` is the transport of most bytes (``none`` if no bytes arrived), ``ways`` the
+        bytes by transport, ``received`` the bytes by host, ``sent`` and ``reused`` as above,
+        ``devices`` the bytes that RDMA devices of the machine received meanwhile, ``certain`` as
+        above, and ``reasons`` says by host why bytes did not come by RDMA though both ends have a
+        device.
+        """
         most = self._ways.most_common(1)
         return {
             "transport": most[0][0] if most else "none",
@@ -94,7 +98,7 @@ class Traffic:
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """Read what ``Traffic.write`` wrote; None if it wrote nothing."""
+    """Read the summary from a mount's directory; None if there is none."""
     try:
         found: dict[str, Any] = json.loads((directory / FILE).read_text())
     except FileNotFoundError:
@@ -103,7 +107,7 @@ def read(directory: Path) -> dict[str, Any] | None:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """Describe for users by which ways bytes arrived, the most used first."""
+    """Name for users the transports of the bytes, the most used first."""
     ways: dict[str, int] = summary["ways"]
     words = sorted(ways, key=lambda way: -ways[way])
     if RDMA in ways and not summary.get("certain") and summary["devices"] < ways[RDMA]:

@@ -1,8 +1,7 @@
 """The mounted tree as plain operations: list a directory, look up a name, read a file.
 
-Adapters only translate these to a FUSE protocol. Inodes are numbered as in the
-tree; failures are ``OSError`` with the number for the kernel. All operations may be called from
-several threads.
+Adapters only translate these operations to a FUSE protocol. Inodes are numbered as in the tree;
+failures are ``OSError`` with the error number for the kernel. All operations are thread-safe.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the kernel must forget when another generation is shown.
+    """The names and directories that the kernel must forget when another generation is shown.
 
     Attributes:
-        entries: number of a directory and a name in it that changes or is removed.
+        entries: pairs of a directory's number and a name in it that changes or is removed.
         directories: numbers of directories whose attributes or entries change.
     """
 
@@ -48,8 +47,8 @@ class Change:
 class Vfs:
     """Operations on the newest generation of a store.
 
-    Numbers that only an older generation has still work as long as the kernel holds
-    them: an open file keeps its bytes.
+    The numbers of older generations still work as long as the kernel holds them: an open file keeps
+    its bytes.
     """
 
     def __init__(self, store: Store, earlier: Sequence[Store] = ()) -> None:
@@ -112,7 +111,7 @@ class Vfs:
         """Return bytes of a file; None if they have not all arrived.
 
         Raises:
-            OSError: EIO where the file changed at the source before it was copied.
+            OSError: EIO if the file changed at the source before it was copied.
         """
         store, inode = self._find(number)
         if inode.is_directory:
@@ -137,7 +136,7 @@ class Vfs:
         return Usage(summary.room, summary.inodes)
 
     def changes(self, store: Store) -> Change:
-        """Return what the kernel must forget if another generation is shown."""
+        """Return the names and directories that the kernel must forget for another generation."""
         return _difference(self.store.tree, store.tree)
 
     def replace(self, store: Store) -> None:

@@ -1,1 +1,1 @@
-"""What a directory of the client is: its tree, its blocks, and from one tree to the next."""
+"""Snapshots of the source directory: scanning, the tree, its blocks, and what changed since."""

@@ -1,8 +1,8 @@
-"""Which users may enter a mount: by default those that may enter its source.
+"""Limit which users may enter a mount: by default those that may enter its source.
 
-Root's mounts are for all users of a host to see, and the modes of files say what each may read. At
-the source a directory above may keep others out, which is not part of the tree: so the mount's own
-root does.
+All users of a host can reach root's mounts, and the modes of the files say what each user may read.
+At the source, a directory above it may keep other users out. That directory is not part of the
+tree, so the mode of the mount's root directory keeps them out instead.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from wheelmount.mount.snapshot.tree import ROOT, Tree
 SOURCE, PRIVATE, PUBLIC = "source", "private", "public"
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-"""All but the owner. A group is not asked for: its number may mean another one on a host."""
+"""Permission bits of all users but the owner. Those of the group are taken away too: its number may
+mean another group on a host."""
 
 
 def closed(source: str | Path) -> Path | None:
-    """The directory above a source by which others may not pass; None if they may come there."""
+    """Return the nearest directory above a source that other users may not pass; None if none."""
     for directory in Path(source).resolve().parents:
         if not directory.stat().st_mode & stat.S_IXOTH:
             return directory
@@ -31,10 +32,11 @@ def limit(tree: Tree, source: str, access: str, before: Tree | None) -> None:
     """Set the mode of a tree's root so that only permitted users may enter.
 
     Args:
-        tree: as it was scanned.
-        source: its directory.
-        access: which users may enter: ``source``, ``private`` (the owner) or ``public`` (all).
-        before: the tree that is shown, if any: its permission stays.
+        tree: the scanned tree; its root is changed.
+        source: the scanned directory.
+        access: ``source`` (users that may enter the source), ``private`` (the owner) or ``public``
+            (all users).
+        before: the tree that the mount shows now, if any; its permission is kept.
     """
     if before is not None:
         private = not before.inodes[ROOT].mode & OTHERS

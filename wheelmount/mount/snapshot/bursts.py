@@ -1,4 +1,4 @@
-"""Serialize bursts of short system calls: threads contend for the interpreter lock at each."""
+"""Serialize bursts of short system calls: threads contend for the interpreter lock at each call."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MANY = 16
-"""Files that all threads may open at the same time; of more, one thread at a time: several would do
-little else than take the interpreter from each other."""
+"""Most files in a burst that any number of threads may run at once. Longer bursts run one thread at
+a time: several threads would do little but take the interpreter lock from each other."""
 
 PER_FILE = 1e-4
-"""Seconds that a thread may take for each file; ten times what a processor needs. If it takes more
-it waits for a disk, where several are faster."""
+"""Seconds for each file of a burst, ten times what a processor needs. A thread that takes longer
+waits for a disk, where several threads are faster than one."""
 
 GLANCE, LONGEST = 0.01, 1.0
-"""Seconds between looks at whether it does, and until a thread goes on in any case."""
+"""Seconds between checks whether the holder of the lock is late, and until a waiting thread goes on
+in any case."""
 
 
 class BurstLock:
-    """Whose turn it is among the threads of a process."""
+    """A lock that serializes bursts of short system calls among threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until = 0.0  # when the holder should be done
+        self._until = 0.0  # the time at which the holder should be done
 
     @contextmanager
     def hold(self, files: int) -> Iterator[None]:
-        """While so many files are opened; waits for others first if they are many."""
+        """Hold the lock while a number of files is opened, if that is more than ``MANY``.
+
+        Runs without the lock if its holder takes longer than ``PER_FILE`` allows.
+        """
         alone = files > MANY and self._take()
         if alone:
             self._until = time.monotonic() + files * PER_FILE

@@ -1,10 +1,10 @@
-"""Compare two trees of a directory: which files are unchanged.
+"""Compare two trees of a directory: find the files that are unchanged.
 
-A scan keeps what has the same stamp at the same path. What it does not know may have been
-elsewhere: a file is known again by device and inode number. If size and both times are the same,
-it is the same; if only its ctime differs (a rename, a chmod, or an edit whose mtime was put back),
-or another file of the same size and mtime stands at its path, only its bytes can tell, and whoever
-has the old ones must be asked.
+A scan keeps the number of a file with the same stamp at the same path. A file that is new there may
+have been renamed: it is recognized by device and inode number. If its size and both times are
+equal, the file is unchanged. If only its ctime differs (a rename, a chmod, or an edit with the
+mtime put back), or another file of the same size and mtime took its path, its bytes must be
+compared with the old bytes, which only hosts have.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.tree import Inode, Tree
 
 _SHOWN = attrgetter(*(name for name in Inode._fields if name != "path"))
-"""What of a file is shown in a mount: all but where it lies at the source."""
+"""Attributes of a file that a mount shows: all but the path at the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A file that may have the bytes of an earlier one.
+    """A file that may have the same bytes as a file of the old tree.
 
     Attributes:
-        number: in the new tree, as it was scanned.
-        earlier: number in the old tree.
+        number: its number in the new tree, before ``Succession.settle``.
+        earlier: number of the other file in the old tree.
     """
 
     number: int
@@ -34,17 +34,18 @@ class Doubt:
 
 
 class Succession:
-    """Compares a tree with its successor.
+    """The comparison of a tree with its successor.
 
     Args:
         old: the tree that hosts have.
-        new: as it was scanned just now, with ``old`` before it. ``settle`` changes it.
+        new: the tree that was just scanned, with ``old`` given as ``before``; changed by
+            ``settle``.
         lost: numbers of files in ``old`` whose bytes hosts do not have.
     """
 
     def __init__(self, old: Tree, new: Tree, lost: Collection[int] = ()) -> None:
         self._old, self._new = old, new
-        self._moved: dict[int, int] = {}  # number in the new tree -> in the old
+        self._moved: dict[int, int] = {}  # number in the new tree -> number in the old tree
         self._fresh: list[int] = []
         self.doubts: list[Doubt] = []
         """Files whose bytes must be compared."""
@@ -70,7 +71,7 @@ class Succession:
                 self._fresh.append(number)
 
     def _alike(self, number: int, earlier: int) -> bool:
-        """Whether two files differ in nothing that is shown."""
+        """Return whether two files are equal in all attributes that a mount shows."""
         return bool(_SHOWN(self._new.inodes[number]) == _SHOWN(self._old.inodes[earlier]))
 
     @staticmethod
@@ -78,7 +79,7 @@ class Succession:
         return (inode.size, inode.mtime_ns, inode.pieces) == (old.size, old.mtime_ns, old.pieces)
 
     def __bool__(self) -> bool:
-        """Whether anything at all has changed."""
+        """Return whether the trees differ in any inode or name."""
         old, new = self._old, self._new
         return (
             old.inodes.keys() != new.inodes.keys()
@@ -87,18 +88,18 @@ class Succession:
         )
 
     def path(self, doubt: Doubt) -> bytes:
-        """Where the file is, below the source."""
+        """Return the path of the file, relative to the source."""
         return self._new.inodes[doubt.number].path
 
     def settle(self, same: Iterable[Doubt], block_size: int) -> Layout:
-        """Number the new tree; to be called once.
+        """Give unchanged files their old numbers, and lay out the others for delivery. Call once.
 
         Args:
-            same: those of ``doubts`` that turned out to have the same bytes.
-            block_size: see ``Layout``.
+            same: the members of ``doubts`` whose bytes were found equal.
+            block_size: bytes of a block.
 
         Returns:
-            The new tree, with the bytes that hosts do not have.
+            The new tree, with the blocks of the files that hosts lack.
         """
         moved, copies = dict(self._moved), {}
         taken = set(moved.values())

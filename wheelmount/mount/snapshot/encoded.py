@@ -1,8 +1,9 @@
-"""A tree that stays in its description, for a process that serves it for months.
+"""A tree that is read on demand from its encoded description, in little memory.
 
-What is kept of a description (see ``Layout.encode``) is where each inode and each directory lies in
-it. The description itself stays in its file, which is mapped; whatever is asked for is unpacked
-each time. That takes 20 bytes an inode instead of the thousand of Python's objects.
+A serving process keeps a tree for months. It holds only the position of each inode and each
+directory in the description that ``Layout.encode`` made. The description stays in its file, which
+is mapped into memory; an inode or a directory is unpacked when it is read. That takes 20 bytes an
+inode, while Python's objects take about a thousand.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ from wheelmount.mount.snapshot.layout import Cut, Layout, check_version
 from wheelmount.mount.snapshot.tree import Inode, TreeView
 
 RECENT_INODES, RECENT_NAMES = 1024, 64
-"""How many stay unpacked: whoever asks for one often comes again, or for another name."""
+"""Numbers of inodes and of directories that stay unpacked: the kernel often asks again for the same
+inode, or for another name in the same directory."""
 
 _T = TypeVar("_T")
 
 
 class _Records(Mapping[int, _T], Generic[_T]):
-    """Parts of a description by number, in memory that grows with the parts, not with the numbers.
+    """A mapping from numbers to the records (inodes or directories) of a description.
 
-    Where each lies is in sorted arrays, which a tree shares with those that follow from it, and of
-    what is other there in a dict, until that is large.
+    The positions of the records are kept in sorted arrays, so memory grows with their count, not
+    with the largest number. A tree shares the arrays with the trees that follow from it; positions
+    that differ are kept in a dict, and merged into new arrays when they are many.
 
     Args:
-        description: the whole.
-        make: makes from a part, unpacked, what it stands for.
-        recent: how many stay unpacked.
-        before: of the tree that this one follows from, to begin with.
+        description: the whole description.
+        make: converts an unpacked record to a value.
+        recent: number of values that stay unpacked.
+        before: records of the tree that this tree follows from, to start with.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class _Records(Mapping[int, _T], Generic[_T]):
         self._unpacked = unpacked
 
     def _find(self, number: int) -> tuple[int, int]:
-        """Where a part begins, and its length; 0 if there is none."""
+        """Return position and length of a record in bytes; length 0 if there is none."""
         later = self._later.get(number)
         if later is not None:
             return later
@@ -76,7 +79,7 @@ class _Records(Mapping[int, _T], Generic[_T]):
         return self._begins[place], self._lengths[place]
 
     def place(self, number: int, begin: int, end: int) -> None:
-        """Say where a part lies; nowhere, if it has no length."""
+        """Set the position of a record in bytes; remove the record if it has no length."""
         numbers = self._numbers
         if self._bulk and (not numbers or number > numbers[-1]):
             numbers.append(number)
@@ -86,7 +89,10 @@ class _Records(Mapping[int, _T], Generic[_T]):
             self._later[number] = begin, end - begin
 
     def settle(self) -> None:
-        """Sort in what is other than before, if it is much; all was placed."""
+        """Merge the changed positions into sorted arrays if they are many.
+
+        Call after the last ``place``.
+        """
         self._bulk = False
         if len(self._later) <= len(self._numbers) // 4:
             return
@@ -98,13 +104,13 @@ class _Records(Mapping[int, _T], Generic[_T]):
         self._later = {}
 
     def differing(self, other: _Records[_T]) -> Iterable[int]:
-        """Numbers of all parts that may differ from another tree's, and perhaps of others."""
+        """Return the numbers of all records that differ from another tree's, perhaps with more."""
         if self._numbers is other._numbers:
             return self._later.keys() | other._later.keys()
         return {*self, *other}
 
     def keys(self) -> _Keys:
-        """The numbers, which are quickly compared with those of a tree that follows."""
+        """Return the numbers; the difference to those of a related tree is found fast."""
         return _Keys(self)
 
     def __getitem__(self, number: int) -> _T:
@@ -123,7 +129,7 @@ class _Records(Mapping[int, _T], Generic[_T]):
 
 
 class _Keys(KeysView[int]):
-    """Numbers of parts."""
+    """The numbers of records, with a fast difference between related trees."""
 
     _mapping: _Records[Any]
 
@@ -136,12 +142,12 @@ class _Keys(KeysView[int]):
 
 
 class MappedTree(TreeView):
-    """A tree in a description; its files' stamps at the source are left out.
+    """A tree that is read from its description, without the stamps of files at the source.
 
     Args:
-        description: one, or several of which each follows from the one ahead of it.
-        begin: where in it those begin that are not part of ``before``.
-        before: the tree that they follow from, whose description was the same up to there.
+        description: one encoded tree, or several in a row, each as differences to the one ahead.
+        begin: position in bytes from which ``description`` goes beyond that of ``before``.
+        before: the tree to start from; its description is the first ``begin`` bytes.
     """
 
     inodes: _Records[Inode]
@@ -157,7 +163,7 @@ class MappedTree(TreeView):
         self._before = None
 
     def differing(self, before: TreeView) -> Iterable[int]:
-        """A tree that is read from its description; as ``TreeView`` says."""
+        """Return the numbers of directories that may differ from an earlier tree's."""
         if not isinstance(before, MappedTree):
             return super().differing(before)
         directories = {*self.inodes.differing(before.inodes), *self.names.differing(before.names)}
@@ -195,12 +201,12 @@ def _names(part: tuple[int, dict[bytes, int]]) -> dict[bytes, int]:
 
 
 class Mapped(Cut):
-    """A mapped tree and the place of its bytes.
+    """A layout that is read from its description, which is mapped into memory.
 
     Args:
-        path: of its description, which is mapped.
-        begin: see ``MappedTree``.
-        before: what it follows from.
+        path: the file with the description.
+        begin: position in bytes from which the description goes beyond that of ``before``.
+        before: the layout to start from, if any.
     """
 
     tree: MappedTree
@@ -219,28 +225,28 @@ PAGE = mmap.PAGESIZE
 
 
 def pages(size: int) -> int:
-    """Bytes of the pages that so many bytes lie in."""
+    """Return a size in bytes, rounded up to whole pages."""
     return -(-size // PAGE) * PAGE
 
 
 def holes(inode: Inode) -> int:
-    """Bytes of the pages that a file has no bytes in (up to a page too many for each piece)."""
+    """Return bytes of the pages of a file that are holes (up to a page too many for each piece)."""
     return pages(inode.size) - inode.held if inode.pieces is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What there is to say about a generation without its tree.
+    """Totals of a generation, known without reading its tree.
 
     Attributes:
-        files: number of its files.
+        files: number of files.
         inodes: number of files, directories and symlinks.
         size: bytes of the files, holes not counted.
-        room: bytes of them in whole pages, holes included.
-        blocks: number of the blocks that travelled for it.
+        room: bytes of the files in whole pages, holes included.
+        blocks: number of blocks that were delivered for this generation.
         predecessor: number of the generation that it was made from; 0 for none.
-        follows: bytes at the beginning of its description that are those of the one before.
-        whole: bytes of the last description of a whole tree in it.
+        follows: bytes at the start of the description that equal the predecessor's description.
+        whole: bytes of the last encoded whole tree in the description.
         holes: bytes of the files' holes, in whole pages: part of ``room``.
     """
 
@@ -256,7 +262,7 @@ class Summary:
 
     @classmethod
     def of(cls, layout: Layout, predecessor: int, follows: int, whole: int) -> Summary:
-        """Sum up a layout; the other arguments are attributes."""
+        """Compute the totals of a layout; the other arguments become attributes."""
         inodes = layout.tree.inodes.values()
         files = [inode for inode in inodes if inode.is_file]
         return cls(

@@ -1,8 +1,8 @@
-"""The layout of a mount: where each file's bytes lie in one long buffer, and how that is cut.
+"""The layout of a mount: the position of each file in one long buffer, which is cut into blocks.
 
-Files lie one after another, without their holes. The buffer is cut into blocks of equal size; a
-block is what travels, is hashed and arrives as one. The buffer exists nowhere as a whole: the
-client reads a block from its files, a host writes it to its own.
+The buffer holds the files one after another, without their holes. It is cut into blocks of equal
+size; a block is sent, hashed and received as a unit. The whole buffer exists nowhere: the client
+reads a block from the source's files, and a host writes the block to the files of its copy.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ def check_version(version: object) -> None:
 
 
 _NUMBERS = Struct("=QIqqIQQq")
-"""Of an inode: number, mode, size, time, names; device, inode and time at the source."""
+"""Numbers that describe an inode: its number, mode, size, mtime and count of names; then device,
+inode and ctime at the source."""
 
 _TYPES = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK})
 
 
 @contextmanager
 def described() -> Iterator[None]:
-    """While what a client described is taken in.
+    """Turn errors raised while a client's description is decoded into one that users can read.
 
     Raises:
-        TransferError: it cannot be.
+        TransferError: the description is impossible.
     """
     try:
         yield
@@ -60,14 +61,14 @@ def described() -> Iterator[None]:
         ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
         struct.error, msgpack.UnpackException,
     ) as error:  # fmt: skip
-        raise TransferError(f"the client describes what cannot be: {error}") from error
+        raise TransferError(f"the client describes an impossible tree: {error}") from error
 
 
 def _inode(part: tuple[Any, ...]) -> tuple[int, Inode, Stamp]:
-    """An inode from its part of a description, checked.
+    """Decode and check one inode of a description.
 
     Raises:
-        ValueError, TypeError, struct.error: there is no such inode.
+        ValueError, TypeError, struct.error: the record describes no possible inode.
     """
     number, mode, size, mtime, nlink, path, xattrs, pieces, *stamp = part
     _NUMBERS.pack(number, mode, size, mtime, nlink, *stamp)
@@ -87,7 +88,7 @@ def _inode(part: tuple[Any, ...]) -> tuple[int, Inode, Stamp]:
 
 
 class Extent(NamedTuple):
-    """A piece of one file inside one block; all numbers but ``inode`` are bytes."""
+    """A piece of one file inside one block: the file's number, then offsets and length in bytes."""
 
     inode: int
     file_offset: int
@@ -96,15 +97,16 @@ class Extent(NamedTuple):
 
 
 class Cut:
-    """A tree, and how its bytes are cut into blocks.
+    """A tree, and the division of its files' bytes into blocks.
 
     Args:
         tree: the tree that is shown.
-        block_size: bytes of a block; the last one may be shorter.
-        fresh: numbers of the files whose bytes are to travel; default all. The others hosts have
-            from an earlier generation, under the same number.
-        copies: of the others, those that have the bytes of another number in the earlier one.
-        identity: by which client and hosts know that they speak of the same; default a new one.
+        block_size: bytes of a block; the last block may be shorter.
+        fresh: numbers of the files to be sent; default all. Hosts have the other files from an
+            earlier generation, under the same numbers.
+        copies: files that are not sent because hosts have the same bytes under another number:
+            from the number in this tree to the number in the earlier generation.
+        identity: a random name by which client and hosts recognize this layout; default a new one.
     """
 
     def __init__(
@@ -123,33 +125,33 @@ class Cut:
 
     @cached_property
     def key(self) -> tuple[bytes, bool, int]:
-        """By which client and hosts know that they speak of the same blocks: those of a whole tree
-        are others than those of what is new in it."""
+        """A key by which client and hosts check that they mean the same blocks: the blocks of a
+        whole tree differ from the blocks of only its new files."""
         whole = self._fresh is None or len(self._fresh) == self.tree.files
         return self.identity, whole, self.block_size
 
     @cached_property
     def _travelling(self) -> array[int]:
-        """Numbers of the files whose bytes travel, or of all inodes where those of all files do.
+        """Numbers of the files that are sent; if all files are, the numbers of all inodes.
 
-        In order, so that both sides cut the same blocks.
+        Sorted, so that both sides cut the same blocks.
         """
         return array("Q", sorted(self.tree.inodes)) if self._fresh is None else self._fresh
 
     @property
     def places(self) -> int:
-        """Above all that ``place`` gives."""
+        """Number of places: all results of ``place`` are less."""
         return len(self._travelling)
 
     def place(self, number: int) -> int | None:
-        """Place of a file among those whose bytes travel; None if its bytes do not."""
+        """Return the index of a file among the files that are sent; None if it is not sent."""
         place = bisect_left(self._travelling, number)
         if place == self.places or self._travelling[place] != number:
             return None
         return place
 
     def at(self, place: int) -> int:
-        """Inverse of ``place``."""
+        """Return the number of the file at a place; the inverse of ``place``."""
         return self._travelling[place]
 
     @cached_property
@@ -164,7 +166,7 @@ class Cut:
 
     @property
     def size(self) -> int:
-        """Bytes of all blocks."""
+        """Size of all blocks together, bytes."""
         return self._pieces.starts[-1]
 
     @property
@@ -173,11 +175,11 @@ class Cut:
         return -(-self.size // self.block_size)
 
     def length(self, block: int) -> int:
-        """Bytes of a block."""
+        """Return the size of a block, bytes."""
         return min(self.block_size, self.size - block * self.block_size)
 
     def covering(self, inode: int, begin: int, end: int) -> Iterator[int]:
-        """The blocks that hold bytes ``begin`` to ``end`` of a file, in order."""
+        """Yield the numbers of the blocks that hold bytes ``begin`` to ``end`` of a file."""
         pieces = self._pieces
         last = -1
         first = bisect_left(pieces.numbers, inode)
@@ -195,7 +197,7 @@ class Cut:
                 last = blocks[-1]
 
     def extents(self, block: int) -> Iterator[Extent]:
-        """What a block is made of, in order and without gaps."""
+        """Yield the pieces of files that make up a block, in order and without gaps."""
         pieces = self._pieces
         begin = block * self.block_size
         end = begin + self.length(block)
@@ -210,12 +212,12 @@ class Cut:
 
 
 class _Pieces:
-    """Where parts of files are in the buffer: a number in each of three arrays for every part."""
+    """The positions of files' pieces in the buffer: for each piece, one entry in three arrays."""
 
     def __init__(self) -> None:
         self.numbers = array("Q")
         self.offsets = array("Q")
-        self.starts = array("Q", [0])  # in the buffer, and at last its end
+        self.starts = array("Q", [0])  # positions in the buffer; the last entry is its end
 
     def add(self, number: int, offset: int, length: int) -> None:
         self.numbers.append(number)
@@ -224,27 +226,27 @@ class _Pieces:
 
 
 class Layout(Cut):
-    """A tree in full and the place of its bytes; arguments as of ``Cut``."""
+    """A tree in memory, with its blocks, that can be encoded; arguments as of ``Cut``."""
 
     tree: Tree
 
     @cached_property
     def fresh(self) -> frozenset[int]:
-        """Numbers of the files whose bytes are sent."""
+        """Numbers of the files that are sent."""
         inodes = self.tree.inodes
         numbers = inodes if self._fresh is None else self._fresh
         return frozenset(number for number in numbers if inodes[number].is_file)
 
     @many_objects()
     def encode(self, before: Layout | None = None) -> bytes:
-        """The description that travels ahead of the bytes (msgpack).
+        """Encode the description that is sent ahead of the blocks, with msgpack.
 
         Args:
-            before: what is known already where it goes; only what differs is described then.
+            before: a layout that the receiver has; only the differences to it are encoded.
         """
         tree = self.tree
         old = before.tree if before is not None else Tree()
-        inodes = [  # in order, which is how ``Mapped`` keeps them
+        inodes = [  # sorted, as the arrays of ``Mapped`` need them
             (number, *inode, *tree.stamps[number])
             for number, inode in sorted(tree.inodes.items())
             if inode is not old.inodes.get(number)
@@ -277,15 +279,16 @@ class Layout(Cut):
     @many_objects()
     @described()
     def decode(cls, description: bytes, before: Layout | None = None) -> Layout:
-        """Inverse of ``encode``.
+        """Decode and check descriptions that ``encode`` made.
 
         Args:
-            description: one, or several of which each follows from the one ahead of it.
-            before: what the first follows from.
+            description: one description, or several in a row, each with differences to the one
+                ahead of it.
+            before: the layout that the first one describes differences to.
 
         Raises:
-            TransferError: it was made by another version of wheelmount, follows from something
-                else, or describes what cannot be.
+            TransferError: the description was made by another version of wheelmount, describes
+                differences to another layout, or is impossible.
         """
         unpacker = msgpack.Unpacker(strict_map_key=False, use_list=False, max_buffer_size=0)
         unpacker.feed(description)
@@ -293,7 +296,7 @@ class Layout(Cut):
             check_version(version)
             before = cls._decode(before, *rest)
         if before is None or unpacker.tell() != len(description):
-            raise TransferError("the client describes nothing, or not to the end")
+            raise TransferError("the client's description is empty or incomplete")
         return before
 
     @classmethod
@@ -314,7 +317,7 @@ class Layout(Cut):
         if follows:
             if before is None or before.identity != follows:
                 raise TransferError(
-                    "this host shows something else than the client thinks",
+                    "this host shows another tree than the client expects",
                     hint="unmount, and mount again",
                 )
             tree = before.tree.copy()

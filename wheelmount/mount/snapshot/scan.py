@@ -1,4 +1,4 @@
-"""Scan a directory: make a ``Tree`` of what its file system reports."""
+"""Scan a directory: make a ``Tree`` of the names and attributes that its file system reports."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from wheelmount.errors import SourceError
 from wheelmount.mount.snapshot.tree import ROOT, Inode, Piece, Stamp, Tree, many_objects
 
 _TYPE = 0o170000
-"""Bits of a mode that say what kind of file it is: ``S_IFMT`` of stat(2)."""
+"""Bits of a mode that hold the type of a file: ``S_IFMT`` of stat(2)."""
 
 
 @many_objects()
 def scan(source: bytes, before: Tree | None = None, lost: Container[int] = ()) -> Tree:
-    """Take the snapshot of ``source``.
+    """Take a snapshot of a directory.
 
-    Symlinks are kept, not followed; names of one inode stay hardlinks; directories of other file
-    systems mounted below are descended into, as ``cp -r`` does.
+    Symlinks are kept, not followed; names of one inode stay hardlinks; other file systems that are
+    mounted below the directory are scanned too, as ``cp -r`` copies them.
 
     Args:
         source: the directory.
-        before: an earlier snapshot. What has the same stamp at the same path is not looked at any
-            closer: it keeps its number, and the same objects stand for it. So does a directory at
-            the same path. What is new has numbers above those of ``before``.
-        lost: numbers in ``before`` of what is to be taken as new.
+        before: an earlier snapshot. A file with the same stamp at the same path keeps its number
+            and its objects, without a closer look; so does a directory at the same path. New
+            inodes get numbers above those of ``before``.
+        lost: numbers in ``before`` of inodes that are to be taken as new.
 
     Raises:
-        SourceError: it is missing, not a directory, or part of it cannot be read.
+        SourceError: the source is missing, not a directory, or in part unreadable.
     """
     try:
         status = os.stat(source)
@@ -50,7 +50,7 @@ def scan(source: bytes, before: Tree | None = None, lost: Container[int] = ()) -
 
 
 class _Scan:
-    """One snapshot being taken; arguments as of ``scan``."""
+    """The state of one scan; arguments as of ``scan``."""
 
     def __init__(self, source: bytes, before: Tree, lost: Container[int]) -> None:
         self._folder = os.path.join(source, b"")
@@ -58,7 +58,7 @@ class _Scan:
         self._lost = lost
         self._tree = Tree()
         self._next = before.limit
-        # For files with several names: (device, inode) -> number, and the names found of it.
+        # For files with several names: (device, inode) -> number, and number -> names found so far.
         self._links: dict[tuple[int, int], int] = {}
         self._counts: dict[int, int] = {}
 
@@ -73,7 +73,7 @@ class _Scan:
     def _directory(
         self, number: int, path: bytes, status: os.stat_result
     ) -> list[tuple[int, bytes, os.stat_result]]:
-        """Take in a directory; returns those in it, with number, path and attributes."""
+        """Add a directory to the tree; return its subdirectories: number, path, attributes."""
         before = self._before
         earlier = before.names.get(number, {})
         names: dict[bytes, int] = {}
@@ -89,7 +89,7 @@ class _Scan:
             else:
                 if known is not None and not self._same(known, its):
                     known = None
-                if known is not None and its.st_nlink == 1:  # most files: no more work than this
+                if known is not None and its.st_nlink == 1:  # most files: nothing more to do
                     self._tree.inodes[known] = before.inodes[known]
                     self._tree.stamps[known] = before.stamps[known]
                 else:
@@ -113,7 +113,7 @@ class _Scan:
     def _keep_directory(self, number: int, path: bytes, status: os.stat_result, nlink: int) -> None:
         known, stamp = self._before.inodes.get(number), _stamp(status)
         if known is not None and known.nlink == nlink and self._before.stamps[number] == stamp:
-            # One object for an unchanged directory: so differences are found fast.
+            # Reuse the object of an unchanged directory, so that differences are found fast.
             self._tree.inodes[number] = known
             self._tree.stamps[number] = self._before.stamps[number]
             return
@@ -123,7 +123,7 @@ class _Scan:
         self._tree.stamps[number] = stamp
 
     def _file(self, path: bytes, status: os.stat_result, known: int | None) -> int | None:
-        """Take in anything but a directory; returns its number, None if it is not to be shown."""
+        """Add a file or symlink to the tree; return its number, None if it cannot be shown."""
         key = (status.st_dev, status.st_ino)
         number = self._links.get(key) if status.st_nlink > 1 else None
         if number is not None:
@@ -131,7 +131,7 @@ class _Scan:
             return number
         if known is not None:
             inode, stamp = self._before.inodes[known], self._before.stamps[known]
-            if inode.is_file and inode.path != path:  # its first name is gone
+            if inode.is_file and inode.path != path:  # the name it was read by is gone
                 inode = inode._replace(path=path)
         else:
             made = _inode(path, self._folder + path, status)
@@ -147,7 +147,7 @@ class _Scan:
         return known
 
     def _count(self) -> None:
-        """Say how many names files have; one that has more or fewer than before is a new one."""
+        """Set the number of names of each hardlinked file; a file whose number changed is new."""
         other: dict[int, int] = {}
         for number, count in self._counts.items():
             inode = self._tree.inodes[number]
@@ -187,19 +187,22 @@ def _xattrs(path: bytes) -> tuple[tuple[bytes, bytes], ...]:
     mine = sorted(name for name in names if name.startswith("user."))
     try:
         return tuple((os.fsencode(n), os.getxattr(path, n, follow_symlinks=False)) for n in mine)
-    except PermissionError:  # a file that cannot be read: delivery names it
+    except PermissionError:  # an unreadable file; delivery reports it by name
         return ()
 
 
 def data_pieces(path: bytes, status: os.stat_result) -> tuple[Piece, ...] | None:
-    """What of a regular file is not a hole; None if the file system says that nothing is."""
+    """Return offset and length of each piece of a regular file that holds data.
+
+    Returns None if the file system reports no holes, or the file may not be read.
+    """
     size = status.st_size
-    if status.st_blocks * 512 >= size:  # it has no holes: stat(2)
+    if status.st_blocks * 512 >= size:  # no holes: see ``st_blocks`` in stat(2)
         return None
     pieces = []
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except PermissionError:  # it cannot be read: delivery names it
+    except PermissionError:  # an unreadable file; delivery reports it by name
         return None
     try:
         end = 0
@@ -208,10 +211,10 @@ def data_pieces(path: bytes, status: os.stat_result) -> tuple[Piece, ...] | None
                 start = os.lseek(fd, end, os.SEEK_DATA)
                 end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # only a hole is left, or it is shorter by now
+                if error.errno == errno.ENXIO:  # only a hole is left, or the file became shorter
                     break
                 raise
-            if start >= size:  # it is longer by now
+            if start >= size:  # the file became longer
                 break
             pieces.append((start, end - start))
     finally:

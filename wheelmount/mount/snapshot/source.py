@@ -1,4 +1,4 @@
-"""The source: the client's end of a mount, which reads blocks from the directory."""
+"""The source of a mount: reads blocks from the client's directory, and finds files that changed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 RESTLESS = 16
-"""Times that the ctime of a file may change while it is read; reading it again must come to an end.
-"""
+"""Most changes of a file's ctime during a delivery. A file with more counts as changed, because it
+would be read again without end."""
 
 
 class Source:
-    """Blocks of a directory, for a ``Ring``.
+    """Reads the blocks of a directory, for a ``Ring``.
 
-    A file is what the tree says as long as its device, inode number, size and both times are. A
-    ctime that differs may mean an edit whose mtime was put back, or only a ``chmod`` or a new name:
-    then every block of the file that was read before is read again. If all are what they were, the
-    file goes on under its new ctime, and what hosts get of it is what it held at one moment. Where
-    hosts have files that another source read, it cannot be told what those were: there a ctime that
-    differs is a change.
+    A file is unchanged as long as its device, inode number, size, mtime and ctime are those of the
+    snapshot. If only the ctime differs, the file may have been edited with its mtime put back, or
+    only have got another mode or name. Then every block of the file that was read before is read
+    again. If all blocks are equal, the file counts as unchanged under its new ctime, and hosts get
+    the bytes that the file had at one moment. Where hosts have bytes that another ``Source`` read,
+    those cannot be compared, and a file whose ctime differs counts as changed.
 
     Args:
         root: the directory.
         layout: its snapshot.
-        read_before: whether hosts have bytes of these files from another source.
+        read_before: whether hosts have bytes of these files from another ``Source``.
     """
 
     def __init__(self, root: bytes, layout: Layout, *, read_before: bool = False) -> None:
@@ -42,15 +42,16 @@ class Source:
         self.layout = layout
         self.changed: set[int] = set()
         """Numbers of files that differ from the snapshot."""
-        self._said: dict[int, tuple[bytes, tuple[int, ...]]] = {}
-        self._ctimes: dict[int, int] = {}  # where they are no longer the tree's
-        self._restless: Counter[int] = Counter()
+        # For each block: its blake3 at the first read, and the files that had changed by then.
+        self._first_reads: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self._ctimes: dict[int, int] = {}  # of files whose ctime is no longer the snapshot's
+        self._ctime_changes: Counter[int] = Counter()
         self._settling = threading.RLock()
         self._read_before = read_before
         self._bursts = BurstLock()
 
     def edited(self) -> list[bytes]:
-        """Paths of those of ``changed`` that were edited; the others cannot be read."""
+        """Return paths of the changed files that were edited; the other ones are unreadable."""
         tree, root = self.layout.tree, self._folder
         files = sorted(self.changed)
         return [tree.inodes[n].path for n in files if not unreadable(root, tree, n)]
@@ -59,7 +60,8 @@ class Source:
         """Read a block.
 
         Returns:
-            blake3 of the block, and its files that changed, whose bytes are zeros in it.
+            blake3 of the block, 32 bytes, and the numbers of its files that changed. The bytes of
+            these are zeros in the block.
         """
         extents = list(self.layout.extents(block))
         numbers = [extent.inode for extent in extents]
@@ -70,11 +72,11 @@ class Source:
             digest = blake3(view).digest()
             with self._settling:
                 if ctimes == [self._ctimes.get(number) for number in numbers]:
-                    # From now on it is compared where a ctime changes.
-                    before, _ = self._said.setdefault(block, (digest, tuple(changed)))
+                    # From now on, ``_settle`` compares this block if a ctime changes.
+                    before, _ = self._first_reads.setdefault(block, (digest, tuple(changed)))
                     break
         if before != digest and not changed:
-            # Same size and times as in the tree, other bytes than the hosts before got.
+            # Size and times are the snapshot's, but the bytes differ from those sent before.
             changed = numbers
         self.changed.update(changed)
         return digest, tuple(changed)
@@ -102,7 +104,10 @@ class Source:
         return not self._read_before and self._settle(number, status)
 
     def _read_any(self, number: int, offset: int, piece: memoryview) -> os.stat_result | None:
-        """Read a piece of whatever has a file's name; gives what that is, None if it cannot be."""
+        """Read a piece at a file's path, whichever file has that path now.
+
+        Returns the attributes of that file, or None if the piece cannot be read.
+        """
         try:
             fd = os.open(self._folder + self.layout.tree.inodes[number].path, _FLAGS)
         except OSError:
@@ -113,7 +118,7 @@ class Source:
                 if not count:
                     return None
                 piece, offset = piece[count:], offset + count
-            return os.fstat(fd)  # after the read: an edit before or during it shows here
+            return os.fstat(fd)  # after the read, so that an edit before or during it shows
         except OSError:
             return None
         finally:
@@ -123,13 +128,13 @@ class Source:
         """Check whether a file with another ctime still has the bytes that were read before."""
         inode = self.layout.tree.inodes[number]
         with self._settling:
-            self._ctimes[number] = status.st_ctime_ns  # whoever reads it now has to read it again
-            self._restless[number] += 1
+            self._ctimes[number] = status.st_ctime_ns  # threads in ``fill`` read the file again
+            self._ctime_changes[number] += 1
             blocks = self.layout.covering(number, 0, inode.size)
             same = (
-                self._restless[number] <= RESTLESS
+                self._ctime_changes[number] <= RESTLESS
                 and data_pieces(self._folder + inode.path, status) == inode.pieces
-                and all(self._holds(block) for block in blocks if block in self._said)
+                and all(self._holds(block) for block in blocks if block in self._first_reads)
             )
             if not same:
                 self.changed.add(number)
@@ -137,7 +142,7 @@ class Source:
 
     def _holds(self, block: int) -> bool:
         """Return whether a block still has the bytes of the first read."""
-        digest, changed = self._said[block]
+        digest, changed = self._first_reads[block]
         view = memoryview(bytearray(self.layout.length(block)))
         for number, offset, begin, length in self.layout.extents(block):
             if number not in changed:
@@ -146,9 +151,10 @@ class Source:
 
 
 def unreadable(root: bytes, tree: Tree, number: int) -> bool:
-    """Whether a file of a directory is still what a tree says, but its bytes cannot be had.
+    """Return whether a file cannot be read in full although its attributes are unchanged.
 
-    Such as one that this user may not read, or one of ``/sys``, shorter than its size.
+    Examples are a file that this user may not read, and a file of ``/sys`` that ends before its
+    size.
     """
     inode = tree.inodes[number]
     path = os.path.join(root, inode.path)
@@ -174,7 +180,7 @@ def unreadable(root: bytes, tree: Tree, number: int) -> bool:
 
 
 def file_digest(path: bytes) -> bytes:
-    """blake3 of a file, 32 bytes; of one that cannot be read, nothing."""
+    """Return the blake3 of a file, 32 bytes; no bytes if the file cannot be read."""
     hasher = blake3()
     try:
         with open(path, "rb", buffering=0) as file:

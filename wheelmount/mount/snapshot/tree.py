@@ -1,7 +1,7 @@
 """The tree of a mount: a snapshot of a directory's names and attributes, without its bytes.
 
-This is the one definition of what a mount shows. It knows nothing of FUSE, of hosts or of where
-bytes lie; a path is bytes, as the kernel has it, so names need not be UTF-8.
+This is the only definition of the contents of a mount; it does not depend on FUSE, on hosts or on
+the place of the files' bytes. A path is bytes, as in the kernel, so names need not be UTF-8.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = 0
 """Number of the root directory."""
 
 Piece = tuple[int, int]
-"""Offset and length of a part of a file that is not a hole, bytes."""
+"""Offset and length in bytes of a part of a file that is not a hole."""
 
 
 class Inode(NamedTuple):
@@ -29,10 +29,10 @@ class Inode(NamedTuple):
         mode: type and permission bits, as in ``st_mode``.
         size: bytes of a file, length of a symlink's target, 0 for a directory.
         mtime_ns: time of the last change, nanoseconds since the epoch.
-        nlink: names it has inside the tree (for a directory: 2 and one a subdirectory).
+        nlink: number of its names inside the tree (for a directory: 2 plus its subdirectories).
         path: of a file, its first path below the source; of a symlink, its target.
         xattrs: extended attributes ``user.*``, name and value, sorted.
-        pieces: of a sparse file, what is not a hole; None if it has no holes.
+        pieces: of a sparse file, the parts that hold data; None if it has no holes.
     """
 
     mode: int
@@ -57,7 +57,7 @@ class Inode(NamedTuple):
 
     @property
     def data(self) -> tuple[Piece, ...]:
-        """The parts of a file that hold bytes."""
+        """The parts of a file that are not holes."""
         if self.pieces is not None:
             return self.pieces
         return ((0, self.size),) if self.size else ()
@@ -70,9 +70,14 @@ class Inode(NamedTuple):
         return sum(length for _, length in self.data)
 
     def seek(self, offset: int, *, hole: bool) -> int | None:
-        """Where in a file bytes begin, or a ``hole``, from ``offset`` on; see lseek(2).
+        """Return the next offset, in bytes, at which data or a hole begins, as lseek(2) does.
 
-        The end of a file is a hole. Gives None where there are no more bytes, or no file.
+        Args:
+            offset: where to start.
+            hole: look for a hole, not for data. The end of a file is a hole.
+
+        Returns:
+            None if ``offset`` is outside the file, or no data follows.
         """
         if not 0 <= offset < self.size:
             return None
@@ -87,7 +92,7 @@ class Inode(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What tells at the source whether a file is still the same; see ``stat(2)``."""
+    """Device, inode number and ctime of a file at the source, which change when the file does."""
 
     device: int
     inode: int
@@ -95,13 +100,13 @@ class Stamp(NamedTuple):
 
 
 class TreeView:
-    """What can be asked of a tree, whatever it is kept in.
+    """The operations of a tree, in memory or read from a description.
 
     Attributes:
-        inodes: by number; ``ROOT`` is the root directory. A number that was used for a file never
-            means other bytes in a later tree of the same mount.
-        names: for every directory's number, its entries: name to inode number, sorted by name.
-        limit: above all numbers that were ever used in this mount.
+        inodes: inodes by number; ``ROOT`` is the root directory. A number that was used for a file
+            never means other bytes in a later tree of the same mount.
+        names: the entries of each directory, by its number: from name to inode number, sorted.
+        limit: greater than all inode numbers that were ever used in this mount.
     """
 
     __slots__ = ()
@@ -112,20 +117,20 @@ class TreeView:
 
     @property
     def files(self) -> int:
-        """Number of regular files (hardlinked names counted once)."""
+        """Number of regular files; a file with several names counts once."""
         return sum(stat.S_ISREG(inode.mode) for inode in self.inodes.values())
 
     @property
     def size(self) -> int:
-        """Bytes of all regular files together, holes not counted."""
+        """Size of all regular files together, in bytes without holes."""
         return sum(inode.held for inode in self.inodes.values() if stat.S_ISREG(inode.mode))
 
     def entries(self, directory: int) -> Iterator[tuple[bytes, int, Inode]]:
-        """Name, number and inode of what is in a directory.
+        """Yield name, number and inode of each entry of a directory.
 
         Raises:
-            TransferError: the tree is none: a name that leads out of its directory, an entry
-                without an inode.
+            TransferError: the tree is malformed: a name leads out of its directory, or an entry
+                has no inode.
         """
         for name, number in self.names[directory].items():
             if not name or b"/" in name or b"\0" in name or name in (b".", b".."):
@@ -135,19 +140,19 @@ class TreeView:
                 raise TransferError(f"the client describes {name!r} as an impossible file")
             yield name, number, inode
 
-    def differing(self, before: TreeView) -> Iterable[int]:  # noqa: ARG002 - not all can tell
-        """Numbers of all directories that may be other than in an earlier tree, or not in it."""
+    def differing(self, before: TreeView) -> Iterable[int]:  # noqa: ARG002 - for subclasses
+        """Return the numbers of all directories that may differ from an earlier tree's."""
         return self.names.keys()
 
     def walk(self, directory: int = ROOT, path: bytes = b"") -> Iterator[tuple[bytes, int]]:
-        """Every path below a directory and the inode it leads to, directories first.
+        """Yield every path below a directory, with its inode's number, directories first.
 
         Args:
-            directory: its number.
-            path: its path, with which the others begin.
+            directory: number of the directory.
+            path: path of the directory, put ahead of the yielded paths.
 
         Raises:
-            TransferError: see ``entries``; or a directory has two names.
+            TransferError: the tree is malformed (see ``entries``), or a directory has two names.
         """
         pending = [(directory, path)]
         entered = {directory}
@@ -163,14 +168,14 @@ class TreeView:
                     pending.append((number, child))
 
     def find(self, path: bytes) -> int | None:
-        """The inode that a path below the root leads to, or None."""
+        """Return the number of the inode at a path below the root, or None."""
         number: int | None = ROOT
         for name in path.split(b"/"):
             number = self.names.get(number, {}).get(name) if number is not None else None
         return number
 
     def parents(self) -> dict[int, tuple[int, bytes]]:
-        """Of every directory but the root: the directory it is in, and its name there."""
+        """Return for every directory but the root its parent directory and its name there."""
         return {
             number: (directory, name)
             for directory, names in self.names.items()
@@ -181,12 +186,12 @@ class TreeView:
 
 @dataclass(slots=True)
 class Tree(TreeView):
-    """Inodes, and the names that lead to them.
+    """A tree in memory, which can be changed.
 
     Attributes:
-        inodes: see ``TreeView``; so are ``names`` and ``limit``.
-        stamps: by inode number, what each was at the source.
-        skipped: paths that are not shown (sockets, pipes, devices), for the user to know.
+        inodes: as in ``TreeView``, like ``names`` and ``limit``.
+        stamps: the stamp of each inode at the source, by inode number.
+        skipped: paths that a mount cannot show (sockets, pipes, devices), to be told to the user.
     """
 
     inodes: dict[int, Inode] = field(default_factory=dict)
@@ -196,11 +201,11 @@ class Tree(TreeView):
     limit: int = ROOT + 1
 
     def copy(self) -> Tree:
-        """The same tree, to be changed; the objects in it are shared."""
+        """Return a copy that can be changed; inodes and entries are shared with the original."""
         return Tree(dict(self.inodes), dict(self.names), dict(self.stamps), limit=self.limit)
 
     def forget(self, number: int) -> None:
-        """Take out an inode, whose names are gone too."""
+        """Remove an inode that has no names left."""
         self.inodes.pop(number, None)
         self.stamps.pop(number, None)
         self.names.pop(number, None)
@@ -212,7 +217,7 @@ class Tree(TreeView):
         self.limit += len(again)
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
-        """Give inodes other numbers, those they have to those they are to have."""
+        """Give inodes other numbers; ``numbers`` maps from old to new."""
         if not numbers:
             return
         for earlier, number in numbers.items():
@@ -225,9 +230,9 @@ class Tree(TreeView):
 
 @contextmanager
 def many_objects() -> Iterator[None]:
-    """While very many objects are made that will stay.
+    """Pause garbage collection while many long-lived objects are created.
 
-    Python would look for garbage among them again and again: half of the time of making them.
+    Otherwise Python scans them for garbage again and again, which takes half of the time.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,1 +1,1 @@
-"""A host's copy of the files: room for it, its bytes, and their verification."""
+"""A host's copy of the source's files: its capacity, its bytes, and their verification."""

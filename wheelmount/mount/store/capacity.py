@@ -1,4 +1,4 @@
-"""Checks whether the bytes of a mount fit into memory or on a disk.
+"""Check whether the bytes of a mount fit into memory or on a disk.
 
 A Slurm job or a container has a control group with its own memory limit, which may be far
 below the machine's free memory (see cgroups(7)). Files in memory count, and a process in a
@@ -24,14 +24,14 @@ from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.store.proofs import RECORD
 
 SLACK = 1 << 20
-"""Bytes of a tmpfs for a few small files that the store itself needs."""
+"""Bytes reserved in a tmpfs for a few small files that the store itself needs."""
 
 INODE, NAME = 1 << 10, 256
-"""Bytes that the kernel keeps for an inode of tmpfs, and for a name of one: ``shmem_inode_cache``
-and ``dentry`` in /proc/slabinfo, with a directory's entry for each."""
+"""Bytes of kernel memory for an inode of a tmpfs, and for a name: ``shmem_inode_cache`` and
+``dentry`` in /proc/slabinfo, with a directory's entry for each."""
 
 SHORT = 127
-"""Bytes of a symlink's target that take no page in tmpfs."""
+"""Longest target of a symlink, in bytes, that takes no page in a tmpfs."""
 
 HOLES = 64 << 20
 """Bytes of holes that readers may fill in memory, or the bytes of the files if they are more."""
@@ -39,13 +39,13 @@ HOLES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a generation adds to a store, bytes.
+    """Bytes that a generation adds to a store.
 
     Attributes:
-        data: of new files, in whole pages, without holes.
-        holes: of those files, in whole pages.
-        tables: description, and tables of arrived blocks and changed files.
-        kernel: of names and inodes in the kernel, for a file system in memory.
+        data: bytes of new files, in whole pages, without holes.
+        holes: bytes of these files' holes, in whole pages.
+        tables: bytes of the description, and of the tables of arrived blocks and changed files.
+        kernel: bytes of names and inodes in the kernel, for a file system in memory.
     """
 
     data: int
@@ -55,12 +55,12 @@ class Need:
 
     @classmethod
     def of(cls, layout: Layout, description: int, *, copied: bool) -> Need:
-        """Compute what a layout adds.
+        """Compute the bytes that a layout adds.
 
         Args:
-            layout: of the generation.
+            layout: the layout of the generation.
             description: bytes of its description.
-            copied: whether files with the bytes of other files take room too.
+            copied: whether files that are copied from other files take room too.
         """
         inodes = layout.tree.inodes
         new = layout.fresh | layout.copies.keys() if copied else layout.fresh
@@ -74,24 +74,27 @@ class Need:
 
     @property
     def file_system(self) -> int:
-        """Size of a tmpfs that is never full."""
+        """Bytes of a tmpfs that can hold the generation and all its holes."""
         return self.data + self.holes + self.tables
 
     def stored(self, *, memory: bool) -> int:
-        """Bytes of memory, or of the store's disk; in memory with holes, which readers may fill."""
+        """Return the bytes that the generation takes, of memory or of the store's disk.
+
+        In memory, names and inodes are included.
+        """
         return self.data + self.tables + (self.kernel if memory else 0)
 
 
 def check(directory: Path, needed: int, *, memory: bool) -> None:
-    """Check that a number of bytes fits.
+    """Check that a number of bytes fits into memory or a file system.
 
     Args:
-        directory: where they are to be written.
-        needed: bytes.
-        memory: whether this is a file system in memory.
+        directory: directory that they are to be written to.
+        needed: number of bytes.
+        memory: check against free memory, not against the file system of ``directory``.
 
     Raises:
-        StoreError: they do not fit.
+        StoreError: the bytes do not fit.
     """
     free = _free(directory, memory=memory)
     if needed > free:
@@ -99,15 +102,17 @@ def check(directory: Path, needed: int, *, memory: bool) -> None:
 
 
 def check_holes(directory: Path, layout: Layout, *, owned: bool) -> None:
-    """Check that readers that map the holes of all files cannot fill a file system in memory.
+    """Check that a file system in memory has room for the holes of all files.
+
+    A reader that maps a hole of a tmpfs file makes the kernel allocate its pages.
 
     Args:
-        directory: in the file system of the files.
-        layout: of the files.
-        owned: whether it has no other files, so that there is room for each hole.
+        directory: a directory in the file system of the files.
+        layout: the layout of the files.
+        owned: whether the file system holds no other files, so that it has room for each hole.
 
     Raises:
-        StoreError: they could fill it.
+        StoreError: readers could fill the file system.
     """
     inodes = layout.tree.inodes.values()
     needed = sum(holes(inode) for inode in inodes if inode.is_file)
@@ -117,12 +122,12 @@ def check_holes(directory: Path, layout: Layout, *, owned: bool) -> None:
             raise StoreError(
                 f"the holes of sparse files, {needed >> 20} MiB, could fill the memory that the "
                 "kernel shows this mount from",
-                hint="unmount, and mount again: then it is served in a way that lets go of holes",
+                hint="unmount, and mount again: then it is served through FUSE, which frees holes",
             )
 
 
 def failure(directory: Path, error: OSError) -> StoreError:
-    """Make an error of a failed write to a directory."""
+    """Convert the error of a write to a store's directory to one for users."""
     if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
         return _full(str(directory.parent), 0, _free(directory, memory=False))
     return StoreError(f"cannot write to {directory}: {error.strerror}")
@@ -158,12 +163,12 @@ _VERSIONS = (
         ("total_active_file", "total_inactive_file"),
     ),
 )
-"""For each version of cgroups: files with limits, the file with bytes in use, and which of them are
-cached files of disks, which the kernel can drop."""
+"""For each version of cgroups: the files with limits, the file with bytes in use, and the counts of
+these bytes that are cached files of disks, which the kernel can drop."""
 
 
 def cgroup_left(listed: str | None = None, mounts: Iterable[Mounted] | None = None) -> int | None:
-    """Return bytes that this process's control group and all above it leave; the least of them.
+    """Return the least number of bytes left in this process's control group and all above it.
 
     Args:
         listed: the process's groups, as in ``/proc/PID/cgroup``; default those of this process.
@@ -199,9 +204,9 @@ def _groups(listed: str, mounts: list[Mounted]) -> Iterator[Path]:
 
 
 def _room(group: Path) -> int | None:
-    """Return bytes that one group leaves; None if it has no limit."""
+    """Return bytes that are left in one group; None if it has no limit."""
     for limits, usage, given_up in _VERSIONS:
-        with contextlib.suppress(OSError):  # of the other version, or the topmost group
+        with contextlib.suppress(OSError):  # a group of the other version, or the topmost one
             bounds = [text for name in limits if (text := (group / name).read_text().strip())]
             bounds = [text for text in bounds if text != "max"]
             if not bounds:

@@ -1,8 +1,8 @@
 """The files of one generation on a host: a copy of the source directory.
 
-Names are made first, bytes are written as they arrive, then attributes are set: a file that
-arrives in one piece gets them at once, all else at the end. A later generation begins as a copy of
-the one before by hard links, and only differences are removed and made.
+Names are made first, bytes are written as they arrive, then attributes are set: at once on a file
+that arrives in one piece, at the end on all others. A later generation starts as a copy of the one
+before by hard links, in which only the differences are removed and made.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Files:
     """The files of one generation, for reading.
 
     Args:
-        root: the directory.
-        tree: its contents.
+        root: the directory of the generation.
+        tree: the tree of the generation.
     """
 
     def __init__(self, root: Path, tree: TreeView) -> None:
@@ -40,7 +40,7 @@ class Files:
         self._tree = tree
 
     def path(self, number: int) -> bytes:
-        """Return the path of a file's bytes."""
+        """Return the path of a file in the store."""
         return self._folder + self._tree.inodes[number].path
 
     def read(self, number: int, offset: int, size: int) -> bytes:
@@ -66,7 +66,7 @@ class Files:
             os.close(fd)
 
     def free(self, number: int) -> None:
-        """Delete one file; does nothing if it is no file, or deleted."""
+        """Delete a file; do nothing if it is not a regular file, or already deleted."""
         inode = self._tree.inodes.get(number)
         if inode is None or not inode.is_file:
             return
@@ -89,9 +89,10 @@ class NewFiles(Files):
     """The files of one generation while they are written.
 
     Args:
-        root: the directory.
-        layout: the tree, and the place of each block's bytes in its files.
-        dress: whether to set attributes of the source, so that the files can be shown themselves.
+        root: the directory of the generation.
+        layout: the tree, and the position of each block's bytes in its files.
+        dress: set the attributes of the source on the files, so that the kernel can show them
+            directly.
     """
 
     def __init__(self, root: Path, layout: Layout, *, dress: bool) -> None:
@@ -99,7 +100,7 @@ class NewFiles(Files):
         self._layout = layout
         self._dress = dress
         self._new: set[int] = set()  # files that arrive for this generation
-        self._links: list[tuple[int, bytes]] = []  # further names of these
+        self._links: list[tuple[int, bytes]] = []  # further names of these files
         self._dressed: set[int] = set()  # files whose attributes are set
         self._touched: list[
             tuple[int, bytes]
@@ -109,7 +110,7 @@ class NewFiles(Files):
         """Make directories, symlinks and empty files.
 
         Raises:
-            TransferError: the tree is none.
+            TransferError: the tree is malformed.
         """
         self.root.mkdir(mode=0o700)
         self._touched.append((ROOT, b"."))
@@ -129,10 +130,10 @@ class NewFiles(Files):
                 self._touched.append((number, path))
 
     def follow(self, before: Files) -> None:
-        """Make the files from those of the generation before.
+        """Make this generation as a copy of the one before, with the differences applied.
 
         Raises:
-            TransferError: the tree is none.
+            TransferError: the tree is malformed.
         """
         _link_all(before.root, self.root)
         old, new = before._tree, self._tree
@@ -144,7 +145,7 @@ class NewFiles(Files):
                 if alike and old.inodes[directory] == new.inodes[directory]:
                     continue
                 path = places.common(directory) if earlier is not None else None
-                if earlier is None or path is None:  # made as part of another directory
+                if earlier is None or path is None:  # its contents are made with another directory
                     continue
                 self._touched.append((directory, path or b"."))
                 if alike:
@@ -187,7 +188,7 @@ class NewFiles(Files):
                 earlier = before.path(self._layout.copies[number])
                 if self._dress:
                     _copy(earlier, self.path(number))
-                else:  # attributes come from the tree, not from this file
+                else:  # attributes are set from the tree, not from this file
                     os.link(earlier, path, dst_dir_fd=here)
         elif number in before._tree.inodes:
             os.link(before.path(number), path, dst_dir_fd=here)
@@ -212,13 +213,13 @@ class NewFiles(Files):
         path = self.path(number)
         try:
             fd = os.open(path, _WRITE, 0o600)
-        except PermissionError:  # its attributes were set with a block that was not completed
+        except PermissionError:  # made read-only by a block whose delivery was interrupted
             os.unlink(path)
             fd = os.open(path, _WRITE, 0o600)
         try:
             whole = piece is not None and len(piece) == inode.size
             if not whole:
-                # Its full size at once: tmpfs decides by it whether to use huge pages.
+                # Set the full size at once: tmpfs chooses huge pages by a file's size.
                 os.ftruncate(fd, inode.size)
             while piece:
                 count = os.pwrite(fd, piece, offset)
@@ -235,8 +236,8 @@ class NewFiles(Files):
         All bytes must have arrived.
 
         Args:
-            lost: numbers of files whose bytes did not arrive. The kernel cannot be told that
-                reading them is an error, so each is shown as a socket, which cannot be opened.
+            lost: numbers of files whose bytes did not arrive. The kernel cannot be told to fail
+                their reads, so each is shown as a socket, which cannot be opened.
         """
         if self._dress:
             for number in self._new.intersection(lost):
@@ -246,7 +247,7 @@ class NewFiles(Files):
                 self._dressed.discard(number)
         with _directory(self.root) as here:
             for number, name in self._links:
-                with contextlib.suppress(FileExistsError):  # an earlier process came this far
+                with contextlib.suppress(FileExistsError):  # made by an interrupted process
                     first = self._tree.inodes[number].path
                     os.link(first, name, src_dir_fd=here, dst_dir_fd=here)
         if not self._dress:
@@ -255,14 +256,14 @@ class NewFiles(Files):
             if self._tree.inodes[number].pieces is not None and number not in lost:
                 _punch(self.path(number), self._tree.inodes[number])
             _dress(self._tree.inodes[number], self.path(number))
-        for number, path in self._touched:  # last: new entries change a directory's time
+        for number, path in self._touched:  # last, as new entries change mtimes
             inode, place = self._tree.inodes[number], self._folder + path
             _undress(inode, place)
             _dress(inode, place)
 
 
 class _Places:
-    """Compares places of directories in two trees."""
+    """Compares the paths of directories in two trees."""
 
     def __init__(self, old: TreeView, new: TreeView) -> None:
         self._old, self._new = old.parents(), new.parents()
@@ -282,7 +283,7 @@ class _Places:
 def _link_all(source: Path, target: Path) -> None:
     """Make a second directory tree of hard links to the same files; copies directory attributes.
 
-    It uses ``cp``, which is five times faster than calls from Python.
+    Runs ``cp``, which is five times faster than system calls from Python.
     """
     command = ["cp", "--archive", "--link", "--no-target-directory", str(source), str(target)]
     done = subprocess.run(
@@ -298,7 +299,7 @@ def _link_all(source: Path, target: Path) -> None:
 
 
 def _copy(source: bytes, target: bytes) -> None:
-    """Copy a file's bytes; shares them where the file system can."""
+    """Copy a file's bytes, as a reflink where the file system supports it."""
     with open(source, "rb") as its, open(target, "xb") as new:
         try:
             while os.copy_file_range(its.fileno(), new.fileno(), 1 << 30):
@@ -313,13 +314,13 @@ def _delete(path: bytes) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
-        with contextlib.suppress(FileNotFoundError):  # a further name that was never made
+        with contextlib.suppress(FileNotFoundError):  # a hardlink that was never made
             os.unlink(path)
 
 
 def _dress(inode: Inode, place: int | bytes) -> None:
     """Set the attributes of an inode at a descriptor or path."""
-    follow = isinstance(place, int)  # it is no symlink to follow
+    follow = isinstance(place, int)  # a descriptor is never of a symlink
     if inode.xattrs:
         # Not shown if the store's file system has no extended attributes.
         with contextlib.suppress(OSError):
@@ -331,7 +332,7 @@ def _dress(inode: Inode, place: int | bytes) -> None:
 
 
 def _undress(inode: Inode, path: bytes) -> None:
-    """Remove extended attributes that a directory has from the generation before."""
+    """Remove the extended attributes that a directory got in the generation before."""
     wanted = {os.fsdecode(name) for name, _ in inode.xattrs}
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
@@ -346,7 +347,7 @@ def _punch(path: bytes, inode: Inode) -> None:
         end = 0
         for offset, length in (*inode.data, (inode.size, 0)):
             if offset > end:
-                with contextlib.suppress(OSError):  # not supported here: it only costs memory
+                with contextlib.suppress(OSError):  # where not supported, holes take memory
                     syscalls.punch_hole(fd, end, offset - end)
             end = offset + length
     finally:
@@ -355,7 +356,7 @@ def _punch(path: bytes, inode: Inode) -> None:
 
 @contextlib.contextmanager
 def _directory(path: Path) -> Iterator[int]:
-    """Open a directory: names relative to it need less work than whole paths."""
+    """Open a directory during the context; names relative to it are faster than whole paths."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd

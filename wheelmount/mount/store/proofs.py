@@ -1,8 +1,8 @@
-"""Hashes of the bytes of a store as they arrived, kept beside the files.
+"""A log of the hashes with which a store's bytes arrived, for later verification.
 
-One log serves all generations of a store: a file keeps its number from one to the next, and arrives
-in one of them. Each piece of a file in a block has a record with its blake3. Where a
-block is a piece of one file, this is the client's hash; else it is made from the block's
+One log serves all generations of a store: a file keeps its number from one generation to the next,
+and arrives in one of them. Each piece of a file in a block has a record with its blake3. If a block
+is a piece of a single file, this is the client's hash. Otherwise it is computed from the block's
 bytes, right after they were compared with the client's hash and before readers see them.
 """
 
@@ -22,20 +22,20 @@ LOG = "proofs"
 """Name of the log in a store."""
 
 RECORD = struct.Struct("<QQQQ32s")
-"""Generation, number of the file, offset, length, blake3."""
+"""Format of a record: generation, number of the file, offset, length, blake3."""
 
 _COPY = (1 << 64) - 1
-"""Length in a record that a file has the bytes of another, whose number is ``offset``."""
+"""Length that marks a record of a copied file: ``offset`` is the number of the original."""
 
 SMALL = 64 << 10
 """Bytes of a small block."""
 
 _LEAST = 1 << 16
-"""Bytes of a log up to which it is not shortened."""
+"""Size of a log, in bytes, below which it is not shortened."""
 
 
 class Proof(NamedTuple):
-    """A piece of a file, bytes, and its blake3."""
+    """The blake3 of a piece of a file; offset and length are bytes."""
 
     offset: int
     length: int
@@ -48,11 +48,11 @@ def add(
     """Record the hashes of a block's pieces.
 
     Args:
-        store: its directory.
-        generation: for which it arrived.
+        store: directory of the store.
+        generation: the generation that the block arrived for.
         extents: the pieces of files in the block.
-        block: its bytes, already verified.
-        digest: blake3 of them.
+        block: bytes of the block, already verified.
+        digest: blake3 of the block.
     """
     records = []
     for number, offset, begin, length in extents:
@@ -63,7 +63,7 @@ def add(
 
 
 def copy(store: Path, generation: int, copies: Mapping[int, int]) -> None:
-    """Record files of a generation that have the bytes of other files, by number."""
+    """Record the files of a generation that are copies: from their numbers to the originals'."""
     zeros = bytes(32)
     _append(store, [RECORD.pack(generation, n, old, _COPY, zeros) for n, old in copies.items()])
 
@@ -71,7 +71,7 @@ def copy(store: Path, generation: int, copies: Mapping[int, int]) -> None:
 def _append(store: Path, records: list[bytes]) -> None:
     fd = os.open(store / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, b"".join(records))  # in one write: several threads append
+        os.write(fd, b"".join(records))  # in one write, because several threads append
     finally:
         os.close(fd)
 
@@ -92,7 +92,7 @@ def read(store: Path) -> dict[int, list[Proof]]:
 
 
 _File = tuple[int, "dict[int, tuple[int, int, bytes]] | None", int]
-"""Generation, pieces by offset, or None and the number of the file that has the same bytes."""
+"""Generation of a file, and its pieces by offset; or, for a copy, the number of its original."""
 
 
 def _read(store: Path) -> dict[int, _File]:
@@ -107,7 +107,7 @@ def _read(store: Path) -> dict[int, _File]:
         if length == _COPY:
             files[number] = generation, None, offset
         elif known is None or known[0] != generation or known[1] is None:
-            # In an abandoned generation this number was another file.
+            # An abandoned generation used this number for another file.
             files[number] = generation, {offset: (offset, length, digest)}, 0
         else:
             known[1][offset] = offset, length, digest
@@ -115,12 +115,12 @@ def _read(store: Path) -> dict[int, _File]:
 
 
 def trim(store: Path, expected: int, numbers: Container[int]) -> None:
-    """Shorten a log that is mostly about deleted files.
+    """Shorten a log in which most records are of deleted files.
 
     Args:
-        store: its directory; no blocks may arrive meanwhile.
+        store: directory of the store; no block may arrive during the call.
         expected: number of records that one generation may need.
-        numbers: of the remaining files.
+        numbers: numbers of the files that still exist.
     """
     log = store / LOG
     size = log.stat().st_size if log.exists() else 0

@@ -1,12 +1,12 @@
 """The store: a host's copy of the source directory.
 
-A store has generations, numbered from 1; each is a directory of its own, and a file that is the
-same in two of them is one file with two names. A number is never used twice, so that a block that
-is late for a deleted generation finds no other in its place. Beside generation ``N`` are
-``N.tree``, its description, and ``N.summary``, a few totals; ``N.have``, one byte a block, and
-``N.changed``, one byte a file that is sent for it. The latter two are mapped by the receiving and
-the serving process, so both see at once what has arrived, and a restarted serving process finds
-everything as it was.
+A store has generations, numbered from 1. Each is a directory of its own, and a file that is the
+same in two generations is one file with two names. A number is never used twice, so that a late
+block of a deleted generation is not written to another one. Beside generation ``N`` are ``N.tree``,
+its description; ``N.summary``, a few totals; ``N.have``, one byte for each block; and
+``N.changed``, one byte for each file that is sent for it. The last two are mapped by the receiving
+and the serving process, so both see at once which blocks have arrived, and a restarted serving
+process finds them unchanged.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ CURRENT = "current"
 """Name of a file in a store: the current generation; without this file the first."""
 
 LEAVE = 10.0
-"""Seconds in which writers of a generation must end before it is deleted."""
+"""Seconds that ``forget`` waits for the writers of a generation before it deletes the files."""
 
 
 class Store:
     """One generation of a mount's files on this host.
 
     Args:
-        directory: of the store, where ``create`` made it.
-        generation: its number.
-        layout: the tree and its blocks; default read when it is needed.
-        previous: the generation before, whose layout saves reading all of this one's.
-        dress: whether arriving files get the attributes of the source, to
-            be shown as they are.
+        directory: directory of the store, as given to ``create``.
+        generation: number of the generation.
+        layout: the tree and its blocks; by default read when it is needed.
+        previous: the generation before; with its layout, only the differences must be read.
+        dress: set the attributes of the source on arriving files, so that the kernel can show the
+            files themselves.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Store:
         return self.cut.tree
 
     def rest(self) -> None:
-        """Free memory of tables that can be read again."""
+        """Drop the layout from memory; it is read again when it is needed."""
         self._layout = self._mapped = self._previous = None
         self.__dict__.pop("_files", None)
         gc.collect()
@@ -124,18 +124,18 @@ class Store:
     def create(
         cls, directory: Path, description: bytes, *, mounted: bool, dress: bool = False
     ) -> Store:
-        """Make the first generation, without its bytes.
+        """Make a store with its first generation, whose files have no bytes yet.
 
         Args:
-            directory: is made; its parent must exist.
-            description: of the layout; see ``Layout.encode``.
-            mounted: whether to keep the bytes in a new file system in memory; else they
-                are kept in ``directory`` itself.
-            dress: see ``Store``.
+            directory: directory to make; its parent must exist.
+            description: encoded layout, from ``Layout.encode``.
+            mounted: keep the bytes in a new tmpfs that is mounted at ``directory``, not in the
+                file system that ``directory`` is in.
+            dress: set the attributes of the source on arriving files.
 
         Raises:
             StoreError: the bytes do not fit.
-            TransferError: the tree is none.
+            TransferError: the description is malformed.
         """
         layout = Layout.decode(description)
         with described():
@@ -150,7 +150,7 @@ class Store:
 
     @classmethod
     def open(cls, directory: Path, generation: int | None = None) -> Store:
-        """Open an existing generation; default the current one."""
+        """Open an existing generation, by default the current one."""
         return cls(directory, current(directory) if generation is None else generation)
 
     def reopen(self, generation: int) -> Store:
@@ -162,11 +162,11 @@ class Store:
         return found
 
     def next(self, description: bytes, *, dress: bool = False) -> Store:
-        """Make the next generation, with all files that did not change, and new ones still empty.
+        """Make the next generation, with links to all unchanged files; new files are empty.
 
         Args:
-            description: differences to this one; see ``Layout.encode``.
-            dress: see ``Store``.
+            description: encoded differences to this generation, from ``Layout.encode``.
+            dress: set the attributes of the source on arriving files.
 
         Raises:
             StoreError: the bytes do not fit.
@@ -179,7 +179,7 @@ class Store:
         with described():
             need = Need.of(layout, len(earlier) + len(description), copied=dress)
         capacity.check(self.directory, need.stored(memory=self.owned), memory=self.owned)
-        if dress and self.bindable:  # no other process that could show it may exist any more
+        if dress and self.bindable:  # without ``dress``, the process that could show it may be gone
             capacity.check_holes(self.directory, layout, owned=self.owned)
         if self.owned:
             syscalls.resize_tmpfs(self.directory, self._used() + self._holes() + need.file_system)
@@ -223,7 +223,7 @@ class Store:
             (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
             for name, size in sizes.items():
                 with (directory / f"{generation}.{name}").open("xb") as file:
-                    # Allocate its memory: a mapped page that finds none later kills the process.
+                    # Allocate its memory now: a mapped page without memory would kill the process.
                     os.posix_fallocate(file.fileno(), 0, max(size, 1))
             store = cls(directory, generation, layout, dress=dress)
             if previous is None:
@@ -265,16 +265,16 @@ class Store:
         return NewFiles(self.root, self.layout, dress=self._dress)
 
     def path(self, number: int) -> bytes:
-        """Where a file's bytes are."""
+        """Return the path of a file in the store."""
         return self._files.path(number)
 
     def write(self, block: int, data: memoryview, digest: bytes | None = None) -> None:
         """Write a block's bytes to its files, and mark them as arrived.
 
         Args:
-            block: which.
-            data: its bytes.
-            digest: blake3 of them; computed by default.
+            block: number of the block.
+            data: bytes of the block.
+            digest: blake3 of the block; computed by default.
 
         Raises:
             StoreError: there is no room left, or this generation was forgotten.
@@ -296,7 +296,7 @@ class Store:
         """Count a writer during the context: ``forget`` waits for writers, and refuses more."""
         with self._access:
             if self._forgotten:
-                raise StoreError(f"generation {self.generation} of this mount was given up")
+                raise StoreError(f"generation {self.generation} of this mount was discarded")
             self._writers += 1
         try:
             yield
@@ -309,12 +309,13 @@ class Store:
         """Read a block that has arrived.
 
         Args:
-            block: which.
-            view: memory to read it to.
-            layout: which defines the block; default this store's. All its bytes must have arrived.
+            block: number of the block.
+            view: memory to read the block into.
+            layout: the layout that defines the block, by default this store's. All bytes of the
+                block must have arrived.
 
         Raises:
-            StoreError: one of its files is missing or damaged.
+            StoreError: one of the block's files is missing or cut short.
         """
         try:
             extents = list((layout or self.layout).extents(block))
@@ -328,13 +329,13 @@ class Store:
         """Continue with a first generation that another process made and did not finish.
 
         Args:
-            dress: see ``Store``.
+            dress: set the attributes of the source on arriving files.
         """
         self._dress = dress
         self._new_files.resume()
 
     def finish(self) -> None:
-        """Complete the files when all bytes have arrived, as ``NewFiles.finish`` does.
+        """Make the remaining names and set the remaining attributes. All bytes must have arrived.
 
         Raises:
             StoreError: there is no room left.
@@ -371,7 +372,7 @@ class Store:
             proofs.trim(self.directory, expected, self.tree.inodes)
 
     def _holes(self) -> int:
-        """Return bytes of holes, for which readers that map them may get pages."""
+        """Return bytes of all holes: readers that map them make the kernel allocate pages."""
         holes = 0
         for path in self.directory.glob("*.summary"):
             with contextlib.suppress(FileNotFoundError):  # deleted at this moment
@@ -379,7 +380,7 @@ class Store:
         return holes
 
     def _used(self) -> int:
-        """Return bytes of all generations, if the store has a file system of its own."""
+        """Return bytes of all generations; the store must have a file system of its own."""
         usage = os.statvfs(self.directory)
         return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
@@ -453,17 +454,17 @@ class Store:
         return [self.cut.at(place) for place, mark in enumerate(marks) if mark]
 
     def free(self, number: int) -> None:
-        """Delete one file of this generation; does nothing if it is no file, or deleted."""
+        """Delete a file of this generation; do nothing if it is no regular file, or deleted."""
         self._files.free(number)
 
     def forget(self, keep: Collection[str] = ()) -> None:
         """Delete this generation; files that other generations share stay there.
 
-        Args:
-            keep: directories that stay, empty, as paths in this generation.
+        Waits for writers first, and refuses later ones. A writer that a disk blocks for longer
+        than ``LEAVE`` writes to deleted files.
 
-        Waits for writers first, and refuses later ones. If a disk
-        stops a writer for longer than ``LEAVE``, it writes to deleted files.
+        Args:
+            keep: directories to keep, emptied; paths relative to this generation.
         """
         with self._access:
             self._forgotten = True
@@ -474,7 +475,7 @@ class Store:
 
 
 def _empty(directory: Path, keep: set[Path]) -> None:
-    """Empty a directory, except for directories of ``keep`` and those that lead to them."""
+    """Empty a directory, except for the directories in ``keep`` and those above them."""
     for path in directory.iterdir():
         if path in keep or any(path in each.parents for each in keep):
             _empty(path, keep)

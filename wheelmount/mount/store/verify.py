@@ -1,4 +1,4 @@
-"""Verification of a store: compares every byte with the hashes of its arrival."""
+"""Verify a store: compare every byte with the hash that it arrived with, and repair damage."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FILE = "verified"
 """Name of a file in a mount's directory: the result of the last verification, for the status."""
 
 BATCH = 16 << 20
-"""Bytes of files that a thread takes at a time; each file counts as a page at least."""
+"""Bytes of files that a thread verifies in one batch; each file counts as a page at least."""
 
 PIECE = 1 << 20
-"""Bytes that are read at a time."""
+"""Bytes read at a time."""
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -94,7 +94,8 @@ def verify(store: Path, *, rate: float = 0) -> Verified:
 
     Args:
         store: its directory.
-        rate: most bytes a second, by one thread; default as fast as possible, by all processors.
+        rate: most bytes a second, read by one thread; by default as fast as possible, with a thread
+            for each processor.
 
     Raises:
         StoreError: the store was refreshed again during each attempt.
@@ -102,7 +103,7 @@ def verify(store: Path, *, rate: float = 0) -> Verified:
     for _ in range(3):
         shown = Store.open(store)
         found = _verify(shown, rate)
-        if current(store) == shown.generation:  # else files were deleted meanwhile
+        if current(store) == shown.generation:  # otherwise a refresh deleted files meanwhile
             return found
     raise StoreError(f"{store.name} is refreshed meanwhile", hint="verify it later")
 
@@ -115,7 +116,7 @@ def _verify(store: Store, rate: float) -> Verified:
 
     def batch() -> list[tuple[int, bytes, int, bytes, list[Proof]]]:
         taken, size = [], 0
-        with lock:  # trees must not be read by several threads
+        with lock:  # a tree is not thread-safe
             for number in numbers:
                 inode = store.tree.inodes[number]
                 if not inode.is_file or store.is_changed(number):
@@ -163,7 +164,7 @@ def _differing(place: bytes, size: int, pieces: list[Proof], buffer: memoryview)
             yield from pieces
             return
         for piece in pieces:
-            with contextlib.suppress(OSError):  # a disk error
+            with contextlib.suppress(OSError):  # an error of the disk counts as damage
                 if _digest(fd, piece.offset, piece.length, buffer) == piece.digest:
                     continue
             yield piece
@@ -183,7 +184,7 @@ def _digest(fd: int, offset: int, length: int, buffer: memoryview) -> bytes:
 
 
 def piece(store: Path, wanted: Damage) -> bytes | None:
-    """Return the bytes of a damaged piece if they are right in this store, else None."""
+    """Return the bytes of a piece from a store if their hash is right, otherwise None."""
     shown = Store.open(store)
     if wanted.number not in shown.tree.inodes:
         return None
@@ -191,7 +192,7 @@ def piece(store: Path, wanted: Damage) -> bytes | None:
 
 
 def right(path: bytes, wanted: Damage) -> bytes | None:
-    """Return the bytes of a damaged piece if they are right in a file, else None."""
+    """Return the bytes of a piece from a file if their hash is right, otherwise None."""
     try:
         fd = os.open(path, _FLAGS | os.O_NONBLOCK)
     except OSError:
@@ -208,17 +209,17 @@ def right(path: bytes, wanted: Damage) -> bytes | None:
 def repair(store: Path, damage: Damage, data: bytes, *, dress: bool) -> None:
     """Replace a damaged piece by the right bytes.
 
-    They are written to the file itself, so that processes that have it open or mapped, and all
+    The bytes are written in place, so that processes that have the file open or mapped, and all
     its names in all generations, get them too. Attributes do not change.
 
     Args:
-        store: its directory.
+        store: directory of the store.
         damage: the damaged piece.
-        data: the right bytes.
+        data: bytes to write; checked against the hash.
         dress: whether files have the attributes of the source.
 
     Raises:
-        StoreError: the bytes are not right, or cannot be written.
+        StoreError: the bytes have another hash, or cannot be written.
     """
     if blake3(data).digest() != damage.digest:
         raise StoreError(f"{os.fsdecode(damage.path)}: the bytes to repair it with are not right")
@@ -266,7 +267,7 @@ def _writable(path: bytes) -> Iterator[int]:
 
 
 def note(directory: Path, found: Verified) -> None:
-    """Write the result to a mount's directory, if that still exists."""
+    """Write the result of a verification to a mount's directory, if that still exists."""
     new = directory / f"{FILE}.new"
     with contextlib.suppress(FileNotFoundError):
         new.write_text(json.dumps(found.summary()))
@@ -274,7 +275,7 @@ def note(directory: Path, found: Verified) -> None:
 
 
 def last(directory: Path) -> dict[str, Any] | None:
-    """Read what ``note`` wrote; None if it wrote nothing."""
+    """Read the result of the last verification from a mount's directory; None if there is none."""
     try:
         found: dict[str, Any] = json.loads((directory / FILE).read_text())
     except FileNotFoundError:
