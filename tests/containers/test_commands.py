@@ -119,6 +119,40 @@ def test_what_an_instance_goes_on_with_keeps_no_reader_waiting(cli: Cli, sif: Pa
         assert cli("instance", "stop", "stays").returncode == 0
 
 
+def test_what_an_instance_says_is_shown_and_followed(cli: Cli, sif: Path, workplace: Path) -> None:
+    program, go = workplace / "startscript", workplace / "go"
+    go.mkdir()
+    program.write_text(
+        "#!/bin/sh\necho first; until [ -e /go/now ]; do sleep 0.1; done\n"
+        "echo second >&2; sleep 1000\n"
+    )
+    program.chmod(0o755)
+    binds = ["--bind", f"{program}:/.singularity.d/startscript", "--bind", f"{go}:/go"]
+    try:
+        start = ["exec", "-q", "--instance", "talks", "--image", sif, *binds, "--", "true"]
+        assert cli(*start).returncode == 0
+        wait_until(lambda: "first" in cli("instance", "logs", "talks").stdout)
+        (record,) = map(json.loads, cli("instance", "logs", "talks", "--json").stdout.splitlines())
+        assert (record["owner"], record["line"]) == ("instance talks host0", "first")
+        for words in (["logs", "talks"], ["instance", "logs", "talks"]):
+            assert cli(*words).stdout == "instance talks host0: first\n"
+        there = cli("instance", "logs", "talks", "--hosts", "local:1")
+        assert there.stdout == "== host0 ==\ninstance talks host0: first\n", there.stderr
+        follow = [*COMMAND, "instance", "logs", "--follow", "talks"]
+        with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as following:
+            assert following.stdout is not None
+            assert following.stdout.readline() == "instance talks host0: first\n"
+            (go / "now").touch()
+            assert following.stdout.readline() == "instance talks host0: second\n"
+            assert cli("instance", "stop", "talks").returncode == 0
+            assert (following.stdout.read(), following.wait(60)) == ("", 0), "it ends with it"
+        missing = cli("instance", "logs", "talks")
+        assert (missing.returncode, missing.stdout) == (71, "")
+        assert "there is no instance talks on this machine" in missing.stderr
+    finally:
+        cli("instance", "stop", "talks")
+
+
 def test_variables_are_set_in_a_container(
     cli: Cli, sif: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

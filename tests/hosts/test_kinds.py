@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -220,6 +221,47 @@ def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
     assert (down.returncode, down.stdout) == (0, ""), down.stderr
     _assert_clean(lab)
     (source / ".hidden").write_text("hidden\n")
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_logs_are_read_where_they_are(lab: Lab, source: Path, spec: str) -> None:
+    """Of mounts and of the hosts' own processes, at once and as more is logged."""
+    done = _call(lab, "up", "--hosts", spec)
+    assert done.returncode == 0, done.stderr
+    try:
+        done = _call(lab, "mount", source, PATH)
+        assert done.returncode == 0, done.stderr
+        for host in ("host0", "host1"):
+            script = f"for log in /tmp/wheelmount-0/mounts/*/log; do echo of {host} >>$log; done"
+            lab.run(host, ["sh", "-c", script], check=True)
+        there = ["--hosts", "session:default"]
+        done = _call(lab, "logs", PATH, *there)
+        assert done.returncode == 0, done.stderr
+        for host in ("host0", "host1"):
+            assert re.search(rf"^mount \w+ {host}: of {host}$", done.stdout, re.MULTILINE)
+        shown = json.loads(_call(lab, "logs", PATH, "--json", *there).stdout)
+        lines = [json.loads(line) for line in shown[1]["stdout"].splitlines()]
+        assert "of host1" in [line["line"] for line in lines]
+        assert "host host" in _call(lab, "logs", *there).stdout
+        assert _call(lab, "logs", "/nothing", *there).returncode == 64
+        follow = _command("logs", "--follow", PATH, *there)
+        with lab.popen(LOGIN, follow, stdout=subprocess.PIPE) as following:
+            assert following.stdout is not None
+            awaited = {f"of {host}" for host in ("host0", "host1")}
+            while awaited:
+                line = following.stdout.readline().decode()
+                assert line, "it goes on"
+                awaited.discard(line.strip().rpartition(": ")[2])
+            lab.run("host1", ["sh", "-c", "echo later >>$(echo /tmp/wheelmount-0/mounts/*/log)"])
+            while not line.endswith("later\n"):
+                line = following.stdout.readline().decode()
+                assert line, "it goes on"
+            assert line.startswith("host1: mount ")
+            following.send_signal(signal.SIGINT)
+            following.wait(60)
+    finally:
+        _call(lab, "down")
+    _assert_clean(lab)
 
 
 @pytest.mark.parametrize("spec", KINDS)

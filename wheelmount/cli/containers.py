@@ -24,7 +24,6 @@ from wheelmount.errors import ContainerError, InputError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations import (
     containers,
-    each_host,
     environments,
     instances,
     logbooks,
@@ -160,14 +159,6 @@ def _pipe(
     return output.Show(as_json=False, live=True, directory=None).end(results, progress)
 
 
-def _elsewhere(spec: HostSpec, *words: str) -> int:
-    """Have every host carry out a command about itself."""
-    progress = ConsoleProgress()
-    results = each_host.run(spec, words, config.load(), progress)
-    show = output.Show(as_json="--json" in words, live=False, directory=None)
-    return show.end(results, progress)
-
-
 @click.group()
 def overlay() -> None:
     """Show and delete what containers have installed on this machine, or on hosts."""
@@ -179,7 +170,7 @@ def overlay() -> None:
 def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
     """List overlays: name, host, kind, size, and who uses them now."""
     if spec is not None:
-        return _elsewhere(spec, "overlay", "ls", *_json(as_json))
+        return output.of_each_host(spec, "overlay", "ls", *_json(as_json))
     records = overlays.here(config.load())
     if as_json:
         print(json.dumps(records))
@@ -204,7 +195,9 @@ def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
 def overlay_prune(unused: float, spec: HostSpec | None, as_json: bool) -> int:
     """Delete overlays that were not used for a while, with all that is installed in them."""
     if spec is not None:
-        return _elsewhere(spec, "overlay", "prune", "--unused", str(unused), *_json(as_json))
+        return output.of_each_host(
+            spec, "overlay", "prune", "--unused", str(unused), *_json(as_json)
+        )
     gone = overlays.prune(config.load(), unused * 24 * 3600)
     if as_json:
         print(json.dumps(gone))
@@ -225,7 +218,7 @@ def overlay_rm(
     """Delete overlays with all that is installed in them."""
     if spec is not None:
         only = () if host is None else ("--on", host)
-        return _elsewhere(spec, "overlay", "rm", *_json(as_json), *only, "--", *names)
+        return output.of_each_host(spec, "overlay", "rm", *_json(as_json), *only, "--", *names)
     removed = []
     every = Overlay.all(Path(config.load().state_dir))
     for name in names:
@@ -256,7 +249,7 @@ def instance() -> None:
 def instance_ls(spec: HostSpec | None, as_json: bool) -> int:
     """List instances: name, host, image, overlay, and for how long they run."""
     if spec is not None:
-        return _elsewhere(spec, "instance", "ls", *_json(as_json))
+        return output.of_each_host(spec, "instance", "ls", *_json(as_json))
     records: list[dict[str, Any]] = []
     for each in instances.find(config.load()):
         record = each.remembered()
@@ -288,9 +281,7 @@ def instance_ls(spec: HostSpec | None, as_json: bool) -> int:
 def instance_logs(name: str, follow: bool, spec: HostSpec | None, as_json: bool) -> int:
     """Show what an instance's start, and what its image starts by itself, have printed."""
     if spec is not None:
-        if follow:
-            raise InputError("--follow is for this machine", hint="leave it or --hosts out")
-        return _elsewhere(spec, "instance", "logs", *_json(as_json), "--", name)
+        return logs.elsewhere(spec, ("instance", "logs"), name, follow=follow, as_json=as_json)
     settings = config.load()
     instances.find(settings, [name])
     logs.show(logbooks.of_instances(settings, name), follow=follow, as_json=as_json)
@@ -310,7 +301,7 @@ def instance_stop(
         raise InputError("nothing to stop", hint="give a name, or --all")
     if spec is not None:
         words = ("--all",) if everything else ("--", *names)
-        return _elsewhere(spec, "instance", "stop", *_json(as_json), *words)
+        return output.of_each_host(spec, "instance", "stop", *_json(as_json), *words)
     settings = config.load()
     stopped = []
     for each in instances.find(settings, names):

@@ -18,6 +18,7 @@ import click
 from blake3 import blake3
 from click import style
 
+from wheelmount import config
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.options import json_option
 from wheelmount.errors import InputError, SourceError, WheelmountError
@@ -25,6 +26,7 @@ from wheelmount.hosts.names import alike, expand
 
 if TYPE_CHECKING:
     from wheelmount.hosts.commands import Output, Result, Results  # with Monarch
+    from wheelmount.hosts.spec import HostSpec
 
 HELD = 256 << 10
 """Bytes of a stream that are kept in memory; more go to a file."""
@@ -170,6 +172,26 @@ class Show:
                 print('"', end="")
             print("}", end="")
         print("]" if results else "[]")
+
+
+def of_each_host(spec: HostSpec, *words: str, live: bool = False) -> int:
+    """Have every host carry out a command about itself; show what it prints.
+
+    Args:
+        spec: the hosts.
+        words: the command and its arguments.
+        live: show it as it comes, each line with its host's name.
+
+    Returns:
+        The exit code.
+    """
+    from wheelmount.operations import each_host  # with Monarch
+
+    progress = ConsoleProgress()
+    show = Show(as_json="--json" in words, live=live, directory=None)
+    with show.open(progress) if live else nullcontext() as told:
+        results = each_host.run(spec, words, config.load(), progress, told)
+    return show.end(results, progress)
 
 
 def standard_input() -> RawIOBase | None:

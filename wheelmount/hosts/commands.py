@@ -36,10 +36,10 @@ TAIL = 64 << 10
 EXCERPT = 200
 """Characters of a command's output in one line about it, at most."""
 
-FLIGHT = 16 << 20
+FLIGHT = 8 << 20
 """Bytes of output of all hosts together that are on their way at most, of either stream."""
 
-MUCH = 256 << 10
+MUCH = 64 << 10
 """Bytes in one message after which a stream gets a connection of its own."""
 
 FRAME = 512 << 10
@@ -309,14 +309,15 @@ class Commands:
 
         try:
             while True:
-                report: Report = await runtime.answer(actor.report.call_one(key, limit), bound)
+                most = limit if reached else min(limit, MUCH)
+                report: Report = await runtime.answer(actor.report.call_one(key, most), bound)
                 await pass_on("stdout", report.stdout)
                 await pass_on("stderr", report.stderr)
                 if report.code is not None:
                     break
                 if trouble.done():
                     trouble.result()
-                if not reached and max(len(report.stdout), len(report.stderr)) >= min(limit, MUCH):
+                if not reached and max(len(report.stdout), len(report.stderr)) >= most:
                     reached = True
                     frame = min(limit, FRAME)
                     connection = await self._call(actor, key, conduit.TAKE, frame)
