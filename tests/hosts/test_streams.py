@@ -302,3 +302,37 @@ def test_much_output_takes_little_memory(source: Path, workplace: Path) -> None:
     )
     # Of all processes that it waited for; hosts have less.
     assert int(done.stderr) < 260 << 10
+
+
+MANY = """
+import sys
+from wheelmount.config import Settings
+from wheelmount.hosts import runtime
+from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.commands import Commands
+from wheelmount.hosts.local import LocalHosts
+
+runtime.own_process()
+settings, taken = Settings(runtime_dir=sys.argv[1]), 0
+
+def take(_name, _stream, piece):
+    global taken
+    taken += len(piece)
+
+names = {f"host{n % 2}:{n}": f"host{n % 2}" for n in range(64)}
+command = Command(("head", "-c", str(16 << 20), "/dev/zero"))
+with LocalHosts(2, settings) as hosts, Commands(list(hosts), 60) as commands:
+    commands.run(dict.fromkeys(names, command), take, hosts=names).raise_for_status()
+(peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+print(taken, peak)
+"""
+
+
+def test_output_of_sixty_four_takes_little_memory(settings: Settings) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MANY, settings.runtime_dir],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    taken, peak = map(int, done.stdout.split())
+    assert taken == 64 * 16 << 20
+    assert peak < 200 << 10, "in KiB, of which Monarch takes more than half"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import re
 import tempfile
@@ -56,6 +57,11 @@ NO_AGENT = re.compile(
 
 LOGGER = "logger-"
 """Prefix of the name of the actor that Monarch adds to each process to pass its output on."""
+
+M_ARENA_MAX = -8  # malloc.h
+
+ARENAS = 2
+"""Pools that glibc keeps memory of threads in, at most, in a process of wheelmount's own."""
 
 MESH_TIMEOUT = 5.0
 """Seconds that processes and actors have to stop, all together."""
@@ -116,6 +122,9 @@ def own_process() -> None:
     _own = True
     for name, value in SWITCHES.items():
         os.environ.setdefault(name, value)
+    # Else glibc keeps memory apart for many of the threads that pass output of hosts on.
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 
 
 def start(address: Address | None = None, authority: Authority | None = None) -> None:
