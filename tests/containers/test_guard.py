@@ -108,7 +108,7 @@ def test_a_guard_ends_what_left_the_session(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     script = f"(setsid sh -c 'sleep {mark} & exec sleep {mark}' &); echo up; sleep {mark}"
     command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "ends", "none"]
-    command += ["free", ""]
+    command += ["free", "", ""]
     with subprocess.Popen(
         [*command, "sh", "-c", script], pass_fds=[reading], stdout=subprocess.PIPE
     ) as guarded:
@@ -128,7 +128,7 @@ def test_a_guard_ends_what_left_the_session(tmp_path: Path) -> None:
 def test_a_guard_passes_the_code_on(script: str, code: int) -> None:
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "ends", "none"]
-    command += ["free", ""]
+    command += ["free", "", ""]
     done = subprocess.run([*command, "sh", "-c", script], pass_fds=[reading], check=False)
     os.close(reading)
     os.close(writing)

@@ -258,8 +258,19 @@ def test_in_a_session_whose_hosts_have_namespaces(ids: bool, public: Path) -> No
             left = ["--collect", "/tmp/one", place / "one", *image, "sh", "-c"]
             call("exec", *left, "echo one >/tmp/one")
             assert (place / "one" / "host0" / "one").read_text() == "one\n"
+            if ids:
+                give = "touch /srv/f /tmp/f && chown 5:7 /srv/f /tmp/f && stat -c %u:%g /srv/f"
+                assert call("exec", *image, "sh", "-c", give) == "5:7\n"
+                kind = ["--overlay", "image", "--overlay-kind", "image"]
+                assert call("exec", *kind, *image, "sh", "-c", give) == "5:7\n"
+                assert call("exec", "--instance", "one", *image, "id", "-u") == "0\n"
+                call("instance", "stop", "one")
         finally:
             call("down")
+        if ids:  # the same, without the namespaces of a session
+            for kind in ([], ["--overlay", "image"]):
+                assert call("exec", *kind, *image, "stat", "-c", "%u:%g", "/srv/f") == "5:7\n"
+        call("overlay", "prune", "--unused", "0")
 
     as_user(work, ids=ids)
 

@@ -23,10 +23,10 @@ from typing import IO, Any, cast
 
 from spython.utils import run_command
 
-from wheelmount import child, logs
+from wheelmount import child, logs, subordinate
 from wheelmount.errors import ContainerError, UnavailableError
 
-CAP_SYS_RESOURCE = 24
+CAP_SETGID, CAP_SETUID, CAP_SYS_RESOURCE = 6, 7, 24  # linux/capability.h
 
 GRACE = 2.0
 """Seconds in which a stopped container or build may end itself; less than a host's actor allows."""
@@ -118,7 +118,7 @@ def exec_privileges() -> list[str]:
                 hint="as root: sysctl user.max_user_namespaces=10000",
             )
         # setuid programs of root's, such as newuidmap, are of no use where root is not mapped:
-        # in the namespaces that hosts on one machine have. There containers have one user.
+        # in the namespaces that hosts on one machine have.
         return ["--fakeroot"] if _root_is_real() else ["--fakeroot", "--ignore-subuid"]
     missing = _missing_capabilities()
     if not missing:
@@ -128,6 +128,27 @@ def exec_privileges() -> list[str]:
     if missing == 1 << CAP_SYS_RESOURCE:
         return ["--drop-caps", "CAP_SYS_RESOURCE"]
     return ["--no-privs"]
+
+
+def own_ids() -> str:
+    """What a user namespace of a container is to map, a line each; empty where apptainer says it.
+
+    In the namespace that a host on this machine has, which has the user's subordinate ids too, this
+    process may map them itself: root in the container is this user, as by ``--fakeroot``.
+    """
+    if os.geteuid() == 0 or _root_is_real():
+        return ""
+    found = subordinate.ids()
+    if found is None or not found.mapped() or not _may_map():
+        return ""
+    user = f"0 {os.geteuid()} 1\n1 {found.user} {found.count}\n"
+    return f"{user}\n0 {os.getegid()} 1\n1 {found.group} {found.count}\n"
+
+
+def _may_map() -> bool:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    effective = int(re.findall(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[0], 16)
+    return all(effective >> number & 1 for number in (CAP_SETGID, CAP_SETUID))
 
 
 def _root_is_real() -> bool:

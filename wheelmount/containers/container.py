@@ -113,7 +113,8 @@ class Container:
             InputError: there is no command in ``argv``.
             UnavailableError: apptainer is missing.
         """
-        command = [str(apptainer.find()), "--silent", "exec", *self.options(), *self._inside()]
+        options = self.options([] if apptainer.own_ids() else None)
+        command = [str(apptainer.find()), "--silent", "exec", *options, *self._inside()]
         # Absolute, so that it can be neither an option nor a URI.
         return [*command, str(self.image.absolute()), *_checked(argv)]
 
@@ -131,10 +132,15 @@ class Container:
         command = [str(apptainer.find()), "--silent", "exec", *privileges, "--cleanenv"]
         return [*command, "--no-eval", *self._inside(), f"instance://{instance}", *_checked(argv)]
 
-    def options(self) -> list[str]:
-        """Return apptainer's options that isolate the container, and its binds."""
+    def options(self, privileges: list[str] | None = None) -> list[str]:
+        """Return apptainer's options that isolate the container, and its binds.
+
+        Args:
+            privileges: options that let this user be root inside it; default what is needed here.
+        """
         # --no-eval: else the environment's values are expanded by a shell.
-        privileges = apptainer.exec_privileges()
+        if privileges is None:
+            privileges = apptainer.exec_privileges()
         if self.confined:
             privileges = limits(self._profile, nv=self.nv)
         options = [*privileges, "--containall", "--no-eval", "--network", "none"]
@@ -304,6 +310,7 @@ class Container:
                 pass_fds=[lock],
                 directory=self.workdir.absolute(),
                 confined=self.confined,
+                ids=apptainer.own_ids(),
             )
             if code == NOT_STARTED:
                 return self._why(self.command(_look(argv[0])), [lock])
@@ -314,7 +321,12 @@ class Container:
         with tempfile.TemporaryFile(dir=self.workdir) as said:
             try:
                 code = attend(
-                    look, stderr=said, pass_fds=pass_fds, timeout=LOOK, confined=self.confined
+                    look,
+                    stderr=said,
+                    pass_fds=pass_fds,
+                    timeout=LOOK,
+                    confined=self.confined,
+                    ids=apptainer.own_ids(),
                 )
             except WaitError:
                 return NOT_STARTED

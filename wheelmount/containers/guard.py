@@ -24,6 +24,7 @@ import time
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 PR_SET_SECCOMP = 22
 SECCOMP_MODE_FILTER = 2  # linux/seccomp.h
+CLONE_NEWUSER = 0x10000000  # linux/sched.h
 
 GRACE = 2.0
 """Seconds in which a stopped container may end by itself; less than a host's actor allows."""
@@ -33,7 +34,13 @@ GLANCE = 0.02
 
 
 def main(
-    owner: int, stays: bool, terminal: bool, confined: bool, directory: str, command: list[str]
+    owner: int,
+    stays: bool,
+    terminal: bool,
+    confined: bool,
+    directory: str,
+    ids: str,
+    command: list[str],
 ) -> int:
     """Do it.
 
@@ -44,6 +51,8 @@ def main(
         terminal: standard input is a terminal that the command is to have to itself.
         confined: have the kernel know no ``clone3`` for the command, see `_forget_clone3`.
         directory: the container's, to delete if the owner is gone; empty for none.
+        ids: user and group ids of a user namespace for the command, see ``apptainer.own_ids``;
+            empty for none.
         command: program and arguments.
 
     Returns:
@@ -64,7 +73,7 @@ def main(
         fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_SH)
     if select.select([owner], [], [], 0)[0]:  # it has ended before the command began
         return _leave(owner, directory)
-    child = _start(command, terminal, confined)
+    child = _start(command, terminal, confined, ids)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # its reader waits only for the command
         os.dup2(nothing, descriptor)
@@ -94,12 +103,33 @@ def _leave(owner: int, directory: str) -> int:
     return 128 + signal.SIGKILL
 
 
-def _start(command: list[str], terminal: bool, confined: bool) -> int:
+def _start(command: list[str], terminal: bool, confined: bool, ids: str) -> int:
+    ready, made = os.pipe()
+    go, mapped = os.pipe()
     child = os.fork()
     if child:
+        os.close(made)
+        os.close(go)
+        try:
+            if ids and os.read(ready, 1):
+                _map(child, ids)
+                os.write(mapped, b"x")
+        except OSError as error:  # and the command does not start
+            os.write(2, f"{command[0]}: its users cannot be mapped: {error.strerror}\n".encode())
+        finally:
+            os.close(ready)
+            os.close(mapped)
         return child
     try:
         os.setsid()
+        os.close(mapped)
+        if ids:
+            _own_users()
+            os.write(made, b"x")
+            if not os.read(go, 1):
+                os._exit(255)
+            os.setgid(0)
+            os.setuid(0)
         if terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -110,6 +140,19 @@ def _start(command: list[str], terminal: bool, confined: bool) -> int:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(127)
+
+
+def _own_users() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWUSER) != 0:
+        raise OSError(ctypes.get_errno(), "a user namespace cannot be made")
+
+
+def _map(child: int, ids: str) -> None:
+    """Say which users a child's namespace has; for which ``newuidmap`` needs real root."""
+    for kind, lines in zip(("uid", "gid"), ids.split("\n\n"), strict=True):
+        with open(f"/proc/{child}/{kind}_map", "w", encoding="ascii") as file:
+            file.write(lines.rstrip("\n") + "\n")
 
 
 def _forget_clone3() -> None:
@@ -207,7 +250,6 @@ def _left(session: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    pipe, stay, tty, limits, place, *words = sys.argv[1:]
-    sys.exit(
-        main(int(pipe), stay == "stays", tty == "terminal", limits == "confined", place, words)
-    )
+    pipe, stay, tty, limits, place, users, *words = sys.argv[1:]
+    given = stay == "stays", tty == "terminal", limits == "confined"
+    sys.exit(main(int(pipe), *given, place, users, words))

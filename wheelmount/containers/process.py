@@ -34,6 +34,7 @@ def attend(
     directory: Path | None = None,
     stays: bool = False,
     confined: bool = False,
+    ids: str = "",
 ) -> int:
     """Run an apptainer command in a session of its own, and end all its processes.
 
@@ -52,6 +53,7 @@ def attend(
         directory: the container's private one, deleted if this process does not live to do so.
         stays: let go on what the command leaves when it has ended well.
         confined: see ``guard.main``.
+        ids: the same.
 
     Returns:
         The exit code; 128 and the signal's number where one ended it.
@@ -71,6 +73,7 @@ def attend(
                     "terminal" if terminal is not None else "none",
                     "confined" if confined else "free",
                     "" if directory is None else str(directory),
+                    ids,
                     *command,
                 ],
                 stdin=stdin,

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wheelmount import config, variables
+from wheelmount import config, subordinate, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import runtime, worker
@@ -194,8 +194,28 @@ def unshare() -> list[str]:
     command = ["unshare", "--mount", "--propagation", "slave"]
     if os.geteuid() != 0:
         # Keeps the user's own id; the kept capabilities let FUSE be mounted in the namespace.
-        command += ["--user", "--map-current-user", "--keep-caps"]
+        command += ["--user", *_same_ids(), "--keep-caps"]
     return [*command, "--"]
+
+
+@functools.cache
+def _same_ids() -> tuple[str, ...]:
+    """Options of unshare(1) by which this user's ids are in a namespace what they are outside.
+
+    With the user's subordinate ids, which containers need, where they can be mapped.
+    """
+    ranges = subordinate.ids()
+    if ranges is not None:
+        options = (
+            f"--map-user={os.geteuid()}", f"--map-users={ranges.user},{ranges.user},{ranges.count}",
+            f"--map-group={os.getegid()}",
+            f"--map-groups={ranges.group},{ranges.group},{ranges.count}",
+        )  # fmt: skip
+        attempt = ["unshare", "--user", *options, "true"]
+        environ = variables.for_programs()
+        if subprocess.run(attempt, env=environ, capture_output=True, check=False).returncode == 0:
+            return options
+    return ("--map-current-user",)
 
 
 def _enter(pid: int) -> list[str]:
