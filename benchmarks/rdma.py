@@ -8,7 +8,7 @@ Three by ``RDMABuffer``, and one without:
 ``scattered``   each is registered once, and one ``RDMAAction`` reads them all
 ``stream``      read from a socket, some at a time (``wheelmount.mount.transfer.stream``)
 
-From one process to another of this machine, or from the second of the named hosts to the first,
+From one process to another of this machine, or from the first of the named hosts to the second,
 again and again, as a mount does it block after block. Pieces are as small files (many, of 9 KiB)
 and as blocks (few, of 4 MiB). All bytes are compared.
 """

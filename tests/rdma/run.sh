@@ -56,7 +56,7 @@ say "made: a machine with Linux $(ls "$work/files/lib/modules")"
 
 boot() { # NAME ADDRESS NETWORK
     local shared=security_model=none
-    timeout -k 5 "$limit" qemu-system-x86_64 -machine q35 -accel "${ACCEL:-tcg,thread=multi}" -cpu max \
+    exec timeout -k 5 "$limit" qemu-system-x86_64 -machine q35 -accel "${ACCEL:-tcg,thread=multi}" -cpu max \
         -smp "${GUEST_CORES:-1}" -m "${GUEST_MEMORY:-3072}" -nographic -no-reboot -nodefaults -serial stdio \
         -kernel "$work/kernel" -initrd "$work/initramfs" \
         -append "console=ttyS0 quiet mitigations=off no_timer_check panic=-1 NAME=$1 ADDRESS=$2 PYTHON=$python TOP=$top CASES=${cases// /,}" \
