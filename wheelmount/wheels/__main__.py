@@ -2,8 +2,8 @@
 
 Run as ``python -m wheelmount.wheels [--python X.Y] uv|pip WHEELHOUSE VENV -r FILE|REQUIREMENT…``,
 or for a tree of unpacked wheels ``… wheelmount TREE VENV PLAN copy|symlink``. The environment is
-made where there is none, with the Python that is named, or the one that runs this. Hosts that share
-a home may run it at the same time: they take turns.
+made where there is none, with the Python that is named, or the one that runs this program. Hosts
+that share a home may run it at the same time: a lock admits one after the other.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str]) -> int:
 def _install(tool: str, packages: str, venv: Path, rest: Sequence[str], version: str) -> int:
     python = venv / "bin" / "python"
     program = uv.find_uv_bin()
-    # Its own cache, inside: what uv keeps elsewhere may be of another wheel with the same name,
-    # and can only be linked from where it lies on the same file system.
+    # A cache of its own inside the environment: uv's other cache may hold another wheel of the same
+    # name, and uv can make links only within one file system.
     cache = venv / ".wheelmount-cache"
     environment = {
         **clean_environment(),
@@ -85,7 +85,7 @@ def _install(tool: str, packages: str, venv: Path, rest: Sequence[str], version:
 
 
 def _interpreter(version: str, program: str, environment: dict[str, str]) -> str:
-    """Path of a Python of a version, on this host."""
+    """Return the path of an interpreter of a version on this host."""
     if version in ("", running_version()):
         return sys.executable
     command = [program, "python", "find", "--offline", "--no-python-downloads", "--system", version]
@@ -114,7 +114,7 @@ def _refuse_other(venv: Path, version: str) -> None:
 
 @contextlib.contextmanager
 def _alone(venv: Path) -> Iterator[None]:
-    """Hold an environment against other runs of this, on other hosts too."""
+    """Lock an environment against other installations, also those of other hosts."""
     try:
         venv.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(venv / ".wheelmount.lock", timeout=PATIENCE)

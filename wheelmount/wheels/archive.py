@@ -1,8 +1,8 @@
 """A wheel's archive: its metadata, and checks of its contents against them.
 
 pip and uv are lenient, each in its own way: of two entries with one name pip takes the last and uv
-the first, uv passes over a path that leads out of the environment without a word, and neither
-compares a file with its hash in RECORD. A wheelhouse refuses all that, by name.
+the first, uv silently skips a path that leads out of the environment, and neither compares a file
+with its hash in RECORD. A wheelhouse rejects such wheels, and names the fault.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ UNREADABLE = (
     AssertionError,  # of installer
     OSError,
 )
-"""What reading an archive that is cut, changed, encrypted or odd ends with."""
+"""Exceptions from reading an archive that is cut short, changed, encrypted or malformed."""
 
 SCHEMES = frozenset({"purelib", "platlib", "headers", "scripts", "data"})
-"""Where files of a wheel go in an environment (binary distribution format)."""
+"""Schemes: the places of a wheel's files in an environment (binary distribution format)."""
 
 LONGEST_NAME = 255
-"""Bytes that the name of a file may have, on nearly every file system."""
+"""Longest name of a file, in bytes, on nearly every file system."""
 
 LONGEST_PATH = 1024
-"""Most bytes of a path in a wheel: a quarter of Linux's limit."""
+"""Longest path in a wheel, in bytes: a quarter of Linux's limit."""
 
 LARGE = 1 << 30
-"""Bytes that any wheel may unpack to; more have to be ``RATIO`` times the size of the wheel."""
+"""Bytes that any wheel may unpack to; beyond that, ``RATIO`` times the size of the wheel."""
 
 RATIO = 100
-"""How many times its size a large wheel may unpack to. Real ones come to 20."""
+"""Most times its own size that a large wheel may unpack to. Real wheels reach 20."""
 
 _LARGEST_METADATA = 1 << 26
 
@@ -75,13 +75,13 @@ _SCRIPT_SECTIONS = ("console_scripts", "gui_scripts")
 
 
 def hash_file(file: Path, algorithm: str = "sha256") -> str:
-    """The SHA-256, or another hash, of a file, in hexadecimal."""
+    """Return the SHA-256, or another hash, of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return hash_stream(stream, algorithm)
 
 
 def hash_stream(stream: BinaryIO, algorithm: str = "sha256") -> str:
-    """The same of an open file, from where it stands."""
+    """Return the hash of an open file from its current position, in hexadecimal."""
     digest = hashlib.new(algorithm)
     while chunk := stream.read(CHUNK):
         digest.update(chunk)
@@ -90,12 +90,12 @@ def hash_stream(stream: BinaryIO, algorithm: str = "sha256") -> str:
 
 @contextmanager
 def opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
-    """A file and its SHA-256, for as long as it has that.
+    """Open and hash a file; check at the end of the context that it did not change.
 
-    What is read from the stream is what was hashed, whatever becomes of the path meanwhile.
+    The stream reads the hashed file, even if another file takes its path meanwhile.
 
     Raises:
-        WheelError: it was written to meanwhile.
+        WheelError: the file was written to during the context.
     """
     with file.open("rb") as stream:
         before = os.fstat(stream.fileno())
@@ -103,7 +103,7 @@ def opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
         stream.seek(0)
         yield stream, digest
         after = os.fstat(stream.fileno())
-    # ctime can't be put back, as mtime can.
+    # ctime cannot be set back, while mtime can.
     if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
         after.st_size,
         after.st_mtime_ns,
@@ -115,20 +115,20 @@ def opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
 def find_faults(
     file: Path | BinaryIO, name: str | None = None, *, record: bool = True, contents: bool = True
 ) -> list[str]:
-    """What is wrong with a wheel; empty where it is sound.
+    """Check a wheel; return its faults in words, none if the wheel is sound.
 
-    Every entry of its archive stays inside, once, where it can be made, and not in the place of the
-    interpreter; scripts are functions with names; what it unpacks to is bounded. Name, version and
-    tags are those of the file's name. RECORD has all files that there are, and no others, and their
-    contents have the sizes and hashes that it says. What comes first in this list and is wrong
-    hides what comes later.
+    A sound wheel meets these rules, and is checked for them in this order; a fault hides later
+    ones. No path in the archive occurs twice, leads out of the environment, cannot be created, or
+    replaces the interpreter; scripts are functions with valid names; the unpacked size is bounded.
+    Name, version and tags are those of the file name. RECORD lists exactly the files in the
+    archive, with their sizes and hashes.
 
     Args:
-        file: the wheel, by its path or open.
-        name: its file name, where the file does not have that yet, or is open.
-        record: whether RECORD has to be right; if not, the archive's own checksums do.
-        contents: whether all of it is unpacked: some 50 MB of wheel a second, and a hundred times
-            as much without.
+        file: the wheel, as a path or an open file.
+        name: file name of the wheel, if ``file`` is open or has another name.
+        record: check RECORD; otherwise the archive's own checksums are checked.
+        contents: unpack all files, at some 50 MB of wheel a second; without it, a hundred times
+            as much.
     """
     name = name or Path(file.name).name
     try:
@@ -149,10 +149,10 @@ def find_faults(
 
 
 def read_metadata(file: Path) -> bytes:
-    """The bytes of a wheel's METADATA.
+    """Return the bytes of a wheel's METADATA.
 
     Raises:
-        WheelError: there is none that can be read, naming the wheel.
+        WheelError: the wheel has no readable METADATA.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -165,12 +165,12 @@ def read_metadata(file: Path) -> bytes:
 
 
 def parse_metadata(data: bytes) -> email.message.Message:
-    """The headers of METADATA."""
+    """Parse the headers of METADATA."""
     return email.parser.HeaderParser().parsestr(data.decode("utf-8", "replace"))
 
 
 def requirements_of(file: Path) -> list[Requirement]:
-    """What a wheel requires; nothing where its metadata can't be read."""
+    """Return the requirements of a wheel; none if its metadata cannot be read."""
     try:
         headers = parse_metadata(read_metadata(file))
         return [Requirement(value) for value in headers.get_all("Requires-Dist", [])]
@@ -179,7 +179,7 @@ def requirements_of(file: Path) -> list[Requirement]:
 
 
 def _dist_info(archive: zipfile.ZipFile) -> str:
-    # At the top level: packages that come with others inside have more of them further down.
+    # Only at the top level: packages that vendor others have more such directories further down.
     found = {path.partition("/")[0] for path in archive.namelist()}
     found = {top for top in found if top.endswith(".dist-info")}
     if len(found) != 1:
@@ -268,7 +268,7 @@ def _bad_place(path: str) -> Iterator[str]:
 
 
 def _bad_scripts(archive: zipfile.ZipFile, info: str) -> Iterator[str]:
-    """Entry points that no script can be made of, or not the right one."""
+    """Yield faults of entry points that no script, or only a wrong one, can be made of."""
     try:
         text = archive.read(f"{info}/entry_points.txt").decode()
     except KeyError:
@@ -294,13 +294,13 @@ def _bad_scripts(archive: zipfile.ZipFile, info: str) -> Iterator[str]:
 
 
 def find_clashes(wheels: Iterable[Path]) -> list[tuple[Path, str]]:
-    """Wheels that can't be in one environment: one has a file where another has a directory.
+    """Find wheels that exclude each other: one has a file where another has a directory.
 
     Args:
-        wheels: files that can be read.
+        wheels: paths of readable wheels.
 
     Returns:
-        The later wheel of each two, and what is wrong, in words.
+        The later wheel of each pair, and a description of the clash.
     """
     files: dict[str, Path] = {}
     folders: dict[str, Path] = {}
@@ -321,7 +321,7 @@ def find_clashes(wheels: Iterable[Path]) -> list[tuple[Path, str]]:
 
 
 def _placed(path: str) -> str:
-    """Where a file goes: the library is one directory, whatever the scheme says."""
+    """Return the place of a file in an environment: purelib and platlib are one directory."""
     top, _, inside = path.partition("/")
     if not (top.endswith(".data") and "-" in top):
         return path
@@ -333,7 +333,7 @@ def _placed(path: str) -> str:
 
 
 def _other_identity(archive: zipfile.ZipFile, info: str, name: str) -> Iterator[str]:
-    """What contradicts the file's name."""
+    """Yield contradictions between the metadata and the file name."""
     package, version, _, tags = parse_wheel_filename(name)
     metadata = parse_metadata(archive.read(f"{info}/METADATA"))
     its_name, its_version = metadata.get("Name", ""), metadata.get("Version", "")

@@ -1,7 +1,7 @@
 """Build wheels of projects, source distributions and repositories on this machine.
 
-uv builds them in isolation, with the indexes and credentials of its own configuration. What comes
-out goes into the wheelhouse and is asked for by its path; where it is from is written down.
+uv builds them in isolation, with the indexes and credentials of its own configuration. The built
+wheels go into the wheelhouse, are resolved by their paths, and have their origin recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UNNAMED = "wheelmount-unnamed"
 """Stands for the name of a repository's package until that is built."""
 
 CLONE_TIMEOUT = 600.0
-"""Seconds git may take for one repository."""
+"""Seconds that git may take for one repository."""
 
 
 _PROJECT_FILES = ("pyproject.toml", "setup.py")
@@ -57,12 +57,12 @@ _PROJECT_FILES = ("pyproject.toml", "setup.py")
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What came of building.
+    """The result of building sources.
 
     Attributes:
-        wanted: the same requirements with the built wheels, by path, for what had none.
-        asked: the requirements for the manifest: by name and where each is from.
-        origins: where each built wheel is from, by its file name, without credentials.
+        wanted: the requirements, with the paths of the built wheels in place of the sources.
+        asked: the requirements for the manifest: names, with the URLs of their sources.
+        origins: URL or path of the source of each built wheel, by file name, without credentials.
     """
 
     wanted: Wanted
@@ -78,25 +78,25 @@ def build_missing(
     progress: Progress = SILENT,
     pins: Pins | None = None,
 ) -> Built:
-    """Build all that is wanted in source, into a wheelhouse.
+    """Build all required sources into a wheelhouse.
 
-    uv then resolves with wheels alone: it neither runs the code of sources to learn what they
-    need, nor clones repositories by URLs with passwords, which other users would see.
+    uv can then resolve with wheels alone: it neither runs code of sources to learn their
+    requirements, nor clones repositories by URLs with passwords, which other users would see.
 
     Args:
-        wanted: the requirements; nothing is done where none is in source, or for a lock.
-        target: for which the wheels must be.
-        directory: of the wheelhouse.
+        wanted: the requirements; nothing is done if none is a source, or for a lock.
+        target: the target that the wheels must fit.
+        directory: directory of the wheelhouse.
         folder: a private directory for copies of files of requirements, which resolving needs.
-        progress: told of the one step, ``build``.
+        progress: informed of the one step, ``build``.
         pins: hashes that sources are pinned to.
 
     Raises:
-        ResolveError: a source that does not build, or builds a wheel for this machine alone where
-            another is the target.
+        ResolveError: a source does not build, or builds a wheel that fits only this machine, which
+            is not the target.
         SourceError: a repository or source distribution cannot be fetched.
         UnavailableError: git or uv is not installed.
-        WheelError: what was built is not sound.
+        WheelError: a built wheel is not sound.
     """
     sources = [one for one in wanted.requirements if is_source(one)]
     lines = sources_of_files(wanted)
@@ -111,7 +111,7 @@ def build_missing(
     plain = tuple(one for one in wanted.requirements if not is_source(one))
     by_path, asked = list(plain), list(plain)
     overrides = list(wanted.overrides)
-    # What narrows the choice of a source distribution too; sources among that are no bounds.
+    # Constraints also narrow the choice of a source distribution, except those that are sources.
     bounds = replace(
         Wanted(flags=tuple(flag for flag in wanted.flags if flag != NO_DEPS)),
         constraints=wanted.constraints,
@@ -164,9 +164,9 @@ def build_missing(
 
 
 def sources_of_files(wanted: Wanted) -> dict[Line, Requirement]:
-    """Repositories and source distributions that files of requirements name.
+    """Return the repositories and source distributions that files of requirements name.
 
-    Those without a name get ``UNNAMED``. Directories of this machine are not among them.
+    Sources whose package is not named get ``UNNAMED``. Local directories are left out.
     """
     found = {}
     for line in read_lines((*wanted.plain_files, *wanted.override_files)):
@@ -212,7 +212,7 @@ def _bring(
 
 
 def _compared(path: Path, name: str, pins: Pins) -> Path:
-    """A project or source distribution of this machine, if it is not pinned to another hash."""
+    """Check a local project or source distribution against its pins; return its path."""
     if path.is_dir():
         _refuse_open(str(path), pins)
     elif path.is_file():
@@ -244,7 +244,7 @@ def _download(
     from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
 
     lines = ["--no-deps", "--format", "pylock.toml", *options]
-    # uv is told what it would run the code of the source for.
+    # Give uv the metadata, so that it does not run code of the source to get them.
     told: dict[str, object] = {"name": one.name, "requires-dist": []}
     if one.url:
         told["version"] = "0"
@@ -265,17 +265,17 @@ def _download(
 
 
 def clone(url: str, folder: Path) -> tuple[Path, str]:
-    """A repository at the revision that ``git+URL@REVISION#subdirectory=PATH`` names.
+    """Clone a repository at a revision.
 
     Args:
-        url: of this form.
-        folder: where to; made.
+        url: URL of the form ``git+URL@REVISION#subdirectory=PATH``.
+        folder: directory for the clone; made.
 
     Returns:
-        The directory of the project in it, and the same URL with the commit, without credentials.
+        The directory of the project, and the URL with the commit and without credentials.
 
     Raises:
-        SourceError: it cannot be fetched, or has no such revision or directory.
+        SourceError: the repository cannot be fetched, or has no such revision or directory.
         UnavailableError: git is not installed.
     """
     parts = urlsplit(url.removeprefix("git+"))
@@ -298,12 +298,12 @@ def clone(url: str, folder: Path) -> tuple[Path, str]:
 
 
 def _apart(url: str) -> tuple[str, dict[str, str]]:
-    """A repository's URL without user and password, and variables by which git has them.
+    """Split a repository's URL from its user and password, which git gets by environment variables.
 
-    Other users see the arguments of a process, and not its environment.
+    Other users can see the arguments of a process, but not its environment.
     """
     parts = urlsplit(url)
-    environment = {"GIT_TERMINAL_PROMPT": "0"}  # or it asks, and waits for an answer
+    environment = {"GIT_TERMINAL_PROMPT": "0"}  # otherwise git prompts, and waits
     if parts.scheme not in ("http", "https") or parts.username is None:
         return url, environment
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2])
@@ -337,7 +337,7 @@ def _git(environment: Mapping[str, str], *arguments: str) -> str:
 
 
 def keep(wheel: Path, directory: Path, progress: Progress) -> Path:
-    """Move a wheel that was built into a wheelhouse, whole or not at all; its path there."""
+    """Move a built wheel into a wheelhouse, atomically; return its path there."""
     kept = directory / wheel.name
     with locked(directory, progress):
         part = kept.with_name(f"{kept.name}.part")
@@ -355,20 +355,20 @@ def build(
     *,
     own: bool = False,
 ) -> Path:
-    """Build a project or source distribution; the wheel in ``output``, which is made.
+    """Build the wheel of a project or source distribution; return its path.
 
     Args:
-        source: the source to build.
-        target: for which the wheel must be.
-        output: where to.
-        progress: told where strangers' code runs as this user.
-        own: whether it is this user's own code; that of others runs in a sandbox, if there is one.
+        source: directory or archive of the source.
+        target: the target that the wheel must fit.
+        output: directory for the wheel; made.
+        progress: warned when strangers' code runs as this user.
+        own: whether the code is this user's own; other code runs in a sandbox if there is one.
 
     Raises:
-        ResolveError: it does not build, or builds a wheel for this machine alone where another is
+        ResolveError: the source does not build, or its wheel fits only this machine, which is not
             the target.
-        SourceError: there is no project.
-        WheelError: what was built is not sound.
+        SourceError: the source does not exist or is not a project.
+        WheelError: the built wheel is not sound.
     """
     if not source.exists():
         raise SourceError(f"{source} does not exist", hint="check the path")
@@ -395,7 +395,9 @@ def build(
         )
     (wheel,) = found
     if faults := find_faults(wheel):
-        raise WheelError(f"{wheel.name} was built and is not sound: {faults[0]}", hint="mend it")
+        raise WheelError(
+            f"{wheel.name} was built and is not sound: {faults[0]}", hint="fix its project"
+        )
     tags = parse_wheel_filename(wheel.name)[3]
     anywhere = all(tag.platform == "any" for tag in tags)
     if not tags & frozenset(target.tags()) or not (anywhere or target == Target.here()):

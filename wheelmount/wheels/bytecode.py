@@ -1,4 +1,4 @@
-"""Bytecode for a target, made on this machine where it has the target's Python."""
+"""Compile bytecode for a target, on a machine that has the target's Python."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OLDEST = 9
 
 _QUESTION = "import sys; print(sys.implementation.name, sys.implementation.cache_tag)"
 
-# By times and not by hashes: who edits a file of an environment wants to see it run.
+# Invalidated by times, not by hashes: an edited file of an environment must take effect.
 _PROGRAM = """
 import functools, json, os, sys
 from compileall import compile_file
@@ -58,7 +58,7 @@ class Compiler:
 
     Attributes:
         python: the interpreter.
-        tag: what its bytecode is called, such as ``cpython-311`` (PEP 3147).
+        tag: tag in the names of its bytecode files, such as ``cpython-311`` (PEP 3147).
     """
 
     python: str
@@ -66,7 +66,7 @@ class Compiler:
 
     @classmethod
     def find(cls, target: Target) -> Compiler | None:
-        """The interpreter of a target on this machine; None where there is none on ``PATH``."""
+        """Find an interpreter for a target on ``PATH``; return None if there is none."""
         release = target.minor_release
         major, minor = release.split(".")
         if target.implementation != "cpython" or target.free_threaded or int(minor) < _OLDEST:
@@ -78,7 +78,7 @@ class Compiler:
         return None
 
     def path(self, source: str) -> str:
-        """Where the bytecode of a source is, relative like that one."""
+        """Return the path of a source's bytecode, relative to the same directory."""
         folder, name = posixpath.split(source)
         return posixpath.join(folder, "__pycache__", f"{name.removesuffix('.py')}.{self.tag}.pyc")
 
@@ -86,8 +86,8 @@ class Compiler:
         """Compile sources to bytecode beside them; sources that do not compile are skipped.
 
         Args:
-            sources: by directory, paths relative to it, by which tracebacks then name them.
-            task: told of each file.
+            sources: for each directory, paths relative to it; tracebacks show these paths.
+            task: informed of each file.
 
         Raises:
             UnavailableError: the interpreter gave up, or took longer than ``TIMEOUT``.
@@ -100,7 +100,7 @@ class Compiler:
             stderr=subprocess.DEVNULL,
             text=True,
             env=variables.for_programs(),
-            start_new_session=True,  # a group, to be ended with all its workers
+            start_new_session=True,  # a process group, so that all workers can be ended
         )
         timer = threading.Timer(TIMEOUT, _end_group, (process.pid,))
         timer.start()
@@ -111,10 +111,10 @@ class Compiler:
                 for _ in process.stdout or ():
                     task.advance(1)
         except BrokenPipeError:
-            pass  # it ended: its exit code says so
+            pass  # the process ended; its exit code tells how
         finally:
             timer.cancel()
-            _end_group(process.pid)  # its workers would wait for one that was killed
+            _end_group(process.pid)  # its workers would wait for a killed worker
         if process.returncode:
             raise UnavailableError(
                 f"{self.python} ended with {process.returncode} while it compiled",

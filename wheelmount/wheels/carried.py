@@ -1,4 +1,4 @@
-"""Interpreters that environments bring along, so that hosts need none: uv's managed Pythons."""
+"""Put an interpreter into an environment, so that hosts need none: uv's managed Pythons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wheelmount.wheels.linktree import link
 from wheelmount.wheels.target import Target
 
 TIMEOUT = 600.0
-"""Seconds in which uv downloads a Python."""
+"""Seconds that uv may take to download a Python."""
 
 _QUESTION = """
 import sys
@@ -30,12 +30,12 @@ _LEFT_OUT = shutil.ignore_patterns("site-packages", "test", "*.a")
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A Python that works wherever its directory is.
+    """A relocatable Python: it works at any path.
 
     Attributes:
         version: ``3.12``; ``3.14t`` of a free-threaded build.
-        full: with its patch level.
-        prefix: the directory that it is all in.
+        full: version with the patch level.
+        prefix: the directory that holds all of it.
     """
 
     version: str
@@ -43,18 +43,18 @@ class Carried:
     prefix: Path
 
     def target(self, hosts: Target) -> Target:
-        """What wheels for it are for, on the platform of hosts."""
+        """Return the target of this Python on the platform of hosts."""
         return Target(self.version, hosts.platform)
 
     def compiler(self) -> Compiler | None:
-        """The compiler of its bytecode."""
+        """Return the compiler of its bytecode, if this machine can run it."""
         if self.version.endswith("t"):
             return None
         tag = f"cpython-{self.version.replace('.', '')}"
         return Compiler(str(self.prefix / "bin" / f"python{self.version}"), tag)
 
     def place(self, folder: Path) -> None:
-        """Bring it into a directory, by second names of its files where there can be some."""
+        """Place its files in a directory, by hardlinks where possible, otherwise as copies."""
         shutil.copytree(
             self.prefix,
             folder,
@@ -66,11 +66,11 @@ class Carried:
 
 
 def find(wanted: str) -> Carried:
-    """A Python by its version or path; uv downloads one of a version that is not there.
+    """Find a relocatable Python by version or path; uv downloads a missing version.
 
     Raises:
-        InputError: one that is part of the system, or is not CPython.
-        UnavailableError: there is none, and none can be downloaded.
+        InputError: the Python is part of the system, or is not CPython.
+        UnavailableError: there is no such Python, and it cannot be downloaded.
     """
     path = str(Path(wanted).absolute()) if "/" in wanted else _managed(wanted)
     try:

@@ -1,4 +1,4 @@
-"""``uv pip compile``, ``export`` and ``build`` as functions: bounded, their failures sorted."""
+"""Run ``uv pip compile``, ``export`` and ``build`` with bounds, and classify their failures."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
 TIMEOUT = 600.0
-"""Seconds one resolution may take; a hard one takes tens, a slow index minutes."""
+"""Seconds that one resolution may take; a hard one takes tens, a slow index minutes."""
 
 
 MOST = 64 << 20
-"""Bytes that uv may print; a lock has some hundred for each file of a package."""
+"""Most bytes that uv may print; a lock has some hundred bytes for each file of a package."""
 
 
 class Kind(enum.Enum):
-    """What went wrong, as far as the caller treats it differently."""
+    """Kinds of failures that callers treat differently."""
 
     UNKNOWN_PACKAGE = enum.auto()
     NO_SOURCE_BUILD = enum.auto()  # there is a source distribution and no wheel at all
     NO_FITTING_WHEEL = enum.auto()  # there are wheels, for other Pythons or platforms
-    DENIED = enum.auto()  # the index wants credentials, or other ones
+    DENIED = enum.auto()  # the index requires credentials, or other credentials
     NO_NETWORK = enum.auto()
-    GONE = enum.auto()  # a URL that the server knows nothing of
+    GONE = enum.auto()  # the server does not know the URL
     BAD_FILE = enum.auto()
     BAD_WHEEL = enum.auto()
-    NO_EXTRA = enum.auto()  # or group: the project has none of that name
-    NO_VERSION = enum.auto()  # there is the package, and not in that version
+    NO_EXTRA = enum.auto()  # the project has no extra or group of that name
+    NO_VERSION = enum.auto()  # the package exists, but not in that version
     CONFLICT = enum.auto()
 
 
@@ -51,10 +51,10 @@ class Failure:
     """Why uv found no solution.
 
     Attributes:
-        kind: which of the cases above.
-        subject: the package, URL or file it is about; empty where uv names none.
-        reason: uv's own words: a conflict in its lines, all else in one.
-        hint: uv's own hint in one line, empty where it has none or one about its options.
+        kind: the kind of failure.
+        subject: the package, URL or file that failed; empty if uv names none.
+        reason: uv's message: several lines for a conflict, otherwise one line.
+        hint: uv's hint in one line; empty if there is none, or it is about uv's options.
     """
 
     kind: Kind
@@ -111,22 +111,22 @@ def compile_requirements(
     wheels_only: bool = True,
     warn: Callable[[str], object] | None = None,
 ) -> str | Failure:
-    """Resolve for a target; return uv's output, or why there is no solution.
+    """Resolve requirements for a target; return uv's output, or a failure.
 
     Args:
         wanted: the requirements; no lock.
-        target: for which to resolve.
-        options: further options of ``uv pip compile``, such as the format and where it goes.
-        environ: the whole environment of uv. Files it makes are the caller's alone to read: they
-            may have credentials.
-        wheels_only: whether source distributions do not count.
-        warn: called with each of uv's warnings, in one line; default none.
+        target: the target to resolve for.
+        options: further options of ``uv pip compile``, such as the format and the output file.
+        environ: the whole environment of uv. Only this user may read the files that uv makes,
+            because they may contain credentials.
+        wheels_only: ignore source distributions.
+        warn: called with each of uv's warnings, as one line; by default warnings are dropped.
 
     Raises:
         UnavailableError: uv is not installed.
-        WaitError: no answer within ``TIMEOUT``.
+        WaitError: uv did not end within ``TIMEOUT``.
     """
-    # Always an interpreter that exists, or uv looks for one of the target's version: seconds.
+    # Always give an existing interpreter; otherwise uv searches for one, which takes seconds.
     with interpreter(target) as python, _written(wanted.overrides) as overrides:
         command = [
             *("pip", "compile", "--no-header", "--python", python),
@@ -139,13 +139,13 @@ def compile_requirements(
         ]
         if wanted.requirements:
             command.append("-")
-        # Parsed requirements, on standard input: none can be read as an option.
+        # Pass parsed requirements on standard input, where none can be taken for an option.
         return _run(command, environ, _lines(wanted.requirements), warn)
 
 
 @contextlib.contextmanager
 def _written(requirements: Sequence[Requirement]) -> Iterator[str]:
-    """A file of requirements, for as long as it is needed; no path where there are none."""
+    """Write requirements to a temporary file for the context; yield no path if there are none."""
     if not requirements:
         yield ""
         return
@@ -160,11 +160,11 @@ def _lines(requirements: Sequence[Requirement]) -> str:
 
 
 def export_lock(file: Path, wanted: Wanted) -> str | Failure:
-    """A ``uv.lock`` as ``pylock.toml``, less the project it is of; or why it can't be had.
+    """Convert a ``uv.lock`` to ``pylock.toml``, without its own project; return it or a failure.
 
     Raises:
         UnavailableError: uv is not installed.
-        WaitError: no answer within ``TIMEOUT``.
+        WaitError: uv did not end within ``TIMEOUT``.
     """
     command = [
         *("export", "--quiet", "--no-header", "--frozen", "--no-emit-project"),
@@ -187,19 +187,19 @@ def build_wheel(
     """Build a project or source distribution in isolation.
 
     Args:
-        source: its directory or archive.
+        source: directory or archive of the source.
         output: directory for the wheel; made.
-        python: the interpreter to build with.
-        options: further ones of ``uv build``.
-        prefix: makes of the command the one that is run: that in a sandbox.
-        environ: the whole environment.
+        python: path of the interpreter to build with.
+        options: further options of ``uv build``.
+        prefix: converts the command to the command that is run, for example in a sandbox.
+        environ: the whole environment of uv.
 
     Returns:
-        Why it does not build, in one line; empty where it does.
+        The reason of a failure, in one line; empty on success.
 
     Raises:
         UnavailableError: uv is not installed.
-        WaitError: no end within ``TIMEOUT``.
+        WaitError: the build did not end within ``TIMEOUT``.
     """
     command = ["build", "--quiet", "--wheel", "--out-dir", str(output), "--python", python]
     command += options
@@ -270,7 +270,7 @@ def _one_line(text: str) -> str:
 
 
 def _lines_of(text: str) -> str:
-    """The same with the lines that are sentences of their own, as uv tells a conflict."""
+    """Join broken lines, but keep the lines that are sentences, as in uv's report of a conflict."""
     lines = re.sub(r"\n\s*And because", "\0And because", text.replace("│", " "))
     return "\n  ".join(map(_one_line, lines.split("\0")))
 

@@ -1,7 +1,7 @@
 """Build untrusted sources: download what the build needs, then run its code in a sandbox.
 
-A build may ask for more when it runs (``get_requires_for_build_wheel``). It then fails for want of
-that, which is brought, and it runs again: at no time has its code a network.
+A build may require more packages when it runs (``get_requires_for_build_wheel``). It then fails for
+lack of them; they are downloaded, and the build runs again. Its code never has a network.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ else:
     import tomli as tomllib
 
 _ROUNDS = 8
-"""How often a build may ask for more."""
+"""Most times that a build may require more packages."""
 
 _LEGACY = ["setuptools>=40.8", "wheel"]
-"""What a project without ``[build-system]`` is built with (PEP 517)."""
+"""Build requirements of a project without ``[build-system]`` (PEP 517)."""
 
 
 def build_confined(source: Path, output: Path) -> str:
     """Build a project or source distribution without a network, and without the user's files.
 
     Args:
-        source: its directory or archive; it is copied.
-        output: directory for the wheel; made. Its parent is private, and gone afterwards.
+        source: directory or archive of the source; a copy is built.
+        output: directory for the wheel; made. Its parent must be a private temporary directory.
 
     Returns:
-        Why it does not build, in one line; empty where it does.
+        The reason of a failure, in one line; empty on success.
 
     Raises:
-        WheelmountError: what it is built with can't be had.
+        WheelmountError: a build requirement cannot be downloaded.
     """
     place, needs = output.with_name("place"), output.with_name("needs")
     made = place / "made"
@@ -59,7 +59,7 @@ def build_confined(source: Path, output: Path) -> str:
     else:
         shutil.copy(source, inner)
     program = uv.find_uv_bin()
-    # Downloads go to a place that the build can only read; they are made as this user.
+    # This user downloads requirements into a directory that the build can only read.
     keep = [program, sys.prefix, sys.base_prefix, str(Path(__file__).parent), str(needs)]
     options = ["--offline", "--no-index", "--find-links", str(needs), "--no-config", "--no-cache"]
     wanted = _required(source)
@@ -101,13 +101,13 @@ def _bring(wanted: list[str], needs: Path) -> None:
 
 
 def _required(source: Path) -> list[str]:
-    """What ``pyproject.toml`` says that a project is built with."""
+    """Return the build requirements in a project's ``pyproject.toml``."""
     try:
         table: dict[str, Any] = tomllib.loads(_pyproject(source))
         system = table.get("build-system", {})
         return [str(one) for one in system.get("requires", _LEGACY)]
     except (ValueError, TypeError, AttributeError):
-        return list(_LEGACY)  # the build says what is wrong with it
+        return list(_LEGACY)  # the build reports the fault
 
 
 def _pyproject(source: Path) -> str:
@@ -133,7 +133,7 @@ def _is_top(name: str) -> bool:
 
 
 def _hand_over(place: Path) -> None:
-    """Give a directory to the user that the build runs as."""
+    """Change the owner of a directory to the user that the build runs as."""
     if os.getuid() != 0:
         return
     for path in (place, *place.rglob("*")):

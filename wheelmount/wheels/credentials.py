@@ -1,4 +1,4 @@
-"""Credentials for downloads. uv writes none into a lock, so they are found where uv found them."""
+"""Find credentials for downloads, in the same places as uv, which writes none into a lock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wheelmount.wheels import uvsettings
 from wheelmount.wheels.reqfile import read_lines
 
 KEYRING_TIMEOUT = 30.0
-"""Seconds in which ``keyring`` answers."""
+"""Seconds that ``keyring`` may take to answer."""
 
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 _INDEX_OPTIONS = ("--index-url", "--extra-index-url", "--find-links")
@@ -38,14 +38,14 @@ class _Index:
 
 
 class IndexAuth:
-    """Basic authentication as uv has it: of URLs, variables, files, netrc and keyring.
+    """Basic authentication from uv's sources: URLs, variables, files, netrc and keyring.
 
     Args:
-        environ: where ``UV_*`` and ``NETRC`` are looked up.
-        files: of requirements, whose ``--index-url`` and so on may have credentials.
+        environ: environment with ``UV_*`` and ``NETRC``.
+        files: files of requirements, whose ``--index-url`` and so on may contain credentials.
 
     Raises:
-        ConfigError: a netrc file that can't be parsed.
+        ConfigError: a netrc file cannot be parsed.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, files: Iterable[Path] = ()) -> None:
@@ -60,15 +60,15 @@ class IndexAuth:
             raise ConfigError(f"{file}: {error}", hint="fix the syntax of the file") from None
 
     def of(self, index: str = "") -> httpx.Auth:
-        """The authentication of a file.
+        """Return the authentication for downloads of files.
 
         Args:
-            index: URL of the index that it is from, as a lock has it; empty where it has none.
+            index: URL of the files' index, as in a lock; empty if the lock has none.
         """
         return _Auth(self, index)
 
     def candidates(self, url: httpx.URL, index: str) -> Iterator[tuple[str, str]]:
-        """Users and passwords for a URL, the likeliest first; never those of another origin."""
+        """Yield users and passwords for a URL, the likeliest first, none of another origin."""
         if url.username or url.password:
             yield url.username, url.password
         near = [one for one in self._indexes if _origin(one.url) == _origin(str(url))]
@@ -88,7 +88,7 @@ class IndexAuth:
                     yield found
 
     def _ask(self, url: str, host: str, user: str) -> tuple[str, str] | None:
-        """What the keyring has for an index, or for its host."""
+        """Look up user and password of an index, or of its host, in the keyring."""
         if not self._keyring:
             return None
         with self._lock:
@@ -123,7 +123,7 @@ def _indexes(environ: Mapping[str, str], files: Iterable[Path]) -> Iterator[_Ind
         try:
             parts = urlsplit(url)
         except ValueError:
-            continue  # uv says what is wrong with it
+            continue  # uv reports the fault
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
         if name:
             prefix = "UV_INDEX_" + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
@@ -134,7 +134,7 @@ def _indexes(environ: Mapping[str, str], files: Iterable[Path]) -> Iterator[_Ind
 
 
 def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Name (or nothing) and URL of each index in ``[NAME=]URL`` lists."""
+    """Yield name (maybe empty) and URL of each index in the variables' ``[NAME=]URL`` lists."""
     for variable in (*_INDEX_VARIABLES, "UV_FIND_LINKS"):
         for entry in re.split(r"[\s,]+", environ.get(variable, "")):
             found = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", entry)
@@ -143,7 +143,7 @@ def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _of_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The same of uv's configuration, in the order in which it counts."""
+    """Yield name (maybe empty) and URL of each index in uv's configuration files, by precedence."""
     for table in uvsettings.tables(environ):
         for settings in (table, table.get("pip", {})):
             for index in settings.get("index", ()):
@@ -157,7 +157,7 @@ def _of_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _keyring(place: str, user: str) -> tuple[str, str] | None:
-    """What ``keyring`` says, as uv asks it."""
+    """Run ``keyring`` as uv does; return user and password."""
     command = ["keyring", "get", place, user]
     if not user:
         command = ["keyring", "--mode", "creds", "get", place]
@@ -172,7 +172,7 @@ def _keyring(place: str, user: str) -> tuple[str, str] | None:
 
 
 def _nearness(index: str, url: str) -> int:
-    """How many parts of their paths an index and a file have in common, from the left."""
+    """Count the leading path components that the URLs of an index and a file have in common."""
     ones, others = (urlsplit(one).path.strip("/").split("/") for one in (index, url))
     common = 0
     for one, other in zip(ones, others, strict=False):

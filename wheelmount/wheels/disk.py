@@ -1,4 +1,4 @@
-"""Errors of the disk, as this package's own."""
+"""Convert file system errors to wheelmount's errors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from wheelmount.errors import SourceError, StoreError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Codes of errors where no room is left."""
+"""Error numbers that mean that no space is left."""
 
 
 @contextmanager
 def disk_errors(directory: Path) -> Iterator[None]:
-    """Turn errors of the file system into our own, naming the directory."""
+    """Convert file system errors in the context to errors that name the directory."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Download the wheels of a lock into a flat directory; keep those that are there."""
+"""Download the missing wheels of a lock into a flat directory."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ LOCK_NAME = ".wheelmount.lock"
 
 @dataclass(frozen=True, slots=True)
 class DownloadReport:
-    """What a download came to.
+    """The result of a download.
 
     Attributes:
         wheels: file names of all wheels chosen for the target, in the lock's order.
-        fetched: those of them that were not there before.
-        size: bytes of all of them.
-        fetched_size: bytes of those fetched.
-        seconds: from beginning to end.
-        requests: paths in the directory of files of requirements with all of them, one a target.
+        fetched: file names of the wheels that were missing before.
+        size: bytes of all wheels.
+        fetched_size: bytes of the fetched wheels.
+        seconds: duration of the download.
+        requests: relative paths of files of requirements that pin all wheels, one for each target.
     """
 
     wheels: tuple[str, ...]
@@ -55,7 +55,7 @@ class DownloadReport:
 
     @classmethod
     def together(cls, reports: Sequence[DownloadReport], seconds: float) -> DownloadReport:
-        """Several as one; a wheel that serves several targets is counted by each."""
+        """Combine several reports; a wheel for several targets is counted for each of them."""
         return cls(
             tuple(dict.fromkeys(name for report in reports for name in report.wheels)),
             tuple(dict.fromkeys(name for report in reports for name in report.fetched)),
@@ -75,29 +75,28 @@ def download(
     jobs: int = 8,
     trusted: Iterable[str] = (),
 ) -> DownloadReport:
-    """Bring the wheels that a lock has for a target into a directory.
+    """Download the wheels that a lock has for a target into a directory.
 
-    A wheel gets its name once it has the right hash and a sound form; the manifest remembers that.
-    One that is there stays. That it still has its hash is taken from its size and mtime, so that a
-    second run does not read gigabytes again; ``Wheelhouse.check`` does. While a wheel arrives it is
-    ``NAME.part``, and a later run goes on from there. Any number of processes may download into one
-    directory; they take turns.
+    A wheel gets its name once its hash is right and its form is sound, which the manifest records.
+    A wheel that is there already is kept: its hash is assumed to be right if its size and mtime are
+    those of the manifest, so that a second run does not read gigabytes again
+    (``Wheelhouse.check`` does). A partial wheel is named ``NAME.part``, and a later run resumes it.
+    Any number of processes may download into one directory; a lock admits one after the other.
 
     Args:
-        lock: a validated lock; relative paths in it count from ``directory``.
-        directory: made if it is not there.
-        target: which wheel of each package is wanted.
-        progress: told of the one step, ``download``, in bytes.
-        jobs: wheels fetched at the same time.
-        trusted: packages whose wheels may have a wrong RECORD, besides those of the manifest.
+        lock: a validated lock; relative paths in it start at ``directory``.
+        directory: directory for the wheels; made if it is missing.
+        target: the target that selects the wheel of each package.
+        progress: informed of the one step, ``download``, in bytes.
+        jobs: number of wheels fetched at the same time.
+        trusted: packages whose wheels may have a wrong RECORD, besides those in the manifest.
 
     Raises:
         InputError: ``jobs`` is below 1.
         ResolveError: a package has no wheel for the target.
-        WheelError: a wheel with a bad name, whose bytes are not those of the lock, or that is not
-            sound.
-        TransferError: a wheel that did not arrive after several tries.
-        SourceError: the directory can't be written, or a ``file://`` source is missing.
+        WheelError: a wheel has a bad name, another hash than the lock says, or is not sound.
+        TransferError: a wheel did not arrive after several tries.
+        SourceError: the directory cannot be written, or a ``file://`` source is missing.
         StoreError: no space is left.
         WaitError: another download into the directory did not end.
     """
@@ -117,7 +116,7 @@ def fill(
     trusted: Iterable[str],
     auth: IndexAuth | None = None,
 ) -> DownloadReport:
-    """``download`` for who holds the directory's lock, see there."""
+    """Download as ``download`` does; the caller must hold the directory's lock."""
     from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
 
     started = time.monotonic()
@@ -174,7 +173,7 @@ def _clear(directory: Path) -> None:
 
 
 def pending(place: Path) -> Path:
-    """A lock that is being made by the owner of a scratch directory in the wheelhouse.
+    """Return the path for a lock file while it is made by the owner of a scratch directory.
 
     It lies beside its final name because relative paths in a lock count from there.
     """
@@ -204,11 +203,11 @@ def _refuse_clashes(wheels: Sequence[Path]) -> None:
 
 @contextmanager
 def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
-    """Hold the right to change a wheelhouse, which is made if it is not there.
+    """Hold the lock of a wheelhouse, which is made if it is missing.
 
     Raises:
-        SourceError: the directory can't be made or written.
-        WaitError: another process held it for ``LOCK_TIMEOUT``.
+        SourceError: the directory cannot be made or written.
+        WaitError: another process held the lock for ``LOCK_TIMEOUT``.
     """
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -233,7 +232,7 @@ def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
 
 
 def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:
-    """Whether the wheel is in the directory whole; remembered in the manifest if so."""
+    """Return whether the directory has the whole wheel, and record it in the manifest if so."""
     file = directory / wheel.filename
     if not file.is_file():
         return False

@@ -1,4 +1,4 @@
-"""Files by their hashes into a directory: in parallel, hashed on the way, resumed where cut off."""
+"""Fetch files into a directory: in parallel, checked by their hashes, resumed where cut off."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from wheelmount.wheels.lockfile import Wheel
 from wheelmount.wheels.refusals import refuse_unpinned, refuse_unsound
 
 ATTEMPTS = 6
-"""Tries of one wheel, each continuing where the last one was cut off."""
+"""Tries for one wheel; each resumes where the last one was cut off."""
 
 LONGEST_PAUSE = 8.0
-"""Seconds, at most, between two tries."""
+"""Most seconds between two tries."""
 
 STALL = 20.0
 """Seconds without a byte after which a connection counts as lost."""
@@ -43,7 +43,7 @@ class _StopError(Exception):
 
 
 class _AgainError(Exception):
-    """A continued download that a new try from the first byte may mend."""
+    """A resumed download failed; a new try from the first byte may succeed."""
 
 
 def fetch(
@@ -60,19 +60,19 @@ def fetch(
 
     Args:
         wheels: the files to fetch; source distributions too.
-        directory: where to; relative paths of sources count from there.
-        task: told of bytes.
-        jobs: files fetched at the same time.
+        directory: directory for the files; relative paths of sources start there.
+        task: informed of bytes.
+        jobs: number of files fetched at the same time.
         trusted: packages whose wheels may have a wrong RECORD.
-        arrived: told of each file that is there, in this thread.
-        auth: credentials; default those of uv's settings.
+        arrived: called with each complete file, in this thread.
+        auth: credentials; by default those of uv's settings.
 
     Raises:
-        WheelError: bytes that are not those of the hash, or a wheel of unsound form.
-        TransferError: a file that did not arrive after several tries.
-        SourceError: the directory can't be written, or a ``file://`` source is missing.
+        WheelError: a file has another hash, or a wheel is not sound.
+        TransferError: a file did not arrive after several tries.
+        SourceError: the directory cannot be written, or a ``file://`` source is missing.
         StoreError: no space is left.
-        UnavailableError: proxies or certificates of the environment that can't be used.
+        UnavailableError: proxies or certificates of the environment cannot be used.
     """
     if not wheels:
         return
@@ -99,12 +99,12 @@ class _Total:
         self._done: dict[str, int] = {}
 
     def at(self, wheel: Wheel, size: int | None, done: int) -> None:
-        """Say how big a wheel is, and how much of it is there."""
+        """Set the size of a wheel, and the bytes that have arrived."""
         with self._lock:
             if size is not None and self._sizes.get(wheel.filename) != size:
                 self._sizes[wheel.filename] = size
                 self._task.total(sum(self._sizes.values()))
-            # What a try that began again had done counts once: a bar never runs backwards.
+            # Bytes of a try that started over count once, so that a bar never runs backwards.
             more = done - self._done.get(wheel.filename, 0)
             if more > 0:
                 self._done[wheel.filename] = done
@@ -146,7 +146,7 @@ class _Fetch:
             except (httpx.HTTPError, httpx.InvalidURL, _AgainError) as error:
                 reason = str(error) or type(error).__name__
             except OSError as error:
-                if error.errno in FULL:  # a part that cannot be finished blocks later runs
+                if error.errno in FULL:  # a partial file that cannot be completed blocks later runs
                     (self._directory / f"{wheel.filename}.part").unlink(missing_ok=True)
                 raise
             else:
@@ -157,7 +157,7 @@ class _Fetch:
         )
 
     def end(self) -> None:
-        """Make every call end soon, those too that wait for a server that has gone quiet."""
+        """Make every call end soon, also calls that wait for a silent server."""
         self._stop.set()
         for connection in tuple(self._sockets):
             with suppress(OSError):
@@ -168,7 +168,7 @@ class _Fetch:
         if self._stop.is_set():
             raise _StopError
         part = self._directory / f"{wheel.filename}.part"
-        if part.is_symlink():  # where others may write it may be theirs, and lead anywhere
+        if part.is_symlink():  # another user may have put a link here
             part.unlink()
         local = _local_path(wheel.source, self._directory)
         if local is not None:
@@ -181,7 +181,7 @@ class _Fetch:
             digest = self._request(wheel, part, resumed)
         if digest != wheel.sha256:
             part.unlink()
-            if resumed:  # it may have been the beginning of other bytes: once more, all of it
+            if resumed:  # the partial file may be of another file: start over
                 raise _AgainError("the server sends other bytes than before")
             raise WheelError(
                 f"{wheel.filename} has the sha256 {digest}, and the lock says {wheel.sha256}",
@@ -202,7 +202,7 @@ class _Fetch:
             # RFC 9110: 416 where the server has no byte after ours, 206 where it goes on from
             # there, 200 where it can't and sends the whole.
             if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-                # Either all of it is here, cut off just before it got its name, or it is garbage.
+                # The partial file is complete and only lacks its name, or it is garbage.
                 return hash_file(part)
             response.raise_for_status()
             if response.status_code != httpx.codes.PARTIAL_CONTENT:
@@ -222,7 +222,7 @@ class _Fetch:
     def _write(
         self, wheel: Wheel, chunks: Iterable[bytes], part: Path, have: int, size: int | None
     ) -> str:
-        """Add chunks to the first ``have`` bytes of ``part``; the SHA-256 of the whole."""
+        """Append chunks to the first ``have`` bytes of ``part``; return the SHA-256 of all."""
         digest = hashlib.sha256()
         with open(part, "r+b" if have else "wb", opener=_open_no_link) as stream:
             while stream.tell() < have:
@@ -247,7 +247,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _local_path(source: str, directory: Path) -> Path | None:
-    """The file that a source names; None where it is a URL of a server."""
+    """Return the local path of a source; None if the source is a URL of a server."""
     scheme = source.partition("://")[0] if "://" in source else ""
     if scheme == "file":
         return Path(url2pathname(urlsplit(source).path))
@@ -255,10 +255,10 @@ def _local_path(source: str, directory: Path) -> Path | None:
 
 
 def connect(jobs: int) -> httpx.Client:
-    """A client with proxies and certificates as uv has them.
+    """Return an HTTP client with uv's proxies and certificates.
 
     Raises:
-        UnavailableError: those of the environment can't be used.
+        UnavailableError: proxies or certificates of the environment cannot be used.
     """
     # One connection for each job, so that no request waits for one and times out.
     limits = httpx.Limits(max_connections=jobs)
@@ -272,7 +272,7 @@ def connect(jobs: int) -> httpx.Client:
                 f"https://{host}": httpx.HTTPTransport(verify=False, limits=limits)
                 for host in uvsettings.insecure_hosts()
             },
-            # A wheel is compressed already, and bytes compressed on the way can't be resumed.
+            # A wheel is compressed already, and a compressed response cannot be resumed.
             headers={"Accept-Encoding": "identity"},
         )
     except (ImportError, ValueError, OSError) as error:
@@ -283,7 +283,7 @@ def connect(jobs: int) -> httpx.Client:
 
 
 def _certificates() -> ssl.SSLContext:
-    """Whom to believe, as uv does: the environment's authorities, the system's, or its own."""
+    """Return the trusted authorities, as in uv: the environment's, the system's, or httpx's own."""
     system = uvsettings.flag("native-tls") or uvsettings.flag("system-certs")
     context = ssl.create_default_context() if system else httpx.create_ssl_context()
     if certificate := os.environ.get("SSL_CLIENT_CERT"):
