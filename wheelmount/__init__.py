@@ -13,7 +13,7 @@ __all__ = ["Cluster", "RemoteMount", "__version__", "remotemount"]
 
 
 def __getattr__(name: str) -> Any:
-    # Only when asked for: a serving process does without, and is up twice as fast.
+    # Imported on first use: a serving process does not need it, and starts twice as fast without.
     if name in ("RemoteMount", "remotemount"):
         from wheelmount.mount.client import remote
 

@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from wheelmount import variables
 
 WORDS = 128 << 10
-"""Bytes that are kept of what a program says to people: half from the start, half from the end."""
+"""Bytes kept of a program's messages: half from the start, half from the end."""
 
 _PIECE = 64 << 10
 _WRITTEN = 512
-"""Bytes for which a pipe that can be written to has room: select(2)."""
+"""Bytes that a pipe accepts without blocking once it is writable: select(2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of a program.
+    """The result of a program.
 
     Attributes:
-        code: its exit code; the negative number of the signal that ended it.
-        stdout: its standard output, as far as that was kept.
-        stderr: its standard error, likewise.
-        whole: whether all of ``stdout`` was kept.
+        code: exit code, or the negative number of the signal that ended the program.
+        stdout: the kept part of its standard output.
+        stderr: the kept part of its standard error.
+        whole: whether ``stdout`` is the whole output.
     """
 
     code: int
@@ -46,20 +46,20 @@ def run(
     most: int = WORDS,
     umask: int = -1,
 ) -> Done:
-    """Run a program, and keep the beginning and the end of its output, which may be endless.
+    """Run a program to its end; keep the beginning and the end of its output, of any length.
 
     Args:
         command: program and arguments.
-        timeout: seconds until it must have ended, with all that has its output.
-        environ: its whole environment; default that of this process. What is for Monarch's
-            processes alone is left out.
-        given: its input.
+        timeout: seconds in which the program, and all processes that share its output, must end.
+        environ: the program's whole environment; default that of this process. Variables that are
+            for Monarch's processes alone are left out.
+        given: text for its standard input.
         most: bytes that are kept of its standard output.
-        umask: what it starts with; default that of this process.
+        umask: the program's umask; default that of this process.
 
     Raises:
-        OSError: it cannot be started.
-        subprocess.TimeoutExpired: it did not end; it was killed with its children.
+        OSError: the program cannot be started.
+        subprocess.TimeoutExpired: the program did not end, and was killed with its children.
     """
     deadline = time.monotonic() + timeout
     kept = [_Kept(most), _Kept(WORDS)]
@@ -84,25 +84,25 @@ def run(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program and its descendants, except daemons that have left it."""
-    import psutil  # only here: it takes long to load
+    """Kill a program and its descendants, except daemons that detached from it."""
+    import psutil  # only here, because it takes long to load
 
     below = []
     with suppress(psutil.Error):
         below = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     for each in below:
-        with suppress(psutil.Error):  # it has ended, or is another user's
+        with suppress(psutil.Error):  # the process has ended, or belongs to another user
             each.kill()
 
 
 def _attend(
     process: subprocess.Popen[bytes], given: bytes, kept: Sequence[_Kept], deadline: float
 ) -> None:
-    """Give a program its input and take its output, until the end of both of its streams.
+    """Write a program's input and read its output until both of its streams end.
 
     Raises:
-        TimeoutError: that does not come.
+        TimeoutError: the streams did not end by the deadline.
     """
     rest = memoryview(given)
     with selectors.DefaultSelector() as selector:
@@ -124,7 +124,7 @@ def _attend(
                     continue
                 try:
                     rest = rest[os.write(key.fd, rest[:_WRITTEN]) :]
-                except BrokenPipeError:  # it wants no more
+                except BrokenPipeError:  # the program closed its input
                     rest = rest[:0]
                 if not rest:
                     selector.unregister(key.fileobj)

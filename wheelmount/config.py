@@ -1,10 +1,9 @@
-"""Settings: a flag beats ``WHEELMOUNT_*`` in the environment, which beats a file.
+"""Settings: a flag overrides ``WHEELMOUNT_*`` in the environment, which overrides files.
 
-There are two files. The user's own may set everything. That of a project, the nearest from the
-working directory upwards (``wheelmount.toml``, or a ``pyproject.toml`` that has a
-``[tool.wheelmount]`` table), beats it, but may only set how bytes travel and how long to wait,
-unless the user trusts it: see ``trust``. Flags are applied by the command line with
-``dataclasses.replace``.
+There are two files. The user's own file may set everything. A project's file overrides it: the
+nearest ``wheelmount.toml``, or ``pyproject.toml`` with a ``[tool.wheelmount]`` table, from the
+working directory upwards. It may only set how bytes are sent and how long to wait, unless the user
+trusts it (see ``trust``). The command line applies flags with ``dataclasses.replace``.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ log = logging.getLogger("wheelmount")
 MIB = 1 << 20
 
 FILE = "wheelmount.toml"
-"""Name of a file with nothing but settings."""
+"""Name of a file that holds only settings."""
 
 OF_PROJECTS = frozenset(
     {
@@ -55,10 +54,10 @@ OF_PROJECTS = frozenset(
         "verify_rate",
     }
 )
-"""What a project's file may set by itself: nothing that says where code runs, or which."""
+"""Settings allowed in a project's file that is not trusted: none chooses code or where it runs."""
 
 MEMORY = "memory"
-"""Value of ``store``: not on a disk."""
+"""Value of ``store`` for stores in memory."""
 
 _DIRECTORIES = ("store", "runtime_dir", "cache_dir", "state_dir")
 """Settings that are paths of directories."""
@@ -69,53 +68,53 @@ class Settings:
     """Everything that can be set, with its default."""
 
     hosts: str = ""
-    """Where hosts come from when ``--hosts`` is not given; default the session ``default`` if it is
-    up, else ``local:1``."""
+    """Hosts to use when ``--hosts`` is not given; by default the session ``default`` if it is up,
+    otherwise ``local:1``."""
 
     python: str = ""
     """Python with wheelmount on hosts that ssh or Slurm starts; default the path of this one, and
     in pods ``python``."""
 
     block_size: int = 0
-    """Bytes that travel, are hashed and arrive as one: a multiple of 4096, or 0 to choose."""
+    """Bytes of a block, the unit that is sent and hashed: a multiple of 4096, or 0 to choose."""
 
     in_flight: int = 6
     """Blocks that one host fetches at the same time, shared by all trees; fewer over a slow link,
     more over a long one."""
 
     ring: int = 32
-    """Blocks the client keeps staged in memory: its bound is ``ring * block_size`` bytes."""
+    """Blocks that the client keeps in memory for sending, ``ring * block_size`` bytes at most."""
 
     fanout: int = 0
     """Hosts that one host sends a block to; 0 to choose by size and number of hosts."""
 
     compress: str = "auto"
-    """Whether bytes travel compressed: ``auto`` where that is faster, ``always`` or ``never``."""
+    """Whether bytes are sent compressed: ``auto`` where that is faster, ``always`` or ``never``."""
 
     transport: str = "auto"
     """How bytes of files travel: ``rdma`` by RDMA devices and in no other way, ``tcp`` by none, or
     ``auto`` for what is faster from one host to another, where both have a device."""
 
     read_timeout: float = 60.0
-    """Seconds a read in the mount waits for its bytes before it fails with EIO."""
+    """Seconds that a read in the mount waits for its bytes before it fails with EIO."""
 
     fetch_timeout: float = 30.0
-    """Seconds without a byte after which a block is asked for again."""
+    """Seconds without a byte after which a block is requested again."""
 
     start_timeout: float = 60.0
-    """Seconds a host, a mount or a container may take to come up."""
+    """Seconds that a host, a mount or a container may take to start."""
 
     queue_timeout: float = 86400.0
-    """Seconds a Slurm job may wait in the queue, or pods until they run."""
+    """Seconds that a Slurm job may wait in the queue, or that pods may take to run."""
 
     store: str = MEMORY
-    """Where each host keeps what it receives: ``memory``, or a directory."""
+    """Place of each host's copy of mounted files: ``memory``, or a directory."""
 
     verify_rate: float = 0.0
-    """MB a second at which hosts verify stores on a disk over and over; 0 for not at all."""
+    """MB a second at which hosts verify stores on a disk repeatedly; 0 to not verify them."""
 
     adapter: str = "auto"
-    """How a mount is shown: ``auto`` for the best way a host allows, else the name of one."""
+    """The adapter that shows a mount: ``auto`` for the best that a host allows, or its name."""
 
     access: str = "source"
     """Which users may enter root's mounts: ``source`` for those that may enter the source,
@@ -124,7 +123,7 @@ class Settings:
     runtime_dir: str = "/tmp"  # noqa: S108 - a private 0700 directory is made in it
     """Directory under which sockets, logs and the state of sessions are kept.
 
-    ``/tmp`` and not ``$XDG_RUNTIME_DIR``: that one goes away at logout, mounts do not.
+    ``/tmp`` rather than ``$XDG_RUNTIME_DIR``, which is deleted at logout, while mounts stay.
     """
 
     cache_dir: str = dataclasses.field(
@@ -133,12 +132,12 @@ class Settings:
     """Directory for wheelhouses and images that can be made again."""
 
     cache_size: int = 0
-    """Bytes that ``wheelmount install`` lets the cache grow to; 0 for no bound."""
+    """Most bytes of the cache, kept by ``wheelmount install``; 0 for no bound."""
 
     state_dir: str = dataclasses.field(
         default_factory=lambda: platformdirs.user_state_dir("wheelmount")
     )
-    """Directory for what should stay: overlays of containers."""
+    """Directory for persistent data: overlays of containers."""
 
     def __post_init__(self) -> None:
         if self.block_size < 0 or self.block_size % 4096:
@@ -164,14 +163,14 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
 
     def private_runtime(self) -> Path:
-        """The user's own runtime directory, made 0700 if it is not there."""
+        """Return the user's own runtime directory; made with mode 0700 if it is missing."""
         return _private_place(Path(self.runtime_dir))
 
     def private_store(self, *, mounted: bool) -> Path:
-        """The user's own store directory, made 0700 if it is not there.
+        """Return the user's own store directory; made with mode 0700 if it is missing.
 
         Args:
-            mounted: whether stores in memory are file systems of their own, mounted there.
+            mounted: whether each store in memory is a file system of its own, mounted there.
         """
         if self.store == MEMORY and mounted:
             return private_directory(self.private_runtime() / "stores")
@@ -179,12 +178,12 @@ class Settings:
         return _private_place(logind.memory_place(os.getuid()) if memory else Path(self.store))
 
     def own_cache(self) -> Path:
-        """The cache, made if it is not there. Only this user may write to it.
+        """Return the cache directory, which only this user may write to; made if it is missing.
 
-        Code is taken from there, and what is cleared is removed without another look.
+        Code is run from the cache, and clearing it deletes files without further checks.
 
         Raises:
-            ConfigError: others may write there, or it cannot be made.
+            ConfigError: others may write to the directory, or it cannot be made.
         """
         cache = Path(self.cache_dir)
         try:
@@ -203,10 +202,10 @@ class Settings:
 
 
 def private_directory(path: Path) -> Path:
-    """Make ``path`` (and its parents) with mode 0700, or check that it is ours already.
+    """Make a directory (and its parents) with mode 0700, or check that it is private already.
 
     Raises:
-        ConfigError: another user owns it, it is a symlink, or others may enter it.
+        ConfigError: the directory belongs to another user, is a symlink, or is open to others.
     """
     while True:
         with contextlib.suppress(FileNotFoundError):  # another process has just removed it
@@ -227,17 +226,17 @@ def private_directory(path: Path) -> Path:
 
 
 def _private_place(parent: Path) -> Path:
-    """This user's own directory in one that all may write to, the same each time.
+    """Return this user's own directory in one that all users may write to, the same each time.
 
-    Where another user has made one of its name, it has a name that none could foresee.
+    If another user has made a directory of that name, a random name is used instead.
 
     Raises:
-        ConfigError: see ``private_directory``.
+        ConfigError: the directory cannot be made private, see ``private_directory``.
     """
     path = parent / f"wheelmount-{os.getuid()}"
     if is_private(path):
         return path
-    # By age, for the first of them is in use; also where the name is free again.
+    # Oldest first, because that one is in use, even if the plain name is free again.
     for other in sorted(parent.glob(f"{path.name}-*")):
         if is_private(other):
             return other
@@ -254,18 +253,19 @@ def _private_place(parent: Path) -> Path:
 
 
 DEFAULT = "default"
-"""Origin of a setting that has its default."""
+"""Origin of a setting with its default value."""
 
 
 def load(environ: Mapping[str, str] = os.environ, directory: Path | None = None) -> Settings:
     """Read the settings in force.
 
     Args:
-        environ: the environment to look for ``WHEELMOUNT_*`` in.
-        directory: where the search for a file starts; default the working directory.
+        environ: environment with ``WHEELMOUNT_*``.
+        directory: directory at which the search for a project's file starts; default the working
+            directory.
 
     Raises:
-        ConfigError: an unknown name or a value of the wrong type, naming where it stands.
+        ConfigError: a name is unknown or a value has the wrong type; the message names its origin.
     """
     return load_with_origins(environ, directory)[0]
 
@@ -273,7 +273,7 @@ def load(environ: Mapping[str, str] = os.environ, directory: Path | None = None)
 def load_with_origins(
     environ: Mapping[str, str] = os.environ, directory: Path | None = None
 ) -> tuple[Settings, dict[str, str]]:
-    """Read the settings in force, and by name where each comes from: see ``load``."""
+    """Read the settings in force, and the origin of each by name; arguments as of ``load``."""
     values: dict[str, Any] = {}
     origins = {field.name: DEFAULT for field in dataclasses.fields(Settings)}
 
@@ -296,23 +296,25 @@ def load_with_origins(
 
 
 def own_file() -> Path:
-    """The user's own file of settings; need not be there."""
+    """Return the path of the user's own file of settings, which may be missing."""
     return platformdirs.user_config_path("wheelmount") / FILE
 
 
 def trust(directory: Path, *, trusted: bool = True) -> tuple[Path, dict[str, Any]]:
-    """Let the file of settings for a directory set everything, as long as it stays as it is.
+    """Trust the project's file of settings for a directory, as long as its content is unchanged.
+
+    A trusted file may set everything.
 
     Args:
-        directory: as the working directory of ``load``.
-        trusted: else let it no longer.
+        directory: directory at which the search for the file starts, as in ``load``.
+        trusted: False to withdraw the trust.
 
     Returns:
-        The file, and what it sets.
+        The file, and its settings.
 
     Raises:
-        SourceError: there is none.
-        ConfigError: it cannot be read, or the user's state directory not be used.
+        SourceError: there is no such file.
+        ConfigError: the file cannot be read, or the user's state directory cannot be used.
     """
     for file, table in _candidates(directory):
         known = _trusted(os.environ, _own())
@@ -331,7 +333,7 @@ def trust(directory: Path, *, trusted: bool = True) -> tuple[Path, dict[str, Any
 
 
 def _own() -> dict[str, Any]:
-    """What the user's own file sets."""
+    """Return the settings in the user's own file."""
     file = own_file()
     try:
         found = read(file)
@@ -349,7 +351,7 @@ def _trusted(environ: Mapping[str, str], own: Mapping[str, Any]) -> Trusted:
 
 
 def _of_project(directory: Path | None, trusted: Trusted) -> tuple[dict[str, Any], str]:
-    """What the nearest file that counts sets, and where that stands, in words."""
+    """Return the settings of the nearest project's file that counts, and their origin in words."""
     for file, table in _candidates(directory):
         if file in trusted:
             return table, str(file.path)
@@ -365,11 +367,11 @@ def _of_project(directory: Path | None, trusted: Trusted) -> tuple[dict[str, Any
 
 
 def _candidates(directory: Path | None) -> Iterator[tuple[Found, dict[str, Any]]]:
-    """Files with settings for a directory, the nearest first, and what they set."""
+    """Yield project's files for a directory, the nearest first, each with its settings."""
     try:
         start = (directory or Path.cwd()).resolve()
         folders = list(places(start))
-    except OSError:  # it is not there any more
+    except OSError:  # the directory is gone
         return
     for folder in folders:
         for name in (FILE, "pyproject.toml"):
@@ -385,7 +387,7 @@ def _candidates(directory: Path | None) -> Iterator[tuple[Found, dict[str, Any]]
             except ConfigError:
                 if not file.doubt:
                     raise
-                continue  # nothing of it would count
+                continue  # none of its settings would count
             if table is not None:
                 yield file, table
 
@@ -403,7 +405,7 @@ def _table(file: Found, name: str) -> dict[str, Any] | None:
 
 
 @functools.cache
-def _tell(text: str) -> None:  # once, as settings are read again and again
+def _tell(text: str) -> None:  # cached, because settings are read repeatedly
     log.warning("settings: %s", text)
 
 

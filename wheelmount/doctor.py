@@ -1,4 +1,4 @@
-"""Checks of this machine: what it lacks, and what dead mounts and hosts have left."""
+"""Check this machine for missing features, and for remains of dead mounts and hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from wheelmount.mount.store import capacity
 from wheelmount.mount.store import store as stores
 
 GOOD, POOR, BAD = "good", "poor", "bad"
-"""All is well; something works less well than it could; something does not work."""
+"""States of a check: works; works, but less well than possible; does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Finding:
         what: subject of the check.
         state: ``GOOD``, ``POOR`` or ``BAD``.
         text: the finding.
-        hint: what to do about it.
+        hint: how to improve it.
     """
 
     what: str
@@ -53,16 +53,16 @@ class Finding:
 CONTAINER = "a container that is gone"
 
 MOMENT = 2.0
-"""Age in seconds below which something without an owner may still be starting."""
+"""Age in seconds below which a directory without an owner may belong to a starting process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Files or processes that are not used any more.
+    """A directory, or processes, that a dead mount or host left behind.
 
     Attributes:
-        path: a directory.
-        text: what it is of.
+        path: the directory.
+        text: description of its former use.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class Leftover:
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Check what mounts, hosts and containers need on this machine."""
+    """Check this machine for everything that mounts, hosts and containers need."""
     return [
         Finding("python", GOOD, f"{platform.python_version()} for {platform.machine()}"),
         Finding("versions", GOOD, _versions()),
@@ -132,10 +132,10 @@ def _store(settings: Settings) -> Finding:
 
 
 def room(settings: Settings) -> tuple[int, str]:
-    """Bytes that mounts here may have, and where.
+    """Return the bytes available for mounts on this machine, and their place, in words.
 
     Raises:
-        WheelmountError, OSError: there is no place for them.
+        WheelmountError, OSError: there is no place for mounts.
     """
     if settings.store == MEMORY and syscalls.may_mount():
         return capacity.available(), "in memory, with huge pages"
@@ -144,14 +144,14 @@ def room(settings: Settings) -> tuple[int, str]:
 
 
 def fit(source: Path, free: int) -> Finding:
-    """Whether a directory has room on a host.
+    """Check whether a directory fits on a host.
 
     Args:
         source: the directory.
-        free: bytes that the host has, as of ``room``.
+        free: available bytes of the host, from ``room``.
 
     Raises:
-        SourceError: it cannot be read.
+        SourceError: the directory cannot be read.
     """
     inodes = scan(os.fsencode(source)).inodes.values()
     size = sum(inode.held for inode in inodes if inode.is_file)
@@ -164,7 +164,7 @@ def fit(source: Path, free: int) -> Finding:
 
 
 def _shm() -> Finding:
-    """Where ordinary users' mounts are in memory, and frameworks share tensors."""
+    """Check ``/dev/shm``: ordinary users' stores are there, and frameworks share tensors there."""
     place = logind.memory_place(os.getuid())
     try:
         size = shutil.disk_usage(place).total
@@ -267,7 +267,7 @@ def _sockets() -> Finding:
 
 
 def leftovers(settings: Settings) -> list[Leftover]:
-    """What dead mounts and hosts of this user left; nothing that is still in the making."""
+    """Return the remains of this user's dead mounts and hosts, without those that are starting."""
     return list(_leftovers(settings))
 
 
@@ -300,10 +300,10 @@ def _leftovers(settings: Settings) -> Iterator[Leftover]:
 
 
 def clear(leftover: Leftover) -> None:
-    """Delete what is left.
+    """Delete the remains of a dead mount or host.
 
     Raises:
-        MountError: it is a mount that is in use.
+        MountError: they include a mount that is in use.
     """
     if (leftover.path / TASK).exists():
         processes.stop(leftover.path, force=True)

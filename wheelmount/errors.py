@@ -1,4 +1,4 @@
-"""Every exception of wheelmount, in one tree, each with the exit code the command line ends with.
+"""The exceptions of wheelmount, each with the exit code that the command line ends with.
 
 The codes 64-78 are those of ``sysexits.h``; they stay clear of the small codes that a user's own
 script returns through ``wheelmount run`` and of 126 and above, which shells use. Only a
@@ -14,14 +14,14 @@ class WheelmountError(Exception):
     """Base of all errors that a user can act on.
 
     Args:
-        message: what happened, one line, naming the thing it happened to.
-        hint: what to do about it, or None where nothing sensible can be said.
+        message: the failure and its subject, in one line.
+        hint: the remedy; None if there is none.
     """
 
     exit_code = 70  # EX_SOFTWARE: only where no subclass fits better
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        # Messages quote URLs, of users and of tools.
+        # Messages quote URLs of users and tools, which may contain credentials.
         self.message = without_credentials(message)
         self.hint = hint and without_credentials(hint)
         super().__init__(self.message)
@@ -93,7 +93,7 @@ class TransferError(WheelmountError):
 
 
 class UnreachableError(TransferError):
-    """Nobody could be connected to: another way may be open."""
+    """A peer that could not be connected to; another route may work."""
 
 
 class ContainerError(WheelmountError):
@@ -115,7 +115,7 @@ class CommandError(WheelmountError):
 
 
 class OvertimeError(WaitError):
-    """A command that took longer than it was allowed to, and was ended."""
+    """A command that exceeded its time limit and was ended."""
 
     exit_code = 124  # as timeout(1)
 

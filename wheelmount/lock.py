@@ -1,6 +1,7 @@
-"""Locks between processes, on files of directories that other processes may remove meanwhile.
+"""Locks between processes, on files in directories that other processes may remove meanwhile.
 
-Elsewhere locks are those of filelock, which would make such a directory anew, for all to read.
+The package filelock serves for other locks. It would make a removed directory again, readable for
+all users.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from pathlib import Path
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock a file, which is made if its directory is there.
+    """Try to lock a file, which is made if its directory exists.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
-        The open file, locked until it is closed (flock(2)); None if another process has it locked,
-        or the directory is gone or just being removed.
+        The descriptor of the file, locked until it is closed (flock(2)); None if another process
+        holds the lock, or the directory is gone or being removed.
     """
     lock = None
     try:

@@ -1,4 +1,4 @@
-"""Whether systemd-logind empties ``/dev/shm`` of a user's files at the last logout.
+"""Find out whether systemd-logind deletes a user's files in ``/dev/shm`` at the last logout.
 
 Its ``RemoveIPC``, see logind.conf(5): on in upstream's builds, off in those of some distributions,
 never in force for root, system users, and users who linger.
@@ -12,18 +12,18 @@ import re
 from pathlib import Path
 
 _PLACES = "usr/lib/systemd", "usr/local/lib/systemd", "run/systemd", "etc/systemd"
-"""Where its settings are; those that beat others last."""
+"""Directories with logind's settings; a later one overrides earlier ones."""
 
 _LAST_SYSTEM_USER = 999
 """``SYS_UID_MAX`` where login.defs(5) does not say."""
 
 
 def clears_memory(user: int, root: Path = Path("/")) -> bool:
-    """Whether what a user leaves in ``/dev/shm`` goes at the last logout.
+    """Return whether a user's files in ``/dev/shm`` are deleted at the last logout.
 
     Args:
-        user: number of the user.
-        root: of the file system to look at.
+        user: id of the user.
+        root: root directory of the system to inspect.
     """
     if user <= _last_system_user(root) or not (root / "run/systemd/system").is_dir():
         return False
@@ -35,7 +35,7 @@ def clears_memory(user: int, root: Path = Path("/")) -> bool:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             for line in file.read_text().splitlines():
                 if match := re.match(r"(#?)RemoveIPC\s*=\s*(\S+)\s*$", line):
-                    if match[1]:  # files have what was built in as comments
+                    if match[1]:  # a comment states the built-in default
                         built_in = match[2]
                     else:
                         set_to = match[2]
@@ -62,7 +62,7 @@ def _last_system_user(root: Path) -> int:
 
 
 def memory_place(user: int, root: Path = Path("/")) -> Path:
-    """A directory in memory, for every user, that stays at a logout if there is one."""
+    """Return a directory in memory that all users may use, if possible one kept at a logout."""
     shared, temporary = root / "dev/shm", root / "tmp"
     if clears_memory(user, root) and _in_memory(temporary, root):
         return temporary

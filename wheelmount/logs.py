@@ -1,7 +1,7 @@
-"""Logs of processes that stay, none of which may fill a disk.
+"""Bound the logs of long-running processes, so that they do not fill a disk.
 
-A program of its own too, which imports next to nothing: ``python logs.py PID DIRECTORY`` bounds all
-files of a directory until a process has ended.
+Also a program, which imports next to nothing: ``python logs.py PID DIRECTORY`` bounds all files of
+a directory until a process has ended.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import sys
 import threading
 
 SIZE = 16 << 20
-"""Bytes of a log that are kept."""
+"""Size of a log, in bytes, above which it is emptied."""
 
 GLANCE = 1.0
-"""Seconds between looks at how large a log is."""
+"""Seconds between checks of a log's size."""
 
 
 def cut(log: int, most: int = SIZE) -> None:
-    """Empty a log that is too large, so that nothing that is said over and over fills a disk.
+    """Empty a log that is too large, so that repeated messages do not fill a disk.
 
     Args:
-        log: its descriptor, opened to append, as by all others that write to it; anything but a
-            file is left alone.
-        most: bytes that it may have.
+        log: descriptor of the log. All its writers must have opened it to append. A descriptor of
+            anything but a regular file is left alone.
+        most: largest size, in bytes.
     """
     found = os.fstat(log)
     if stat.S_ISREG(found.st_mode) and found.st_size > most:
@@ -36,13 +36,13 @@ def cut(log: int, most: int = SIZE) -> None:
 
 
 def bound(log: int) -> threading.Event:
-    """Cut a log whenever it has become too large, as long as this process runs.
+    """Empty a log whenever it becomes too large, on a thread, as long as this process runs.
 
     Args:
-        log: its descriptor, which may be closed; what is written by it is appended from here on.
+        log: descriptor of the log, which may be closed later. Writes to it append from now on.
 
     Returns:
-        To be set where that is to end before.
+        An event; set it to end the thread earlier.
     """
     own, ended = os.dup(log), threading.Event()
     fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_APPEND)

@@ -1,7 +1,7 @@
-"""Progress of anything that takes longer than a second, as the rest of the package reports it.
+"""The interface by which library code reports the progress of steps longer than a second.
 
-Library code takes a ``Progress`` and opens one ``Task`` for each step; how that is shown (a bar on
-a terminal, plain lines in a log, nothing) is decided by whoever made the ``Progress``.
+Library code is given a ``Progress`` and opens one ``Task`` for each step. The object decides how
+that is shown: as a bar on a terminal, as lines in a log, or not at all.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ class Task(Protocol):
     """One step under way."""
 
     def total(self, amount: int) -> None:
-        """Say how much there is to do, once it is known (in the task's unit)."""
+        """Set the total amount of work, in the task's unit, once it is known."""
 
     def advance(self, amount: int) -> None:
-        """Say that ``amount`` more is done. Safe to call from any thread."""
+        """Add an amount of completed work, in the task's unit. Thread-safe."""
 
     def note(self, text: str) -> None:
-        """Say what came of it; shown at the end of the step (``11 wheels, 68 MB``)."""
+        """Set the result to show at the end of the step, such as ``11 wheels, 68 MB``."""
 
 
 class Progress(Protocol):
-    """Where steps are reported to."""
+    """A receiver of reports about steps."""
 
     def task(self, name: str, *, unit: str = "") -> AbstractContextManager[Task]:
-        """Open a step; leaving the context ends it.
+        """Open a step, which ends with the context.
 
         Args:
-            name: what is done, in a word or two (``download``, ``send``).
-            unit: ``"B"`` for bytes, else the thing counted (``"wheels"``).
+            name: name of the step in a word or two, such as ``download``.
+            unit: ``"B"`` for bytes, otherwise the counted thing, such as ``"wheels"``.
         """
 
     def log(self, text: str) -> None:
-        """Show one line that stays."""
+        """Print one line, which stays on the screen."""
 
 
 class _SilentTask:

@@ -1,8 +1,8 @@
-"""Files of settings that are found, not named: who can have written them, and which are trusted.
+"""Check which users can have written a settings file that was found, and record trusted files.
 
-A file counts if only this user and root can have written it: they own it and every directory that
-leads to it, and nobody else may write there. Any other file, and what a project may not set for
-itself, counts only after ``wheelmount config trust``, and only with the content of that moment.
+A file counts if only this user and root can have written it: they own it and every directory above
+it, and no other user may write there. Any other file, and settings that a project may not make for
+itself, count only after ``wheelmount config trust``, and only with the content of that moment.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LIMIT = 1 << 20
-"""Bytes of a file that are read; no file of settings is as large."""
+"""Most bytes that are read of a file; no settings file is as large."""
 
 ROOT_OF_PROJECT = ".git", "pyproject.toml"
-"""Names in a directory above which its project does not go."""
+"""Names that mark the root directory of a project."""
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file as it was read: once, so that what was checked is what counts.
+    """A settings file, read only once, so that the checked content is the content that counts.
 
     Attributes:
-        path: absolute, without symlinks.
-        content: of the file.
-        doubt: why others may have written it; empty if they cannot have.
+        path: absolute path without symlinks.
+        content: content of the file.
+        doubt: the reason why other users may have written it; empty if they cannot have.
     """
 
     path: Path
@@ -41,14 +41,14 @@ class Found:
 
 
 def read(path: Path) -> Found | None:
-    """Read a file and see who can have written it; None if there is no regular file.
+    """Read a file, and check which users can have written it; None if there is no regular file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         real = path.resolve(strict=True)
-    except (OSError, RuntimeError):  # it is not there, or a symlink leads to itself
+    except (OSError, RuntimeError):  # no such file, or a symlink to itself
         return None
     if not stat.S_ISREG(real.lstat().st_mode):  # a pipe or a device is not even opened
         return None
@@ -71,7 +71,7 @@ def _doubt(path: Path, state: os.stat_result) -> str:
         state = directory.lstat()
         if state.st_uid not in (*_ours(), hidden):
             return f"{directory} belongs to {_name(state.st_uid)}"
-        # In a sticky directory others may not take away what is there, but they may add to it.
+        # In a sticky directory others may add files, but not remove or rename existing ones.
         passage = directory != path.parent and state.st_mode & stat.S_ISVTX
         if not passage and _open_to_others(directory, state):
             return f"others may write to {directory}"
@@ -83,7 +83,7 @@ def _ours() -> tuple[int, int]:
 
 
 def _hidden() -> int | None:
-    """What root's files seem to belong to in a user namespace that does not know root."""
+    """Return the user id that root's files show in a user namespace that does not map root."""
     ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     if any(int(first) == 0 for first, _, _ in ranges):
         return None
@@ -104,11 +104,11 @@ def _open_to_others(path: Path, state: os.stat_result) -> bool:
 
 
 def _private_group(path: Path, gid: int) -> bool:
-    """Whether only this user and root are in a group, as of a system with a group for each user."""
+    """Return whether a group has no members but this user and root, such as a user's own group."""
     try:
         if "system.posix_acl_access" in os.listxattr(path):
-            return False  # the group's bits are the rights of others then
-    except OSError:  # a file system without any
+            return False  # with an ACL, the group's bits are a mask for other users' rights
+    except OSError:  # a file system without ACLs
         pass
     try:
         user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
@@ -119,10 +119,10 @@ def _private_group(path: Path, gid: int) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a directory is this user's, or what a link leads to, and others may not write there.
+    """Return whether a directory (symlinks followed) is this user's, and only theirs to write to.
 
     Raises:
-        OSError: it is not there.
+        OSError: the directory does not exist.
     """
     state = path.stat()
     own = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
@@ -130,7 +130,7 @@ def is_own(path: Path) -> bool:
 
 
 def is_private(path: Path) -> bool:
-    """Whether a directory is this user's own and for nobody else to enter."""
+    """Return whether a directory is this user's own, and no other user may enter it."""
     try:
         return private(path.lstat())
     except OSError:
@@ -138,7 +138,7 @@ def is_private(path: Path) -> bool:
 
 
 def private(state: os.stat_result) -> bool:
-    """``is_private`` of what ``lstat`` gave."""
+    """Return whether the result of ``lstat`` is of a private directory, as ``is_private`` does."""
     return (
         stat.S_ISDIR(state.st_mode)
         and state.st_uid == os.getuid()
@@ -147,10 +147,10 @@ def private(state: os.stat_result) -> bool:
 
 
 def places(directory: Path) -> Iterator[Path]:
-    """Directories where files for a directory may lie: itself and those above it.
+    """Yield the directories to search for a directory's settings: itself and those above it.
 
-    The last is the root of its project or the user's home, or that below which another user or
-    another file system begins.
+    The last one is the root of its project, the user's home, or the last directory of the same
+    user and file system.
     """
     home = Path("~").expanduser().resolve()
     first = directory.stat()
@@ -164,12 +164,12 @@ def places(directory: Path) -> Iterator[Path]:
 
 
 class Trusted:
-    """Files that the user said are trusted, by path and content.
+    """The files that the user trusts, by path and content.
 
-    Each is an empty file named by the hash of both, in a private directory.
+    For each, a private directory has an empty file whose name is the hash of both.
 
     Args:
-        directory: that directory; need not be there.
+        directory: the private directory; may be missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -179,12 +179,12 @@ class Trusted:
         return is_private(self.directory) and (self.directory / _key(found)).is_file()
 
     def add(self, found: Found) -> None:
-        """Trust a file as it is. The directory must be there."""
+        """Trust a file with its current content. The private directory must exist."""
         self.remove(found.path)
         (self.directory / _key(found)).touch(mode=0o600)
 
     def remove(self, path: Path) -> None:
-        """Trust a file no longer, whatever is in it."""
+        """Withdraw the trust in a file, for any content."""
         for mark in self.directory.glob(f"{_hash(bytes(path))}-*"):
             mark.unlink(missing_ok=True)
 

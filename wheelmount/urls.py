@@ -1,4 +1,4 @@
-"""URLs in texts that leave the process, without what only their user may know."""
+"""Remove credentials from URLs in texts that leave the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 _URL = re.compile(r"[a-z][a-z0-9+.\-]*://\S+", re.IGNORECASE)
 
-# Names in a query whose values let somebody in: ?token=, &X-Amz-Signature=, ?sig=, ?apikey=.
+# Names in a query whose values grant access: ?token=, &X-Amz-Signature=, ?sig=, ?apikey=.
 _SECRET = re.compile(
     r"token|secret|passw|pwd|signature|credential|auth|session|jwt|api[-_]?key|access[-_]?key"
     r"|private[-_]?key|^(?:key|sig|sas|policy)$",
@@ -19,15 +19,15 @@ _T = TypeVar("_T")
 
 
 def without_credentials(text: str) -> str:
-    """A text, with user, password and secrets of the query taken out of each URL in it.
+    """Remove user, password and secrets of the query from each URL in a text.
 
-    The user stays where it is part of the place, as in ``ssh://git@github.com``.
+    The user is kept where it is part of the address, as in ``ssh://git@github.com``.
     """
     return _URL.sub(lambda found: _public(found[0]), text)
 
 
 def public(data: _T) -> _T:
-    """The same for all texts in lists and tables (of JSON or TOML)."""
+    """Remove credentials from all texts in nested lists and tables, as of JSON or TOML."""
     changed: Any = data
     if isinstance(data, str):
         changed = without_credentials(data)
@@ -44,7 +44,7 @@ def _public(url: str) -> str:
     place, asks, query = place.partition("?")
     authority, slash, path = place.partition("/")
     if "@" in rest and "@" not in authority and _is_broken(f"{scheme}://{authority}"):
-        # A password with a character that ends an authority: all that may be of it goes.
+        # The password has a character that ends an authority: remove all that may belong to it.
         return _public(f"{scheme}://{rest.rpartition('@')[2]}")
     user, at, host = authority.rpartition("@")
     if at and scheme.lower().endswith("ssh"):
@@ -55,7 +55,7 @@ def _public(url: str) -> str:
 
 
 def _is_broken(url: str) -> bool:
-    """Whether what looks like a port, or a host, is none."""
+    """Return whether the port, or the host, of a URL is invalid."""
     try:
         return urlsplit(url).port is None and ":" in urlsplit(url).netloc.rpartition("]")[2]
     except ValueError:
