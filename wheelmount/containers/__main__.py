@@ -1,8 +1,8 @@
-"""Runs a command in a container on this host: ``python -m wheelmount.containers FILE``.
+"""Run a command in a container on this host: ``python -m wheelmount.containers FILE``.
 
-FILE holds an ``Order`` and the command, which may be secrets: every user of the machine can read
-the arguments of a process. Exits with the command's code, or with that of the error. Without a
-command it exits with 0 if the order's instance runs, else with 1.
+FILE holds an ``Order`` and the command. They are not arguments, because they may contain secrets,
+and every user of the machine can read the arguments of a process. The exit code is that of the
+command or of the error. Without a command it is 0 if the order's instance runs, otherwise 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wheelmount.errors import WheelmountError
 
 
 def main() -> int:
-    """Do it."""
+    """Carry out the order; return the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     order, argv = Order.decode(Path(sys.argv[1]).read_bytes())
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    # Once: who sends a second one would only keep what runs from being taken down.
+    # Ignore further signals: a second one would interrupt the cleanup.
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 

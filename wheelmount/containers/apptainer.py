@@ -1,10 +1,10 @@
-"""Runs apptainer on this machine: finds it, sets what it needs here, and stops it.
+"""Run apptainer on this machine: find it, give it the environment it needs, and stop it.
 
-The one module that calls spython. Of spython it uses the function that runs a command line,
+Only this module calls spython. Of spython it uses the function that runs a command line,
 ``run_command``; its ``Client`` knows the program by the name ``singularity`` only, prints, ends the
 caller's process, and answers a failure with None. Containers are not run through it at all: they
-need their own standard streams, their exit code and their process group. Nor is what prints what
-strangers wrote, builds and what images say of themselves: spython keeps all of it in memory.
+need their own standard streams, their exit code and their process group. Neither are commands that
+print texts of strangers (builds, descriptions of images): spython keeps all output in memory.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _KEPT_FOR_BUILDS = (
 )
 
 LINE = 64 << 10
-"""Bytes of a line that are taken at once: a build may print one without end."""
+"""Most bytes of a line that are read at once: a build may print a line without end."""
 
 REASON = 1000
-"""Most characters of a line that tells the cause of a failure."""
+"""Most characters of the line in a message that gives the cause of a failure."""
 
 DESCRIPTION = 16 << 20
-"""Bytes that an image may say of itself."""
+"""Most bytes of an image's description of itself."""
 
 DESCRIPTION_TIMEOUT = 120.0
-"""Seconds in which it says that."""
+"""Seconds that reading the description may take."""
 
 
 def find() -> Path:
@@ -76,10 +76,10 @@ def find() -> Path:
 
 
 def version() -> str:
-    """What the program says of itself: ``apptainer version 1.4.5``.
+    """Return the program's own version line, such as ``apptainer version 1.4.5``.
 
     Raises:
-        UnavailableError: it is not there, or does not start.
+        UnavailableError: the program is missing or does not start.
     """
     program = find()
     answer = run_command([str(program), "--version"], quiet=True, environ=environment())
@@ -90,19 +90,19 @@ def version() -> str:
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The little of ``environ`` that apptainer itself needs to run a container.
+    """Return the few variables of an environment that apptainer needs to run a container.
 
-    The rest stays outside: proxies and ``APPTAINERENV_*`` would reach the container in spite of
-    ``--containall``, and ``APPTAINER_BIND`` and its like would change the command.
+    Others are left out: proxies and ``APPTAINERENV_*`` would reach the container in spite of
+    ``--containall``, and variables such as ``APPTAINER_BIND`` would change the command.
     """
     kept = [*_KEPT, *(f"{p}_{name}" for p in ("APPTAINER", "SINGULARITY") for name in _KEPT_OWN)]
     return {name: environ[name] for name in kept if name in environ}
 
 
 def build_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The part of ``environ`` that a build is given, which runs code of images that it starts from.
+    """Return the variables of an environment for a build, which runs code of its base images.
 
-    What leads to registries, and all settings of apptainer's own.
+    These are apptainer's settings, and variables that are needed to reach registries.
     """
     own = {name: value for name, value in environ.items() if name.startswith(_OWN)}
     kept = {name: environ[name] for name in _KEPT_FOR_BUILDS if name in environ}
@@ -110,21 +110,21 @@ def build_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def exec_privileges() -> list[str]:
-    """The options that let this user start a container here and be root inside it."""
+    """Return the options with which this user can start a container here and be root in it."""
     if os.geteuid() != 0:
         if not _NAMESPACES.exists() or _NAMESPACES.read_text().strip() == "0":
             raise UnavailableError(
                 "ordinary users may make no user namespaces here, which their containers need",
                 hint="as root: sysctl user.max_user_namespaces=10000",
             )
-        # setuid programs of root's, such as newuidmap, are of no use where root is not mapped:
-        # in the namespaces that hosts on one machine have.
+        # Root's setuid programs, such as newuidmap, do not work where root is not mapped, as in the
+        # namespaces of hosts on one machine.
         return ["--fakeroot"] if _root_is_real() else ["--fakeroot", "--ignore-subuid"]
     missing = _missing_capabilities()
     if not missing:
         return []
-    # apptainer asks for every capability there is and gives up if one is refused. Many virtual
-    # machines and job steps lack just this one.
+    # apptainer requests every capability, and fails if one is refused. Many virtual machines and
+    # job steps lack only this one.
     if missing == 1 << CAP_SYS_RESOURCE:
         return ["--drop-caps", "CAP_SYS_RESOURCE"]
     return ["--no-privs"]
@@ -157,12 +157,12 @@ def _root_is_real() -> bool:
 
 
 def build_privileges() -> list[str]:
-    """The options that let this user build an image here."""
+    """Return the options with which this user can build an image here."""
     return ["--fakeroot"] if os.geteuid() != 0 or _missing_capabilities() else []
 
 
 def _missing_capabilities() -> int:
-    """The capabilities this process lacks, as bits."""
+    """Return the capabilities that this process lacks, as a bit mask."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     permitted = int(re.findall(r"^CapPrm:\s*(\w+)", status, re.MULTILINE)[0], 16)
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
@@ -202,16 +202,16 @@ def build(
 
 
 def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], object]) -> None:
-    """Bring an image of a registry, as one file.
+    """Pull an image from a registry into a SIF file.
 
     Args:
-        reference: of the image, as apptainer writes it: ``docker://python:3.12-slim``.
+        reference: the image, in apptainer's notation: ``docker://python:3.12-slim``.
         image: the SIF to write.
         scratch: directory for temporary files.
         on_line: called for every line that apptainer prints.
 
     Raises:
-        ContainerError: it cannot be pulled; all processes for it have ended.
+        ContainerError: the image cannot be pulled; all processes of the pull have ended.
         UnavailableError: apptainer is missing.
     """
     log = scratch / "log"
@@ -239,7 +239,7 @@ def _logged(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that it can be stopped as a whole
+            start_new_session=True,  # so that all its processes can be stopped
         ) as process,
     ):
         try:
@@ -265,7 +265,7 @@ def make_overlay(path: Path, size: int) -> None:
         ContainerError: it cannot be made.
         UnavailableError: apptainer is missing.
     """
-    # Whose containers run in user namespaces need other owners in it.
+    # Containers of ordinary users run in user namespaces, and need other owners in the overlay.
     private = ["--fakeroot"] if os.geteuid() != 0 else []
     answer = run_command(
         [str(find()), "overlay", "create", *private, "--sparse", "--size", str(size), str(path)],
@@ -281,10 +281,10 @@ def make_overlay(path: Path, size: int) -> None:
 
 
 def inspect(image: Path) -> dict[str, Any]:
-    """What apptainer can tell of an image: its ``labels`` and its ``deffile``.
+    """Return apptainer's description of an image: its ``labels`` and its ``deffile``.
 
     Raises:
-        ContainerError: it is no image.
+        ContainerError: the file is not an image.
         UnavailableError: apptainer is missing.
     """
     wrong = "build it again"
@@ -310,7 +310,7 @@ def inspect(image: Path) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """``text`` without terminal colours."""
+    """Remove terminal colors from a text."""
     return _COLOUR.sub("", text)
 
 
@@ -324,12 +324,12 @@ def start_error(image: Path, output: str) -> ContainerError:
 
 
 def _reason(output: str) -> str:
-    """The last line of ``output`` that says something."""
+    """Return the last informative line of an output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [
         line
         for line in lines
-        # The shell's trace and the frame apptainer puts around somebody else's failure.
+        # Skip the shell's trace, and apptainer's own line about the failure of another program.
         if not line.startswith(("INFO:", "+ ")) and not re.search(r"exit status \d+$", line)
     ]
     last = (telling or lines or [""])[-1]
@@ -368,10 +368,10 @@ def _explain(output: str) -> tuple[str, str | None]:
 
 
 def stop(session: int) -> None:
-    """End every process of ``session``: politely, and after `GRACE` seconds for good.
+    """End every process of a session: by SIGTERM, and after `GRACE` seconds by SIGKILL.
 
-    The session and not only its process group: for ordinary users apptainer starts FUSE helpers in
-    groups of their own, and they outlive an apptainer that is killed.
+    Its process group alone would not do: for ordinary users apptainer starts FUSE helpers in groups
+    of their own, and they outlive a killed apptainer.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(session, signal.SIGTERM)
@@ -386,7 +386,7 @@ def stop(session: int) -> None:
 
 
 def _members(session: int) -> list[int]:
-    """The processes of ``session`` that still run."""
+    """Return the ids of a session's processes that still run."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -24,10 +24,10 @@ from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import InputError, SourceError, UnavailableError, WaitError
 
 PACKAGES = "/packages"
-"""Where a container sees the wheelhouse."""
+"""Path of the wheelhouse in a container."""
 
 GPU = Path("/dev/nvidiactl")
-"""The file that NVIDIA's driver makes where there is a device."""
+"""The file that NVIDIA's driver makes if there is a device."""
 
 # The image's own may name the resolver of the machine that built it, apptainer's those of the host.
 _NAMES = {
@@ -36,14 +36,14 @@ _NAMES = {
 }
 
 LOOK = 30.0
-"""Seconds that a second look may take at why a command ended as one does that did not start."""
+"""Seconds that it may take to find out whether a command failed by itself or did not start."""
 
 NOT_STARTED = 255
-"""What apptainer ends with when it cannot start a container; a command may end with it too."""
+"""Exit code of apptainer when it cannot start a container; a command may have the same code."""
 
 
 class Bind(NamedTuple):
-    """Something of the host that a container sees."""
+    """A file or directory of the host that a container sees."""
 
     source: Path
     target: str
@@ -52,7 +52,7 @@ class Bind(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """A container without a network, which sees of the host only what is named here.
+    """A container without a network, which sees only the host's files that are named here.
 
     Args:
         image: the SIF, a local path.
@@ -61,17 +61,17 @@ class Container:
         overlay: keeps changes of the container's file system from run to run; without one
             they are deleted with the container.
         packages: the mounted wheelhouse, shown read-only at ``/packages``.
-        binds: further files of the host that it sees.
-        env: its environment, besides what the image sets. Nothing comes from the host's.
-        files: texts it finds at these absolute paths, read-only: pip's and uv's configuration.
-        cwd: where commands start in it; default its user's home directory.
-        nv: let it use the host's NVIDIA devices, with the host's driver.
-        privileged: leave root, where root starts it, all that it may do on the host.
-        memory: bytes that its processes may take together; None for no bound.
-        cpus: processors that they may keep busy together; None for no bound.
+        binds: further files of the host that the container sees.
+        env: environment variables, besides those of the image. None comes from the host.
+        files: texts by absolute path, shown read-only: pip's and uv's configuration.
+        cwd: working directory of commands; default the home directory of the container's user.
+        nv: allow the host's NVIDIA devices, with the host's driver.
+        privileged: if root starts the container, keep all of root's privileges in it.
+        memory: bytes that its processes may take together; None for no limit.
+        cpus: processors that its processes may keep busy together; None for no limit.
 
     Raises:
-        InputError: a path or a name that could be taken for something else on a command line.
+        InputError: a path or a name has characters with a special meaning on a command line.
     """
 
     image: Path
@@ -107,7 +107,7 @@ class Container:
     # --- the command line -------------------------------------------------------------------------
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """The command line that runs ``argv`` in this container, once it is prepared.
+        """Return the command line that runs a command in this container, once it is prepared.
 
         Raises:
             InputError: there is no command in ``argv``.
@@ -119,13 +119,13 @@ class Container:
         return [*command, str(self.image.absolute()), *_checked(argv)]
 
     def start_command(self, instance: str) -> list[str]:
-        """The command line that starts it as an instance of apptainer's, to run commands in."""
+        """Return the command line that starts the container as an instance of apptainer's."""
         command = [str(apptainer.find()), "--silent", "instance", "start", *self.options()]
         return [*command, str(self.image.absolute()), instance]
 
     def join_command(self, instance: str, argv: Sequence[str]) -> list[str]:
-        """The command line that runs ``argv`` in this container where it is started already."""
-        # A user's instance is entered as the root that it was started as.
+        """Return the command line that runs a command in a started instance of this container."""
+        # An ordinary user enters an instance as the root that it was started with.
         privileges = [] if os.geteuid() != 0 else apptainer.exec_privileges()
         if self.confined:
             privileges = of_command(self._profile)
@@ -138,13 +138,13 @@ class Container:
         Args:
             privileges: options that let this user be root inside it; default what is needed here.
         """
-        # --no-eval: else the environment's values are expanded by a shell.
+        # --no-eval, because otherwise a shell expands the values of the environment.
         if privileges is None:
             privileges = apptainer.exec_privileges()
         if self.confined:
             privileges = limits(self._profile, nv=self.nv)
         options = [*privileges, "--containall", "--no-eval", "--network", "none"]
-        # What the machine's own configuration shows every container.
+        # Leave out the binds that the machine's configuration gives every container.
         options += ["--no-mount", "bind-paths"]
         options += ["--workdir", str(self._scratch), "--overlay", str(self._layer.absolute())]
         for source, target, writable in self._binds():
@@ -177,7 +177,7 @@ class Container:
 
     @property
     def writer(self) -> Overlay:
-        """The overlay that is written to."""
+        """The overlay that the container writes to."""
         return self.overlay or Overlay(self.workdir, "temporary", "here")
 
     @property
@@ -186,7 +186,7 @@ class Container:
 
     @property
     def _env_file(self) -> Path:
-        # A file: in a command line every user of the machine could read it.
+        # In a file, because every user of the machine can read a command line.
         return self.workdir.absolute() / "env"
 
     @property
@@ -195,7 +195,7 @@ class Container:
 
     @property
     def confined(self) -> bool:
-        """Whether root in it has less rights than the host's."""
+        """Whether root in the container has fewer rights than root of the host."""
         return os.geteuid() == 0 and not self.privileged
 
     @property
@@ -238,7 +238,7 @@ class Container:
         self.writer.create()
 
     def write_environment(self) -> None:
-        """Write the environment down for the commands that start from now on."""
+        """Write the environment for the commands that start from now on."""
         fresh = self._env_file.with_name(f"env-{secrets.token_hex(4)}")
         fresh.write_text(
             "".join(f"{name}={shlex.quote(value)}\n" for name, value in self.env.items()),
@@ -277,17 +277,18 @@ class Container:
         timeout: float | None = None,
         terminal: Terminal | None = None,
     ) -> int:
-        """Run a command and wait for it.
+        """Run a command and wait for its end.
 
-        Whatever it started ends with it, with an exception here, and with this process.
+        All processes that it started end with the command, with an exception here, and with this
+        process.
 
         Args:
             argv: the command and its arguments, as the container's ``exec`` gets them.
-            stdout: as for `subprocess.Popen`, and so are ``stderr`` and ``stdin``.
-            stderr: the same; apptainer's own errors go there too.
-            stdin: the same; nothing by default.
-            timeout: seconds it may take.
-            terminal: is what the command has for all three instead.
+            stdout: as for `subprocess.Popen`, like ``stderr`` and ``stdin``.
+            stderr: also receives apptainer's own errors.
+            stdin: empty by default.
+            timeout: seconds that the command may take; default no limit.
+            terminal: terminal of the command, in place of all three streams.
 
         Returns:
             The command's exit code; 128 and the signal's number where one ended it.
@@ -299,7 +300,7 @@ class Container:
         """
         command = self.command(argv)
         with self.writer.lock(shlex.join(argv)[:200]) as lock:
-            # The lock is inherited: it holds until the container has ended.
+            # Child processes inherit the lock, so it is held until the container has ended.
             code = attend(
                 command,
                 stdin=stdin,
@@ -317,7 +318,7 @@ class Container:
         return code
 
     def _why(self, look: Sequence[str], pass_fds: Sequence[int]) -> int:
-        """Tell a command that ended with 255 from one that is not there, and from no container."""
+        """Find out why a command ended with 255: by itself, not found, or no container started."""
         with tempfile.TemporaryFile(dir=self.workdir) as said:
             try:
                 code = attend(
@@ -336,7 +337,7 @@ class Container:
         return code or NOT_STARTED
 
     def why_in(self, instance: str, argv: Sequence[str], environment: Mapping[str, str]) -> int:
-        """The same for a command in an instance that runs."""
+        """Find out why a command ended with 255 in a running instance; return the exit code."""
         look = self.join_command(instance, _look(argv[0]))
         try:
             code = attend(
@@ -357,16 +358,16 @@ def _look(program: str) -> list[str]:
 
 
 def _checked(argv: Sequence[str]) -> list[str]:
-    """``argv``, if there is a command in it.
+    """Return a command in a form that apptainer can pass on.
 
     Raises:
-        InputError: there is none.
+        InputError: the command is empty.
     """
     if not argv:
         raise InputError("no command to run in the container", hint="name one, such as: python")
     if all(map(_is_text, argv)):
         return list(argv)
-    # apptainer passes words on as JSON, which has no place for other bytes.
+    # apptainer passes words on as JSON, which can hold only text.
     return ["/bin/sh", "-c", "\n".join(["set --", *map(_word, argv), 'exec "$@"']), "sh"]
 
 
@@ -379,11 +380,11 @@ def _is_text(word: str) -> bool:
 
 
 def _word(word: str) -> str:
-    """The line of a shell script that adds a word, of any bytes, to its arguments."""
+    """Return the line of a shell script that adds a word, of any bytes, to its arguments."""
     if _is_text(word):
         return f'set -- "$@" {shlex.quote(word)}'
     octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(word))
-    # The x keeps line ends at the end, which the substitution would drop.
+    # The x protects line ends at the end of a word, which the substitution would drop.
     return f'word=$(printf \'{octal}x\')\nset -- "$@" "${{word%x}}"'
 
 

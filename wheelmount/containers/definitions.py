@@ -1,4 +1,4 @@
-"""The definitions of images that come with the package, by their names."""
+"""Find the definitions of images that come with the package."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import wheelmount
 from wheelmount.errors import InputError, SourceError
 
 BASE = "python"
-"""The image that others of them start from, where they take a ``base``."""
+"""The definition that others start from: those with a ``base``."""
 
 _PACKAGE = Path(wheelmount.__file__).parent
 
 
 def place() -> Path:
-    """Where they lie: in the package, or beside it in a checkout."""
+    """Return the directory of the definitions: in the package, or beside it in a checkout."""
     return next(
         (each for each in (_PACKAGE / "images", _PACKAGE.parent / "images") if each.is_dir()),
         _PACKAGE / "images",
@@ -23,18 +23,18 @@ def place() -> Path:
 
 
 def names() -> list[str]:
-    """What they are called."""
+    """Return the names of the definitions."""
     return sorted(path.stem for path in place().glob("*.def"))
 
 
 def find(name: str) -> Path:
-    """The file of a definition.
+    """Return the file of a definition.
 
     Args:
-        name: of one that comes with the package, unless it is a path.
+        name: name of a definition of the package, or a path.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: there is no definition of that name.
     """
     given = Path(name)
     if given.exists() or given.suffix or len(given.parts) > 1:
@@ -47,31 +47,31 @@ def find(name: str) -> Path:
 
 
 def arguments(definition: Path) -> set[str]:
-    """Names that a definition has values for, or wants: ``{{ base }}``."""
+    """Return the names of a definition's build arguments, such as ``{{ base }}``."""
     try:
         return set(re.findall(r"\{\{\s*(\w+)\s*\}\}", definition.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError):
-        return set()  # the build says what is wrong with it
+        return set()  # the build reports the fault
 
 
 def copy(name: str, directory: Path) -> list[Path]:
-    """Write a definition that comes with the package, and the files that it copies, to be edited.
+    """Copy a definition of the package, and the files that it copies, to a directory for editing.
 
     Args:
-        name: of the definition.
-        directory: where to; made if it is not there.
+        name: name of the definition.
+        directory: directory for the copies; made if it is missing.
 
     Returns:
-        The files, that of the definition first.
+        The files, the definition first.
 
     Raises:
-        InputError: there is none of that name, or a file is there already.
-        SourceError: it cannot be written.
+        InputError: there is no such definition, or one of the files exists already.
+        SourceError: the directory cannot be written to.
     """
     definition = find(name)
     if definition.parent != place():
         raise InputError(f"{name} is a file already", hint=f"names are {', '.join(names())}")
-    # Whatever it names beside itself or above is to be beside the copy.
+    # Files beside the definition, or above it, are to be beside the copy.
     text = re.sub(r"\.\./(build/images/)?", "", definition.read_text(encoding="utf-8"))
     text = text.replace(f"images/{definition.name}", definition.name)
     beside = [definition.with_name("uv.toml"), definition.parent.parent / "pip.conf"]

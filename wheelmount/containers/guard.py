@@ -1,9 +1,9 @@
-"""Runs a command of apptainer's and sees that all of it ends: with the command, or with its owner.
+"""Run a command of apptainer's, and end all its processes with the command or with its owner.
 
-It is there before the command is, in a session of its own, and heeds no signal but SIGKILL. Its
-owner holds the other end of a pipe, and so whatever happens to that one, at any moment, is seen
-here. What the command starts and leaves becomes this process's child (``PR_SET_CHILD_SUBREAPER``),
-wherever it went meanwhile; so it is found and ended too.
+This process starts before the command, in a session of its own, and ignores all signals but
+SIGKILL. Its owner holds the other end of a pipe, so the end of the owner, at any moment, is noticed
+here. Processes that the command leaves behind become this process's children, in whatever session
+(``PR_SET_CHILD_SUBREAPER``), so that they are found and ended too.
 
 A program of its own that imports next to nothing: every container waits until it runs.
 """
@@ -42,15 +42,15 @@ def main(
     ids: str,
     command: list[str],
 ) -> int:
-    """Do it.
+    """Run the command, and end its processes.
 
     Args:
         owner: descriptor of the pipe whose other end the owner holds; a byte in it ends the
             command.
-        stays: let go on what the command leaves when it has ended well: an instance.
-        terminal: standard input is a terminal that the command is to have to itself.
-        confined: have the kernel know no ``clone3`` for the command, see `_forget_clone3`.
-        directory: the container's, to delete if the owner is gone; empty for none.
+        stays: keep the processes that remain when the command succeeds: an instance.
+        terminal: standard input is a terminal, which becomes the command's controlling terminal.
+        confined: disable ``clone3`` for the command, see `_forget_clone3`.
+        directory: private directory of the container, to delete if the owner is gone; or empty.
         ids: user and group ids of a user namespace for the command, see ``apptainer.own_ids``;
             empty for none.
         command: program and arguments.
@@ -60,7 +60,7 @@ def main(
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        # Not ignored: the command would ignore it too.
+        # With a handler, because the command would inherit an ignored signal.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     woken, waking = os.pipe()
@@ -156,11 +156,11 @@ def _map(child: int, ids: str) -> None:
 
 
 def _forget_clone3() -> None:
-    """Have this process, and all that it starts, be told that there is no ``clone3``.
+    """Make ``clone3`` fail as an unknown system call in this process and all that it starts.
 
-    It makes namespaces as ``clone`` does, but says so in memory, where no filter can look. Only
-    with "no such system call" do C libraries go on with ``clone``, and apptainer's own profile can
-    say nothing but "not permitted". Needs root.
+    ``clone3`` makes namespaces like ``clone``, but has its flags in memory, where no filter can
+    check them. C libraries fall back to ``clone`` only on "no such system call", and apptainer's
+    own profile can only answer "not permitted". Needs root.
     """
     number = 435  # on all architectures
     lines = (
@@ -180,7 +180,7 @@ def _forget_clone3() -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Take leave of all that have ended; the exit code of ``child`` if it is among them."""
+    """Reap all ended children; return the exit code of ``child`` if it is among them."""
     code = None
     while True:
         try:
@@ -219,7 +219,7 @@ def _end(session: int) -> None:
 
 
 def _left(session: int) -> list[int]:
-    """What descends from this process or is of the command's session, and runs."""
+    """Return running processes that descend from this one or belong to the command's session."""
     above: dict[int, int] = {}
     found = set()
     for name in os.listdir("/proc"):

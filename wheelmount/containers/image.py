@@ -1,4 +1,4 @@
-"""Images: SIF files, built from a definition and kept while nothing they are made of changes."""
+"""Images: SIF files that are built from a definition, and rebuilt when an input changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SQUASHFS = "-comp zstd -Xcompression-level 3"
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """What is written in an image about itself."""
+    """The description that an image contains of itself."""
 
     path: Path
     labels: dict[str, str]
@@ -50,11 +50,11 @@ def inspect(sif: Path) -> Image:
 
 
 CURRENT, OUTDATED, FOREIGN = "current", "outdated", "foreign"
-"""Built here, of what is there now; built here, of something else; not built here."""
+"""States of an image: built here from the current inputs; from other inputs; not built here."""
 
 
 def state(sif: Path) -> str:
-    """How an image stands to the definition that it was built from: ``CURRENT`` and so on."""
+    """Compare an image with its definition and inputs; return its state, such as ``CURRENT``."""
     stamp = _stamp(sif)
     if stamp is None or stamp.size < 0:
         return FOREIGN
@@ -142,7 +142,7 @@ def _build(
 
 
 def _remove_link(path: Path) -> None:
-    """Write where a path is, and not where a link leads to that another user may have put there."""
+    """Remove a symlink at a path before it is written: another user may have put it there."""
     if path.is_symlink():
         path.unlink()
 
@@ -178,7 +178,7 @@ def lock(sif: Path, progress: Progress) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Stamp:
-    """What an image was made of, and which file that is: another one may be put in its place."""
+    """The inputs of an image, and its file's identity: another file may take its place."""
 
     inputs: str
     size: int
@@ -196,7 +196,7 @@ class _Stamp:
         return cls(inputs, size, mtime_ns, str(definition), dict(build_args))
 
     def same(self, other: _Stamp | None) -> bool:
-        """Whether both are one file, made of the same."""
+        """Return whether both are of the same file and inputs."""
         return other is not None and (self.inputs, self.size, self.mtime_ns) == (
             other.inputs,
             other.size,

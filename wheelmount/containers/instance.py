@@ -1,8 +1,8 @@
-"""Instances: containers that keep running, for commands to be run in one after the other.
+"""Instances: containers that keep running, so that several commands can run in them.
 
-apptainer's own, each with a configuration directory to itself, so that neither a user's other
-instances nor their names are touched. Everything of one lies in a private directory; a lock, held
-as long as it runs, tells one that runs from what a killed one left.
+They are instances of apptainer's, each with its own configuration directory, so that a user's other
+instances and their names are not affected. An instance has all its files in a private directory. A
+lock is held as long as it runs, which tells it from the remains of a killed instance.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import ContainerError, WaitError
 
 START_TIMEOUT = 60.0
-"""Seconds one may take to start, or another start of it to end."""
+"""Seconds that an instance may take to start, or another start of it to end."""
 
 STOP_TIMEOUT = 20.0
-"""Seconds one may take to end: its processes get a few to do so by themselves."""
+"""Seconds that an instance may take to end; its processes get a few to end by themselves."""
 
 INSTANCES = "instances"
-"""The directory of all of them."""
+"""Name of the directory that holds all instances."""
 
 _NAME = "wheelmount"
 _PATIENCE = "3"
@@ -43,7 +43,7 @@ _PATIENCE = "3"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """What an instance is.
+    """The description of an instance.
 
     Attributes:
         image: path of its image.
@@ -109,7 +109,7 @@ class Instance:
         return [path for path in (self.path / "log", *sorted(own.rglob("*"))) if path.is_file()]
 
     def record(self) -> Record | None:
-        """What it is, if it runs."""
+        """Return the description of the instance if it runs, otherwise None."""
         try:
             with self._lock_file.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -120,25 +120,26 @@ class Instance:
         return None
 
     def remembered(self) -> Record | None:
-        """What it is, or was if it has been killed."""
+        """Return the description of the instance, even if it was killed; None if it has none."""
         with contextlib.suppress(OSError, ValueError, TypeError):
             return Record(**json.loads(self._record_file.read_text(encoding="utf-8")))
         return None
 
     def ensure(self, container: Container | None) -> Record:
-        """Start it, or take the one that runs.
+        """Start the instance unless it runs.
 
         Args:
-            container: what it is to be; its working directory is `workdir`. None for whatever runs.
+            container: the container to start, with `workdir` as its working directory; None to
+                accept the running instance with any container.
 
         Returns:
-            What it is.
+            The description of the running instance.
 
         Raises:
-            ContainerError: it runs with another image, overlay or wheelhouse; it does not start;
-                the overlay is in use; there is none and nothing to start one of.
-            SourceError: the image or something bound is missing.
-            WaitError: another start of it does not end.
+            ContainerError: the instance runs with another image, overlay or wheelhouse; it does not
+                start; the overlay is in use; or it does not run and no container is given.
+            SourceError: the image or a bound file is missing.
+            WaitError: another start of the instance does not end.
         """
         if container is None:
             if found := self.record():
@@ -239,8 +240,8 @@ class Instance:
                     log.seek(0)
                     raise apptainer.start_error(container.image, log.read())
                 record = self._describe(container)
-                # An ordinary user's instance closes what it inherits: this holds the locks for it,
-                # and bounds what apptainer writes down of what the image's own program says.
+                # An ordinary user's instance closes inherited descriptors. So another process holds
+                # the locks for it, and bounds apptainer's logs of what the image's program prints.
                 said = str(self.path / "config" / "instances" / "logs")
                 subprocess.Popen(
                     [sys.executable, "-I", "-S", logs.__file__, str(record.pid), said],
@@ -274,7 +275,7 @@ class Instance:
                 check=False,
             )
         deadline = time.monotonic() + STOP_TIMEOUT
-        # First that process, then, within the second, who held the locks for it.
+        # First apptainer's process ends, then, within the second, the process with the locks.
         while (process and _alive(process["ppid"])) or self.record() is not None:
             if time.monotonic() > deadline:
                 raise WaitError(
@@ -320,7 +321,7 @@ class Instance:
             )
 
     def _process(self) -> dict[str, Any] | None:
-        """What apptainer wrote about it: ``pid``, its first process, ``ppid``, its keeper."""
+        """Return apptainer's record: ``pid`` of the first process, ``ppid`` of its parent."""
         files = self.path.glob(f"config/instances/app/*/*/{_NAME}/{_NAME}.json")
         for file in files:
             with contextlib.suppress(OSError, ValueError):
@@ -357,7 +358,7 @@ class Instance:
                     if time.monotonic() > deadline:
                         raise WaitError(
                             f"instance {self.name} on {self.host} is being started or stopped by "
-                            "somebody else, who does not come to an end",
+                            "another process, which does not end",
                             hint="look for another wheelmount that hangs",
                         ) from None
                     time.sleep(0.02)

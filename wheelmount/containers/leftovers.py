@@ -13,7 +13,7 @@ from wheelmount.containers.instance import INSTANCES, Instance
 from wheelmount.containers.overlay import remove_tree
 
 PREFIX = "container-"
-"""What the private directories of containers that end with their command begin with."""
+"""Prefix of the private directories of containers that end with their command."""
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def find(runtime: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Delete one of those.
+    """Delete a directory that ``find`` returned.
 
     Raises:
         ContainerError: some of it belongs to another user.

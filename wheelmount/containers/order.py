@@ -1,4 +1,4 @@
-"""An order for a container, as a client sends it, and how the host carries it out."""
+"""Orders to run a container, which a client sends and a host carries out."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from wheelmount.containers.terminal import Size, Terminal
 from wheelmount.errors import OvertimeError
 
 PASSED_ON = ("WHEELMOUNT_HOST", "WHEELMOUNT_RANK", "WHEELMOUNT_SIZE", "WHEELMOUNT_LOCAL_RANK")
-"""Variables of the host that a command in a container finds too: which of all commands it is."""
+"""Variables of the host that are passed into containers: they tell a command its rank."""
 
 OUTPUT = "/run/wheelmount/output"
-"""Where a container sees the directory for files to collect."""
+"""Path in a container of the directory for files to collect."""
 
 _OUTPUT = "WHEELMOUNT_OUTPUT"
 
@@ -36,12 +36,12 @@ else echo "there is nothing at $1 in the container" >&2; exit 1; fi
 """
 
 PROGRAM = "python", "-m", "wheelmount.containers"
-"""Module that carries out the order in its argument's file, run by the host's Python."""
+"""Module, run by the host's Python, that carries out the order in the file it is given."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """What a host needs to know to run a command in a container.
+    """The description of a container that a host needs to run a command in it.
 
     Attributes:
         host: the host's name.
@@ -96,21 +96,21 @@ class Order:
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
     def encode(self, argv: Sequence[str]) -> bytes:
-        """What `PROGRAM` is to read to run ``argv``.
+        """Encode the order and a command for `PROGRAM`.
 
-        Without a command it ends with 0 where the order's instance runs, and with 1 where not.
+        Without a command the program ends with 0 if the order's instance runs, otherwise with 1.
         """
         text = json.dumps([dataclasses.asdict(self), list(argv)], ensure_ascii=False)
         return text.encode(errors="surrogateescape")
 
     @classmethod
     def decode(cls, encoded: bytes) -> tuple[Order, list[str]]:
-        """The order, and the command that it is for."""
+        """Decode an order and its command."""
         fields, argv = json.loads(encoded.decode(errors="surrogateescape"))
         return cls(**fields), argv
 
     def runs(self) -> bool:
-        """Whether its instance runs on this host."""
+        """Return whether the order's instance runs on this host."""
         name = self.instance
         return name is not None and bool(Instance(self._runtime, name, self.host).record())
 
@@ -121,7 +121,7 @@ class Order:
         stdin: Stream = subprocess.DEVNULL,
         terminal: Terminal | None = None,
     ) -> int:
-        """Carry it out on this host: run ``argv``, and wait for its exit code.
+        """Run a command in the container on this host; return its exit code.
 
         Args:
             argv: the command.

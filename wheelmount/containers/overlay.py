@@ -3,8 +3,8 @@
 Three kinds. A directory is as fast as an ext3 image for root and four times faster for ordinary
 users, and needs no size. An image is one file of a given size, for file systems on which a
 directory cannot be an overlay (NFS, or another overlay) or where many small files are unwelcome.
-Memory is gone when the machine starts anew. One container writes to an overlay at a time; a lock
-says so.
+An overlay in memory is gone when the machine restarts. A lock admits one container at a time to an
+overlay.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MIB = 1 << 20
 LEAST = 64 * MIB
-"""Bytes of the smallest image that apptainer makes."""
+"""Size in bytes of the smallest image that apptainer makes."""
 
 DEFAULT_SIZE = 16 << 30
-"""Default bytes of an image. It is sparse: unused parts take no room."""
+"""Default size of an image in bytes. It is sparse: unused parts take no room."""
 
 LINGER = 0.5
-"""Seconds that the lock of a container may outlive it: helpers of apptainer, and a process that
-another thread is just starting, have it open as well."""
+"""Seconds that a container's lock may outlive it: helpers of apptainer, and a process that another
+thread is just starting, have it open as well."""
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 
@@ -101,22 +101,22 @@ class Overlay:
 
     @property
     def layer(self) -> Path:
-        """What apptainer is given: a directory, or an image."""
+        """Path of the overlay for apptainer: a directory, or an image."""
         kind = self.found
         if kind == "image":
             return self.path / _IMAGE
         return (self.path / _MEMORY).readlink() if kind == "memory" else self.path
 
     def create(self) -> Path:
-        """Make it, for this user only, or take the one that is there.
+        """Make the overlay, for this user only, unless it exists.
 
         Returns:
-            What apptainer is given.
+            The path of the overlay for apptainer.
 
         Raises:
             ConfigError: another user's directory has this name.
             ContainerError: an image cannot be made.
-            InputError: there is one of another kind or size, or of another image.
+            InputError: it exists with another kind or size, or for another image.
             UnavailableError: apptainer is missing.
         """
         private_directory(self.state_dir / "overlays")
@@ -130,14 +130,14 @@ class Overlay:
             self._make_image()
         elif wanted == "memory":
             (self.path / _MEMORY).symlink_to(self._in_memory)
-        if self.found == "memory":  # gone with the last start of the machine
+        if self.found == "memory":  # deleted when the machine restarted
             private_directory(self._in_memory.parent)
             private_directory(self._in_memory)
         return self.layer
 
     @property
     def _in_memory(self) -> Path:
-        # Dots and dashes are in names too; this is not.
+        # Names may contain dots and dashes, but not this.
         place = MEMORY / f"wheelmount-{os.getuid()}-overlays"
         return place / f"{self.name}={self.host}"
 
@@ -161,7 +161,7 @@ class Overlay:
             return
         try:
             known, _, path = self._base_file.read_text(errors="surrogateescape").partition(" ")
-        except FileNotFoundError:  # it is new, or of a time when that was not noted
+        except FileNotFoundError:  # it is new, or an old version did not record the image
             self._base_file.write_text(f"{identity} {self.base}", errors="surrogateescape")
             return
         if known != identity:
@@ -180,7 +180,7 @@ class Overlay:
         with self.lock("create"):
             if self.found is not None:
                 return
-            fresh.unlink(missing_ok=True)  # of one who was killed
+            fresh.unlink(missing_ok=True)  # left by a killed process
             try:
                 apptainer.make_overlay(fresh, _whole(self.size or DEFAULT_SIZE) // MIB)
                 fresh.replace(self.path / _IMAGE)
@@ -188,7 +188,7 @@ class Overlay:
                 fresh.unlink(missing_ok=True)
 
     def used(self) -> int:
-        """Bytes that it takes on the disk or in memory."""
+        """Return the bytes that the overlay takes on the disk or in memory."""
         layer = self.layer
         files = [layer, *layer.rglob("*")] if layer.is_dir() else [layer]
         total = 0
@@ -198,12 +198,12 @@ class Overlay:
         return total
 
     def last_used(self) -> float:
-        """When a container last began to use it, in seconds since 1970; or when it was made."""
+        """Return the time of its last use, or else of its creation, in seconds since 1970."""
         file = self._lock_file if self._lock_file.exists() else self.path
         return file.stat().st_mtime
 
     def user(self) -> str:
-        """Return which process writes to it now; empty if none does."""
+        """Return the process that writes to the overlay now; empty if there is none."""
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -239,7 +239,7 @@ class Overlay:
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Iterator[int]:
-        """Be the only writer while the context is open.
+        """Lock the overlay during the context, as its only writer.
 
         Args:
             purpose: shown to other commands that wait for it.
@@ -249,7 +249,7 @@ class Overlay:
             locked until it ends too, even if this process dies before.
 
         Raises:
-            ContainerError: another writer has it, naming that one.
+            ContainerError: another writer, named in the message, holds the lock.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = self._acquire()
@@ -287,7 +287,7 @@ class Overlay:
                     f"overlay {self.name} is in use by {holder}",
                     hint="wait for it to end, or use another overlay",
                 ) from None
-            # It may have been removed, or removed and made again, since it was opened.
+            # The lock file may have been removed, or removed and made again, since it was opened.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), self._lock_file.stat()):
                     return descriptor
@@ -295,7 +295,7 @@ class Overlay:
 
 
 def name_for(image: Path) -> str:
-    """The name of an image's own overlay: where none is named, each image has one to itself."""
+    """Return the name of the overlay that an image uses if none is named."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", image.stem).lstrip("._-")[:60] or "image"
     identity = sif.identity(image)
     return plain if identity is None else f"{plain}-{identity[:8]}"
@@ -315,7 +315,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def default_kind(directory: Path) -> Kind:
-    """The fastest kind that works in ``directory`` and stays.
+    """Return the fastest persistent kind of overlay that works in a directory.
 
     A directory needs extended attributes there, ``trusted.*`` for root, whose overlays the kernel
     makes, and ``user.*`` for others, and must not lie in an overlay itself (Linux:
@@ -340,7 +340,7 @@ def default_kind(directory: Path) -> Kind:
 
 
 def _whole(size: int) -> int:
-    """``size`` in whole MiB, as apptainer takes it."""
+    """Return a size in whole MiB, the unit of apptainer's option."""
     return size // MIB * MIB
 
 
@@ -349,7 +349,7 @@ def _holder(descriptor: int) -> str:
 
 
 def remove_tree(tree: Path) -> None:
-    """Delete ``tree``, opening the directories that their owner may not enter.
+    """Delete a directory tree, with directories that their owner may not enter.
 
     The kernel keeps such a directory in every overlay, and packages unpack read-only ones.
 

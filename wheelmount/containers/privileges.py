@@ -1,10 +1,10 @@
-"""What a container may do to the machine that it runs on, where root starts it.
+"""Limit the privileges of containers that root starts.
 
-Root of such a container is root of the host: the kernel checks what that one may do by its
-capabilities, by the system calls that are let through, and by what of the kernel's own files it
-can write to. Untrusted packages are built and run there, so it gets what pip, uv, apt and
-compilers need and nothing that reaches outside. Ordinary users' containers are in a user namespace,
-in which they have nothing to give away.
+Root in such a container is root of the host. The kernel limits it only by its capabilities, by a
+filter of system calls, and by the kernel's own files that it can write to. Untrusted packages are
+built and run there, so it gets the privileges that pip, uv, apt and compilers need, and none that
+reaches outside. Containers of ordinary users are in a user namespace, where they have no privileges
+over the machine that could be taken away.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CAPABILITIES = {
     "CAP_AUDIT_WRITE": 29,
     "CAP_SETFCAP": 31,
 }
-"""What is left to root, and the number of each: what docker leaves, less device nodes and raw
-sockets."""
+"""Capabilities that root keeps, with their numbers: docker's, without those for device nodes and
+raw sockets."""
 
 _REFUSED = (
     *("mount", "umount2", "move_mount", "open_tree", "fsopen", "fsmount", "fsconfig", "fspick"),
@@ -39,24 +39,24 @@ _REFUSED = (
     *("add_key", "request_key", "keyctl", "userfaultfd", "io_uring_setup", "adjtimex"),
     *("clock_adjtime", "clock_settime", "settimeofday", "process_vm_readv", "process_vm_writev"),
 )
-"""System calls that work on more than the container, or that few programs need and many holes of
-the kernel were in."""
+"""System calls to refuse: they affect more than the container, or few programs need them and the
+kernel had many vulnerabilities in them."""
 
 _CLONE_NEWUSER = 0x10000000  # linux/sched.h
 
 _READ_ONLY = "bus", "fs", "irq", "sys"
-"""Directories of /proc whose files are the machine's, and writable to its root whatever it may."""
+"""Directories of /proc whose files are the machine's, and which root may write to in any case."""
 
 _SYSTEM = "/sys/devices/system"
-"""What programs look up their processors in; the rest of /sys is not shown."""
+"""The part of /sys in which programs look up processors; the rest is not shown."""
 
 
 def options(profile: Path, *, nv: bool) -> list[str]:
-    """Options of ``apptainer exec`` and of ``instance start`` that leave root no more than that.
+    """Return options of ``apptainer exec`` and ``instance start`` that limit root's privileges.
 
     Args:
         profile: the file that `write_profile` made.
-        nv: show it the devices too, among which NVIDIA's libraries look for theirs.
+        nv: also show the devices of /sys, where NVIDIA's libraries look for theirs.
     """
     shown = [f"/proc/{name}" for name in _READ_ONLY]
     shown += ["/sys/devices", "/sys/bus", "/sys/class"] if nv else [_SYSTEM]
@@ -65,17 +65,17 @@ def options(profile: Path, *, nv: bool) -> list[str]:
 
 
 def of_command(profile: Path) -> list[str]:
-    """The part of them that a command needs in an instance that was started with `options`."""
+    """Return the options for a command in an instance that was started with `options`."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     permitted = int(re.findall(r"^CapPrm:\s*(\w+)", status, re.MULTILINE)[0], 16)
-    # apptainer gives up if one is refused.
+    # apptainer fails if a capability is refused.
     had = [name for name, number in CAPABILITIES.items() if permitted >> number & 1]
     # --no-privs also sets no_new_privs.
     return ["--no-privs", "--add-caps", ",".join(had), "--security", f"seccomp:{profile}"]
 
 
 def write_profile(profile: Path) -> None:
-    """Write down which system calls are refused, as apptainer reads it."""
+    """Write the filter of system calls, in the format of apptainer."""
     refused = [
         {"names": _REFUSED, "action": "SCMP_ACT_ERRNO"},
         {

@@ -1,4 +1,4 @@
-"""What an image has inside."""
+"""Find out which Python an image has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Python:
     Attributes:
         version: ``3.11``; ``3.14t`` of a free-threaded build, ``pypy3.11``.
         platform: ``manylinux_2_36_x86_64``.
-        executable: path of it.
+        executable: path of the interpreter.
     """
 
     version: str
@@ -45,8 +45,8 @@ def python(image: Path) -> Python:
     """Ask an image for its Python.
 
     Raises:
-        SourceError: there is no such image.
-        ContainerError: it does not start, or has no Python 3 on a glibc.
+        SourceError: the image is missing.
+        ContainerError: the image does not start, or has no Python 3 on a glibc.
     """
     with tempfile.TemporaryDirectory(prefix="wheelmount-probe-") as directory:
         answer = Path(directory) / "answer"

@@ -1,4 +1,4 @@
-"""Processes of apptainer: each in a session of its own, and none outlives its owner."""
+"""Run apptainer in a session of its own, such that no process outlives its owner."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def attend(
 ) -> int:
     """Run an apptainer command in a session of its own, and end all its processes.
 
-    With the command, with an exception here, and with this process, however that ends: a guard
-    (`guard`) runs it.
+    They end with the command, with an exception here, and with this process, however it ends: a
+    guard process (`guard`) runs the command.
 
     Args:
         command: the whole command line.

@@ -1,4 +1,4 @@
-"""Images of registries: pulled once, and kept as files."""
+"""Pull images from registries once, and keep them as files."""
 
 from __future__ import annotations
 
@@ -12,38 +12,35 @@ from wheelmount.progress import Progress
 from wheelmount.wheels.scratch import scratch, write_whole
 
 SCHEMES = "docker://", "library://", "oras://"
-"""What references to images of registries begin with, as apptainer takes them."""
+"""Prefixes of references to images in registries, in apptainer's notation."""
 
 FILE = "img.sif"
-"""The image in a directory of its own."""
+"""Name of the image's file, in a directory for this image alone."""
 
 _NOTE = "reference"
 
 
 def folder_of(reference: str, place: Path) -> Path:
-    """The directory of a pulled image.
+    """Return the directory of a pulled image.
 
     Args:
-        reference: what it was pulled by.
-        place: directory of all of them.
+        reference: reference that it was pulled by.
+        place: directory of all pulled images.
     """
     return place / blake3(reference.encode()).hexdigest(16)
 
 
 def pull(reference: str, place: Path, progress: Progress, *, anew: bool = False) -> Path:
-    """Have an image of a registry here.
+    """Pull an image from a registry unless it is there; return its file.
 
     Args:
-        reference: what apptainer calls it: ``docker://python:3.12-slim``.
-        place: directory of all that were pulled.
-        progress: told about it, if it is not there.
-        anew: pull it although it is there: a tag may have come to mean another image.
-
-    Returns:
-        The file.
+        reference: the image, in apptainer's notation: ``docker://python:3.12-slim``.
+        place: directory of all pulled images.
+        progress: informed of a pull.
+        anew: pull even if the image is there: its tag may name another image by now.
 
     Raises:
-        ContainerError: it cannot be had; one that was there before still is.
+        ContainerError: the image cannot be pulled; an earlier pull of it is kept.
         UnavailableError: apptainer is missing.
     """
     folder = folder_of(reference, place)

@@ -1,4 +1,4 @@
-"""The file that an image is."""
+"""Check and identify the file of an image."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from wheelmount.errors import SourceError
 
 
 def check(image: Path) -> None:
-    """Make sure that an image is there.
+    """Check that an image exists and can be read.
 
     Raises:
-        SourceError: it is not, or cannot be read.
+        SourceError: it is missing or unreadable.
     """
     if not os.access(image, os.R_OK):
         raise SourceError(

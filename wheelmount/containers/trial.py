@@ -1,4 +1,4 @@
-"""A container of this machine's own programs, to test whether containers start here."""
+"""Start a container of this machine's own programs, to test whether containers start here."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from wheelmount.containers.container import Bind, Container
 from wheelmount.errors import ContainerError
 
 TIMEOUT = 30.0
-"""Seconds that it may take."""
+"""Seconds that the test may take."""
 
 _EMPTY = "dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "var/tmp"
 _PROGRAMS = "usr", "bin", "sbin", "lib", "lib64"
 
 
 def start(directory: Path) -> None:
-    """Start one, and have it end.
+    """Start a test container, and wait for its end.
 
     Args:
-        directory: a private one for what it needs meanwhile.
+        directory: a private directory for its files.
 
     Raises:
-        ContainerError: it does not start.
+        ContainerError: the container does not start.
         UnavailableError: apptainer is missing, or lacks a permission.
-        WaitError: it does not end.
+        WaitError: the container does not end.
     """
     with tempfile.TemporaryDirectory(prefix="trial-", dir=directory) as name:
         root = Path(name, "root")
