@@ -1,7 +1,17 @@
 """How Sphinx makes pages of these files: ``sphinx-build -W docs build/docs``."""
 
 project = "wheelmount"
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+python_maximum_signature_line_length = 60
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3  # as GitHub makes them: links work in both places
 copybutton_prompt_text = "$ "  # of a console only what is typed

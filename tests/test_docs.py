@@ -33,7 +33,7 @@ def test_pages_are_made_without_a_warning(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     page = (tmp_path / "pages" / "index.html").read_text()
-    assert 'href="hosts.html#who-can-come-in"' in page, "a link of the README"
+    assert 'href="hosts.html#access-control"' in page, "a link of the README"
 
 
 def test_tests_that_pages_name_are_there() -> None:
