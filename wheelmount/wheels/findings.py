@@ -1,4 +1,4 @@
-"""What a check of a wheelhouse found."""
+"""The results of a check of a wheelhouse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Unsound:
 
     Attributes:
         wheel: its file name.
-        fault: the first thing that is wrong with it.
+        fault: its first fault, in words.
     """
 
     wheel: str
@@ -52,7 +52,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a check came to.
+    """The result of a check.
 
     Attributes:
         directory: the directory that was checked.
@@ -95,7 +95,7 @@ class Findings:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """Return the result for ``--json``."""
         return {
             "directory": str(self.directory),
             "complete": not self.unsound and not self.gaps,

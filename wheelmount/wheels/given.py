@@ -1,4 +1,4 @@
-"""Files of requirements that are no files here: from standard input, or from a URL."""
+"""Read files of requirements from standard input or a URL."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from wheelmount.errors import SourceError, TransferError
 from wheelmount.wheels.reqfile import anchored
 
 _FETCHED = "fetched-"
-"""How the directory of a file begins that came from a URL."""
+"""Prefix of the directory of a file that was fetched from a URL."""
 
 LARGEST = 1 << 24
-"""Bytes that a file of requirements may have."""
+"""Largest size of a file of requirements, in bytes."""
 
 
 def file_of(text: str, folder: Path) -> Path:
@@ -43,7 +43,7 @@ def file_of(text: str, folder: Path) -> Path:
 
 
 def is_fetched(file: Path) -> bool:
-    """Whether a file came from a URL, and so says what others say."""
+    """Return whether a file came from a URL, so that its content is a stranger's."""
     return file.parent.name.startswith(_FETCHED)
 
 

@@ -1,4 +1,4 @@
-"""What a script says that it needs (inline script metadata, PEP 723)."""
+"""Read the requirements in a script (inline script metadata, PEP 723)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HINT = "see the specification: https://packaging.python.org/specifications/inli
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """What the block of a script says.
+    """The metadata block of a script.
 
     Attributes:
         dependencies: PEP 508 requirements.
-        requires_python: versions of Python that will do; empty for any.
-        exclude_newer: see ``--exclude-newer``; empty where it is not said.
+        requires_python: allowed versions of Python; empty for any.
+        exclude_newer: value of ``--exclude-newer``; empty if not given.
     """
 
     dependencies: tuple[str, ...] = ()
@@ -35,10 +35,10 @@ class Inline:
 
 
 def read(script: bytes) -> Inline | None:
-    """The metadata of a script; None where it has none.
+    """Return the metadata of a script; None if it has none.
 
     Raises:
-        InputError: it has two, or one that can't be understood.
+        InputError: the script has two metadata blocks, or an invalid one.
     """
     text = script.decode("utf-8", errors="replace").replace("\r\n", "\n")
     blocks = [one for one in _BLOCK.finditer(text) if one["type"] == "script"]

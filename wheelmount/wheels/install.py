@@ -20,10 +20,10 @@ def install_command(
     python: str | None = None,
     file: str | None = None,
 ) -> list[str]:
-    """Arguments that install requirements from a directory, offline.
+    """Return the command that installs requirements from a directory, offline.
 
-    The flags outrank every file and variable. Files can still add to them, so on a host run it in
-    ``clean_environment``.
+    Its flags override every file and variable. Files can still add settings, so on a host run the
+    command in ``clean_environment``.
 
     Args:
         tool: ``"uv"`` (found on ``PATH``) or ``"pip"`` (of the Python).
@@ -63,7 +63,7 @@ def install_command(
 
 
 def pinned(tool: Literal["uv", "pip"]) -> list[str]:
-    """Options for a file that pins everything: install just that, as it is.
+    """Return options to install exactly the versions in a file that pins everything.
 
     uv counts a lower bound of ``Requires-Python`` only, and has chosen so.
     """
@@ -72,7 +72,7 @@ def pinned(tool: Literal["uv", "pip"]) -> list[str]:
 
 
 def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment without the caller's settings of pip and uv, and without their files.
+    """Return an environment without settings of pip and uv, in which they read no files of theirs.
 
     A host's ``/etc/pip.conf`` or ``uv.toml`` may name an index or more directories, which flags
     don't take away.

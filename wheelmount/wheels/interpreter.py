@@ -1,4 +1,4 @@
-"""What an interpreter is, in the words of a target.
+"""Describe an interpreter in the terms of a target: its version and platform.
 
 Also a program, run by path or as ``python -m wheelmount.wheels.interpreter [VENV]``: it prints what
 the Python of a virtual environment is, or the one that runs it where there is none yet; with
@@ -14,18 +14,18 @@ import sys
 from pathlib import Path
 
 TIMEOUT = 20.0
-"""Seconds in which an interpreter says what it is."""
+"""Seconds that an interpreter may take to describe itself."""
 
 
 def running_version() -> str:
-    """``3.11``, ``3.14t`` for a free-threaded build, ``pypy3.11``: the one that runs this."""
+    """Return the running Python's version: ``3.11``, ``3.14t`` (free-threaded), ``pypy3.11``."""
     pypy = "pypy" if sys.implementation.name == "pypy" else ""
     free = "t" if "t" in getattr(sys, "abiflags", "") else ""
     return f"{pypy}{sys.version_info[0]}.{sys.version_info[1]}{free}"
 
 
 def running_platform() -> str:
-    """``manylinux_2_36_x86_64``; nothing where there is no glibc."""
+    """Return the platform, such as ``manylinux_2_36_x86_64``; empty without glibc."""
     try:
         libc, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     except ValueError:
@@ -34,12 +34,12 @@ def running_platform() -> str:
 
 
 def base_executable() -> str:
-    """Path of the running interpreter, or of the one that its virtual environment was made of."""
+    """Return the path of the running interpreter, or of the base of its virtual environment."""
     return str(getattr(sys, "_base_executable", "") or sys.executable)
 
 
 def describe(venv: str = "") -> str:
-    """Version and platform, with a blank between, of a virtual environment's interpreter.
+    """Return version and platform of a virtual environment's interpreter, separated by a blank.
 
     Args:
         venv: its path; where there is none, and without, it is about the running interpreter.

@@ -1,4 +1,4 @@
-"""What travels to hosts so that they install without unpacking: trees of unpacked wheels.
+"""Make trees of unpacked wheels for mounts, so that hosts install without unpacking.
 
 ::
 
@@ -8,8 +8,8 @@
     numpy-2.4.6-1f0c….cpython-311/platlib/…      an unpacked wheel, by schemes, with bytecode
     numpy-2.4.6-1f0c….cpython-311/scripts/…
 
-A tree only grows, so that what links into it stays right: a wheel's directory is never changed.
-Files are second names of those of ``Unpacked``; what wheels have in common travels once.
+A tree only grows, and a wheel's directory is never changed, so that links into the tree stay valid.
+Files are hardlinks to those of ``Unpacked``, so a file that several wheels share is sent once.
 
 A plan is JSON, for ``environment``::
 
@@ -52,7 +52,7 @@ from wheelmount.wheels.target import Target, needed_glibc
 from wheelmount.wheels.unpacked import Content, Recipe, Unpacked
 
 PROGRAM = "install"
-"""What installs from a tree, for any Python: a directory that it runs."""
+"""Directory of the program that installs from a tree, run by any Python."""
 
 _MAIN = b"""\
 import sys
@@ -98,7 +98,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be installed together.
+    """The wheels of one environment, to be installed together.
 
     Attributes:
         items: the wheels.
@@ -133,17 +133,17 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """The same for the same plan."""
+        """Hash of the plan, which names its files."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     @property
     def file(self) -> str:
-        """Where it is in a tree."""
+        """Path of the plan in a tree."""
         return f"plans/{self.digest}.json"
 
 
 def grow(tree: Path, plan: Plan, unpacked: Unpacked) -> None:
-    """Bring a plan into a tree, and the wheels of it that are not there.
+    """Add a plan, and its missing wheels, to a tree.
 
     Args:
         tree: directory, on the file system of ``unpacked``; made if it is not there.
@@ -284,7 +284,7 @@ def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
 
 
 def link(source: Path, target: str) -> None:
-    """Give a file a second name, or make a copy where it can have none."""
+    """Hardlink a file; copy it where a hardlink is impossible."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -298,7 +298,7 @@ _ABSENT = b"unpacked in the tree"
 
 
 def _stub(info: str, metadata: bytes) -> bytes:
-    """A wheel of metadata only."""
+    """Return a wheel that contains only metadata."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name, data in {
@@ -329,6 +329,6 @@ def record_of(recipe: Recipe) -> str:
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Whole or not at all, and only where it changes something."""
+    """Write a file atomically, unless it has that content already."""
     if not file.is_file() or file.read_bytes() != data:
         write_whole(file, data)

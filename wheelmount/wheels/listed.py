@@ -1,4 +1,4 @@
-"""What an index lists of a package (PEP 503 and 691)."""
+"""List the versions of a package in an index (PEP 503 and 691)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINK = re.compile(r"""href\s*=\s*["']?([^"'\s>]+)""", re.IGNORECASE)
 
 
 def offered_versions(package: str, index: str, target: Target) -> list[str]:
-    """Versions of a package that have a wheel for a target, the newest first.
+    """Return the versions of a package that have a wheel for a target, newest first.
 
     Args:
         package: its name.

@@ -1,4 +1,4 @@
-"""Lock files (PEP 751, ``pylock.toml``): read, and asked for the wheels of one target."""
+"""Read lock files (PEP 751, ``pylock.toml``), and select the wheels for one target."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Wheel:
 
     @property
     def pin(self) -> str:
-        """The requirement that nothing but this wheel's version meets."""
+        """Requirement of exactly this wheel's version."""
         return f"{self.package}=={self.version}"
 
 
@@ -78,7 +78,7 @@ def parse_lock(text: str, where: str = LOCK_NAME) -> Pylock:
 
 
 def chosen_wheels(lock: Pylock, target: Target) -> list[Wheel]:
-    """The wheel of each package that installs on ``target``, in the lock's order.
+    """Return for each package the wheel that installs on a target, in the lock's order.
 
     Raises:
         ResolveError: a package has no wheel for it.
@@ -88,7 +88,7 @@ def chosen_wheels(lock: Pylock, target: Target) -> list[Wheel]:
 
 
 def selected(lock: Pylock, target: Target) -> list[tuple[Package, object]]:
-    """Each package that a lock has for ``target``, and what of it installs there.
+    """Return each package that a lock has for a target, with the file that installs there.
 
     Raises:
         ResolveError: a package has nothing that does.
@@ -102,7 +102,7 @@ def selected(lock: Pylock, target: Target) -> list[tuple[Package, object]]:
 
 
 def wheel_name(source: object) -> str:
-    """The file name of a wheel that a lock has; empty where it has something else."""
+    """Return the file name of a wheel in a lock; empty if the entry is not a wheel."""
     if isinstance(source, PackageWheel):
         return source.filename
     if isinstance(source, PackageArchive):  # a requirement of the form NAME @ URL

@@ -78,7 +78,7 @@ class Request:
 
     @classmethod
     def of(cls, wanted: Wanted, target: Target) -> Request:
-        """The request for these requirements, without an answer."""
+        """Return the request for requirements, without a result."""
         return cls(
             requirements=tuple(without_credentials(str(one)) for one in wanted.requirements),
             files=tuple(map(str, wanted.files)),
@@ -95,16 +95,16 @@ class Request:
 
     @property
     def target(self) -> Target:
-        """The target it was asked for."""
+        """The target of the request."""
         return Target(self.python_version, self.platform)
 
     @property
     def answered(self) -> bool:
-        """Whether it says which wheels it came to, which may be none: old ones may not."""
+        """Whether the request lists its wheels, maybe none; requests of old versions do not."""
         return bool(self.wheels) or not self.pins
 
     def text(self, wheels: Mapping[str, Entry]) -> str:
-        """All that it came to, as a file of requirements: versions and hashes.
+        """Return the result as a file of requirements, with versions and hashes.
 
         pip and uv install it with ``--no-deps``, without resolving anything again.
 
@@ -117,7 +117,7 @@ class Request:
         return "".join([f"# {asked} for {self.target}\n", *lines])
 
     def file(self, wheels: Mapping[str, Entry]) -> str:
-        """Where that text is in a wheelhouse."""
+        """Return the path in a wheelhouse of the file with ``text``."""
         digest = hashlib.sha256(self.text(wheels).encode()).hexdigest()[:16]
         return f"{REQUESTS_NAME}/{digest}.txt"
 
@@ -160,22 +160,22 @@ class Entry:
         )
 
     def fits(self, file: Path) -> bool:
-        """Whether a file is as it was when its hash was taken, by its size and time."""
+        """Return whether a file's size and mtime are those of when it was hashed."""
         found = file.stat()
         return (self.size, self.mtime_ns) == (found.st_size, found.st_mtime_ns)
 
     def untouched(self, file: Path) -> bool:
-        """Whether nothing was written to a file since, by its ctime too; a copy is another file."""
+        """Return whether size, mtime and ctime are unchanged; a copy has another ctime."""
         return self.fits(file) and self.ctime_ns == file.stat().st_ctime_ns
 
 
 @dataclass(slots=True)
 class Manifest:
-    """The whole file. Whoever changes it holds the directory's lock.
+    """The content of the manifest; a process must hold the directory's lock to change it.
 
     Attributes:
-        requests: all that was asked for, the latest last.
-        wheels: what is known of each wheel, by file name.
+        requests: all requests, the latest last.
+        wheels: the recorded facts about each wheel, by file name.
         trusted: normalized names of packages whose wheels may have a wrong RECORD.
         built: where the wheels that were built on this machine are from, by file name.
     """
@@ -241,7 +241,7 @@ class Manifest:
                 write_whole(file, text.encode())
 
     def answer(self, asked: Request, directory: Path) -> Request | None:
-        """The earlier request that asked for just this, if its wheels are all there still."""
+        """Return an equal earlier request if all its wheels are still there, otherwise None."""
         for request in self.requests:
             same = request.same_question(asked) and request.digest == asked.digest != ""
             if (
@@ -267,23 +267,23 @@ class Manifest:
         )
 
     def has(self, name: str, directory: Path) -> bool:
-        """Whether a wheel is there as it was when it was looked into, by its size and time."""
+        """Return whether a wheel exists and is unchanged since its check, by size and mtime."""
         entry, file = self.wheels.get(name), directory / name
         return bool(entry and entry.verified and file.is_file() and entry.fits(file))
 
     def has_together(self, names: Iterable[str]) -> bool:
-        """Whether wheels were brought in together, and so were seen to get on."""
+        """Return whether one request has all these wheels, so that they are known not to clash."""
         asked = set(names)
         return any(asked.issubset(request.wheels) for request in self.requests)
 
     def remember(self, request: Request) -> None:
-        """Add a request; it takes the place of an earlier one that asked for the same."""
+        """Add a request; it replaces an equal earlier one."""
         self.requests = [kept for kept in self.requests if not kept.same_question(request)]
         self.requests.append(request)
 
 
 def _known(kind: type, table: dict[str, Any]) -> dict[str, Any]:
-    """What of a table this version of wheelmount knows."""
+    """Return the entries of a table that this version of wheelmount knows."""
     names = {one.name for one in dataclasses.fields(kind)}
     return {name: value for name, value in table.items() if name in names}
 

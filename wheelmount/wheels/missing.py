@@ -1,4 +1,4 @@
-"""Which packages a directory lacks, and which requirements ask for them.
+"""Find the packages that a directory lacks, and the requirements that name them.
 
 uv proves that a directory is complete; where it is not, uv names one conflict. This walks the
 wheels' own metadata to name everything that is not there. It takes the newest version that fits,
@@ -49,7 +49,7 @@ class Missing:
 def find_missing(
     roots: Iterable[tuple[Requirement, str]], wheels: Iterable[Path], target: Target
 ) -> list[Missing]:
-    """Follow requirements through a directory's wheels to those that none meets.
+    """Follow requirements through a directory's wheels; return those that no wheel meets.
 
     Args:
         roots: requirements, each with the package that has it.
@@ -87,7 +87,7 @@ def find_missing(
 def fitting(
     wheels: Iterable[Path], target: Target
 ) -> dict[NormalizedName, list[tuple[Version, Path]]]:
-    """The wheels that install on a target, by package."""
+    """Return the wheels that install on a target, by package."""
     tags = frozenset(target.tags())
     found: dict[NormalizedName, list[tuple[Version, Path]]] = {}
     for file in wheels:

@@ -1,7 +1,7 @@
-"""Which directories have code of the user's own: those that files name which the user has given.
+"""Find the directories with the user's own code: those named by files that the user gave.
 
-What they come to may name directories of this machine as well: the metadata of a wheel, or a file
-that came from a URL. Those are strangers' words, and builds of what they name are confined.
+The metadata of a wheel, or a file that came from a URL, may also name directories of this machine.
+These come from strangers, so directories that they name are built in a sandbox.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MALFORMED = OSError, ValueError, KeyError, TypeError, AttributeError, InvalidRe
 
 
 def own_directories(wanted: Wanted) -> set[Path]:
-    """Directories of projects that files of requirements and of projects name.
+    """Return directories of projects that files of requirements and of projects name.
 
     Those name others in turn, as uv follows them: paths and members of a workspace in
     ``[tool.uv.sources]``, and URLs of directories among dependencies.

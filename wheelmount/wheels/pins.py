@@ -25,7 +25,7 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
 ALGORITHMS = ("sha256", "sha384", "sha512")
-"""What a file may be pinned by; those that pip takes."""
+"""Hash algorithms for pins: those that pip accepts."""
 
 _REQUIRE = ("PIP_REQUIRE_HASHES", "UV_REQUIRE_HASHES")
 
@@ -46,7 +46,7 @@ class Pins:
 
     @classmethod
     def of(cls, wanted: Wanted, target: Target) -> Pins:
-        """What requirements, and the files among them, pin on a target.
+        """Return the pins of requirements, and of files of requirements, on a target.
 
         Raises:
             InputError: a hash of no known algorithm, or of no known package.
@@ -83,7 +83,7 @@ class Pins:
 
     @classmethod
     def of_lock(cls, lock: Pylock, target: Target) -> Pins:
-        """What a lock says of the wheels that it has for a target."""
+        """Return the hashes that a lock has of the wheels for a target."""
         found: dict[str, frozenset[str]] = {}
         for package, source in selected(lock, target):
             if wheel_name(source):
@@ -108,7 +108,7 @@ class Pins:
         )
 
     def apply(self, lock: Pylock, target: Target, built: Collection[str] = ()) -> Pylock:
-        """The lock with those files only that may be used.
+        """Return a lock with only the files that the pins allow.
 
         Args:
             lock: the resolved lock.

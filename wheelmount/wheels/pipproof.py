@@ -1,4 +1,4 @@
-"""The proof that pip, by its own rules, installs requirements from one directory.
+"""Prove that pip, by its own rules, can install requirements from one directory.
 
 uv takes a prerelease where nothing else will do, and counts only the lower bounds of
 ``Requires-Python``; pip does not, so what is complete for uv need not be so for pip.

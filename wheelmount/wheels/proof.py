@@ -1,6 +1,6 @@
-"""The proof that requirements install from one directory and nothing else.
+"""Prove that requirements can be installed from one directory alone.
 
-uv resolves them with the directory as all there is; then every wheel that it chose is read.
+uv resolves them with the directory as its only source; then every chosen wheel is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wheelmount.wheels.wanted import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What one offline resolution has to prove.
+    """The requirements that one offline resolution has to prove.
 
     Requirements that stand in a file only are known by ``pins``, which also tie the proof to the
     versions that were locked. ``hashes`` are those that files of a package must have one of.
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is remembered of a wheel.
+    """The recorded facts about a wheel.
 
     Attributes:
         hashes: SHA-256 it may have; all of them must agree.
@@ -96,11 +96,11 @@ def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What came of reading a wheel.
+    """The result of reading a wheel.
 
     Attributes:
         sha256: of its bytes.
-        fault: what is wrong with it; empty where nothing is.
+        fault: its first fault, in words; empty if there is none.
     """
 
     sha256: str

@@ -1,4 +1,4 @@
-"""What points vanilla pip and uv at a directory of wheels: two files, and two variables at most.
+"""Configure plain pip and uv for a directory of wheels: two files, and at most two variables.
 
 Bound at ``/etc/pip.conf`` and ``/etc/uv/uv.toml`` the files alone do it. Both tools let a user's or
 a project's configuration speak over those; ``environment`` takes that away. What remains are
@@ -20,7 +20,7 @@ UV_TOML = "/etc/uv/uv.toml"
 
 
 def pip_conf(packages: str = PACKAGES) -> str:
-    """The text of a ``pip.conf`` with which pip installs from ``packages`` and nowhere else.
+    """Return a ``pip.conf`` with which pip installs from one directory only.
 
     Args:
         packages: absolute path of the directory, as pip will see it.
@@ -35,7 +35,7 @@ def pip_conf(packages: str = PACKAGES) -> str:
 
 
 def uv_toml(packages: str = PACKAGES, *, system: bool = True) -> str:
-    """The text of a ``uv.toml`` with which uv installs from ``packages`` and nowhere else.
+    """Return a ``uv.toml`` with which uv installs from one directory only.
 
     Args:
         packages: absolute path of the directory, as uv will see it.
@@ -60,7 +60,7 @@ def _file(name: str) -> str:
 
 
 def environment(pip_conf: str = PIP_CONF, uv_toml: str = UV_TOML) -> dict[str, str]:
-    """Variables with which the two files outrank those of users and projects.
+    """Return variables with which the two files override those of users and projects.
 
     pip reads the file of ``PIP_CONFIG_FILE`` last and a user's own not at all; uv reads the file of
     ``UV_CONFIG_FILE`` only. They also serve where the files can't be bound under ``/etc``.

@@ -1,4 +1,4 @@
-"""What a file has to be like to count as a wheel of a lock."""
+"""Check that a file is the wheel that a lock names, and sound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def refuse_unpinned(file: Path, wheel: Wheel) -> None:
     """Compare a file with what the requirements pin it to.
 
     Raises:
-        WheelError: it is another one.
+        WheelError: none of the pinned hashes is the file's.
     """
     if not wheel.pinned or f"sha256:{wheel.sha256}" in wheel.pinned:
         return

@@ -1,4 +1,4 @@
-"""Requirement strings (PEP 508), checked before they come near a command line or a file of uv."""
+"""Parse requirement strings (PEP 508) before they reach a command line or a file of uv."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_requirements(texts: Iterable[str]) -> list[Requirement]:
 
 
 def local_path(text: str) -> Path | None:
-    """The absolute path that a text is, if it is one and no requirement.
+    """Return the absolute path of a text that is a path, or None if it is a requirement.
 
     Raises:
         SourceError: nothing is there.
@@ -54,7 +54,7 @@ def local_path(text: str) -> Path | None:
 
 
 def wheel_at(path: Path) -> Requirement:
-    """The requirement that is met by this wheel only.
+    """Return a requirement that only this wheel meets.
 
     Raises:
         InputError: its name is not that of a wheel.

@@ -1,4 +1,4 @@
-"""From requirements to a lock: which versions, and which wheels of them, a target gets."""
+"""Resolve requirements to a lock: the versions, and their wheels, for a target."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def resolve(
 
 
 def read_lock(file: Path, wanted: Wanted) -> Pylock:
-    """The lock that is asked for, one of the files wanted.
+    """Read the lock among the wanted files.
 
     Raises:
         InputError: one that can't be used by itself.
@@ -144,7 +144,7 @@ def _lock_text(file: Path, wanted: Wanted) -> str:
 
 
 def error_of(failure: Failure, target: Target) -> WheelmountError:
-    """What uv's failure means to the user."""
+    """Convert a failure of uv to an error for users."""
     subject = failure.subject
     if failure.kind is Kind.UNKNOWN_PACKAGE:
         return ResolveError(

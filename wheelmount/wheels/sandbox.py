@@ -1,8 +1,8 @@
-"""A place in which strangers' code builds wheels: no network, no home, nothing to write elsewhere.
+"""A sandbox for builds of strangers' code: no network, no home, one writable directory.
 
-Also the program that makes it, run by path in new namespaces: ``python sandbox.py PLAN``. It needs
-the standard library only. Root's builds run as ``nobody``; those of other users in a user namespace
-of their own, without any capability.
+Also the program that makes the sandbox, run by path in new namespaces: ``python sandbox.py PLAN``.
+It needs the standard library only. Root's builds run as ``nobody``; those of other users in a
+user namespace of their own, without any capability.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _try(unshare: tuple[str, ...]) -> bool:
 
 
 def command(argv: Sequence[str], place: Path, keep: Iterable[str]) -> list[str]:
-    """The command that runs another one in such a place.
+    """Return the command that runs another command in a sandbox.
 
     Args:
         argv: the command to run there.
@@ -88,7 +88,7 @@ def _unshare() -> list[str]:
 
 
 def main(text: str) -> None:
-    """Make the place around this process, and become the command."""
+    """Make the sandbox around this process, and execute the command."""
     plan = json.loads(text)
     # uv keeps what a build prints: where memory runs out, this ends, and not the user's processes.
     with (

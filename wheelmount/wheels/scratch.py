@@ -15,7 +15,7 @@ _PREFIX = ".wheelmount-scratch-"
 
 @contextlib.contextmanager
 def scratch(parent: Path | None = None) -> Iterator[Path]:
-    """A private directory, gone afterwards, and whatever killed runs have left beside it.
+    """Make a private directory for the context; also delete those that killed runs left.
 
     Args:
         parent: where it is made, and has to be on one file system with what it is moved to;

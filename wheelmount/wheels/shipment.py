@@ -1,4 +1,4 @@
-"""Wheels of a wheelhouse, made ready to be installed on hosts without unpacking."""
+"""Prepare wheels of a wheelhouse for installation on hosts without unpacking."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wheelmount.wheels.unpacked import Unpacked
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """What travels.
+    """A tree of wheels to mount on hosts, and the plan to install.
 
     Attributes:
         tree: the directory to mount.
@@ -108,7 +108,7 @@ class Chosen:
 
 
 def items_of(house: Path, wheels: Sequence[str]) -> list[Chosen]:
-    """What a wheelhouse knows of the wheels that a request came to.
+    """Return the recorded facts about the wheels of a request.
 
     Args:
         house: its directory.

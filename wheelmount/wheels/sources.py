@@ -1,4 +1,4 @@
-"""What a lock has in source, built on this machine and put into the lock as wheels.
+"""Build the sources in a lock on this machine, and put their wheels into the lock.
 
 A lock that was given, and files of requirements, name repositories, projects and archives, which
 only the lock of their resolution tells.
@@ -37,7 +37,7 @@ from wheelmount.wheels.wanted import UV_LOCK_NAME, Wanted
 
 @dataclass(frozen=True, slots=True)
 class BuiltLock:
-    """What came of building.
+    """The result of building the sources of a lock.
 
     Attributes:
         lock: the same lock with wheels for what it had in source.

@@ -26,7 +26,7 @@ _MARKERS = ("implementation_name", "implementation_version", "platform_python_im
 
 @contextlib.contextmanager
 def interpreter(target: Target) -> Iterator[str]:
-    """Path of an interpreter that is of the target's implementation and ABI, or says so."""
+    """Yield the path of an interpreter of the target's implementation and ABI, or a stand-in."""
     here = sys.implementation.name, "t" in getattr(sys, "abiflags", "")
     if here == (target.implementation, target.free_threaded):
         yield sys.executable  # uv has the rest from its options

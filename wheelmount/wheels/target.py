@@ -1,4 +1,4 @@
-"""What the wheels are for: a Python and a Linux platform with glibc or musl.
+"""Targets of wheels: a Python on a Linux platform with glibc or musl.
 
 Platforms are named as uv's ``--python-platform`` names them, because uv resolves for exactly those;
 the tags that follow from one (PEP 425, PEP 600) are expanded by ``packaging.tags``.
@@ -59,7 +59,7 @@ class Target:
 
     @classmethod
     def here(cls) -> Target:
-        """The target that the running interpreter is.
+        """Return the target of the running interpreter.
 
         Raises:
             UnavailableError: this is not Linux with a glibc that uv knows.
@@ -83,7 +83,7 @@ class Target:
 
     @classmethod
     def parse(cls, python_version: str | None = None, platform: str | None = None) -> Target:
-        """The target that somebody typed.
+        """Parse a target given by the user.
 
         Args:
             python_version: ``3.12``, ``3.12.4``, ``3.14t`` or ``pypy3.11``; default the running
@@ -139,7 +139,7 @@ class Target:
 
     @property
     def implementation(self) -> str:
-        """What ``sys.implementation.name`` is there: ``cpython`` or ``pypy``."""
+        """The target's ``sys.implementation.name``: ``cpython`` or ``pypy``."""
         return "pypy" if self.python_version.startswith("pypy") else "cpython"
 
     @property

@@ -1,4 +1,4 @@
-"""Wheels in the form in which they are installed, each unpacked once and each content kept once.
+"""A cache of unpacked wheels, in which each wheel is unpacked once and equal files are kept once.
 
 ::
 
@@ -85,7 +85,7 @@ _YEARS = 20 * 365 * 86_400
 
 @dataclass(slots=True)
 class Recipe:
-    """What a wheel consists of.
+    """The files of an unpacked wheel.
 
     Attributes:
         sha256: of the wheel.
@@ -112,7 +112,7 @@ class Recipe:
         return cls(**data)
 
     def write(self, file: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the recipe atomically."""
         data = asdict(self)
         for files in (*data["files"].values(), data["bytecode"]):
             files.update({path: list(content.values()) for path, content in files.items()})

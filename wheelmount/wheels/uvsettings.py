@@ -1,4 +1,4 @@
-"""Settings of uv that a download has to share: variables ``UV_*``, ``uv.toml``, ``[tool.uv]``."""
+"""Read uv's settings for downloads: variables ``UV_*``, ``uv.toml``, ``[tool.uv]``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def insecure_hosts(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """``HOST`` or ``HOST:PORT`` of those whose certificates are not looked at."""
+    """Return ``HOST`` or ``HOST:PORT`` of hosts whose certificates are not verified."""
     found = environ.get("UV_INSECURE_HOST", "").replace(",", " ").split()
     for table in tables(environ):
         found += map(str, table.get("allow-insecure-host", ()))

@@ -1,4 +1,4 @@
-"""Virtual environments that are mounted as they are: made here, of unpacked wheels, by links.
+"""Make virtual environments to mount on hosts, of links to unpacked wheels.
 
 An environment is named by what is in it and never changed, so that it can be mounted by any number
 of commands, and is made once. It works wherever it is mounted: its programs look for their
@@ -33,12 +33,12 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.unpacked import Unpacked
 
 _VERSION = 1
-"""Of how environments are made: others are made anew."""
+"""Version of the layout of environments; those of other versions are made again."""
 
 _INSTALLER = b"wheelmount\n"
 
 NOTE = "wheelmount.json"
-"""A file in each environment that says what it is of."""
+"""Name of the file in each environment that describes it."""
 
 # Shell and Python both can read this: the interpreter beside the program.
 _SHEBANG = (
@@ -148,7 +148,7 @@ def make(
 
 
 def every(cache: Path) -> Iterator[Environment]:
-    """All environments in a cache."""
+    """Yield all environments in a cache."""
     for folder in sorted(directory(cache).iterdir()):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             yield Environment.read(folder)

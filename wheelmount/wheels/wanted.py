@@ -1,4 +1,4 @@
-"""What somebody asks for: requirements as strings and in files, and what narrows them."""
+"""The user's requirements, as strings and in files, with constraints and options."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Wanted:
         flags: Sequence[str] = (),
         override_files: Iterable[Path] = (),
     ) -> Wanted:
-        """Check what somebody typed.
+        """Check requirements given by the user.
 
         Among requirements may be paths of wheels, projects and source distributions; they begin
         with ``.`` or ``/``.
@@ -247,7 +247,7 @@ class Wanted:
         )
 
     def adding(self, requirements: Iterable[Requirement]) -> Wanted:
-        """The same and more requirements."""
+        """Return a copy with more requirements."""
         return dataclasses.replace(self, requirements=(*self.requirements, *requirements))
 
 

@@ -126,7 +126,7 @@ class Wheelhouse:
         return tuple(wheel.filename for wheel in chosen_wheels(lock, target))
 
     def forget(self, wanted: Wanted, progress: Progress = SILENT) -> int:
-        """Take requests off the manifest, for whatever targets they were made.
+        """Remove equal requests from the manifest, for all targets.
 
         Returns:
             How many there were.
@@ -259,7 +259,7 @@ class Wheelhouse:
         pip: bool = False,
         progress: Progress = SILENT,
     ) -> Findings:
-        """Find out offline whether requirements install from this directory alone.
+        """Check offline whether requirements can be installed from this directory alone.
 
         Every wheel they come to is looked at: its hash is compared with those of ``pylock.toml``
         and the manifest (a wheel that neither knows was put there by hand and has none), and unless
@@ -344,7 +344,7 @@ class Wheelhouse:
         return sum(wheel.stat().st_size for wheel in self.wheels())
 
     def _known(self, manifest: Manifest, wheels: Iterable[Path]) -> dict[str, Known]:
-        """What is remembered of each wheel."""
+        """Return the recorded facts about each wheel."""
         hashes = {name: {entry.sha256} for name, entry in manifest.wheels.items()}
         file = self.directory / LOCK_NAME
         if file.is_file():

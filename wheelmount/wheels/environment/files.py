@@ -1,4 +1,4 @@
-"""Files, copied or linked by a few processes at a time, and scripts for an interpreter."""
+"""Copy or link files in a few processes, and write scripts for an interpreter."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def in_parallel(work: list[Work]) -> None:
 
 
 def _worker(work: list[Work], writing: int) -> None:
-    """The life of a process: it does its share, says how that went, and ends."""
+    """Run one process: do its share of the work, report the result, and exit."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     said: list[object] = [0, "", ""]
     try:

@@ -1,7 +1,7 @@
-"""All wheels of a plan into an environment, or none of them.
+"""Install all wheels of a plan into an environment, or none of them.
 
-What is to go is moved aside first, and comes back if anything fails. A distribution is there once
-its RECORD is, which goes first and comes last.
+Files to be replaced are moved aside first, and moved back if anything fails. A distribution counts
+as installed by its RECORD, which is therefore removed first and written last.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Refusal(Exception):  # noqa: N818
 
 
 class Installation:
-    """The wheels of a plan, on their way into this environment.
+    """An installation of a plan's wheels into this environment.
 
     Args:
         wheels: of the plan, see ``linktree``.
@@ -114,7 +114,7 @@ class Installation:
     # --- what is there ----------------------------------------------------------------------------
 
     def _has(self, wheel: dict[str, Any], there: dict[str, list[str]]) -> bool:
-        """Whether just this wheel is installed, in just this way."""
+        """Return whether exactly this wheel is installed, in this mode."""
         library = self._paths[wheel["root"]]
         info = os.path.join(library, wheel["info"])
         if there.get(wheel["name"]) != [info]:
