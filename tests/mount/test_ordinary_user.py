@@ -19,6 +19,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import InputError, UnavailableError
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import adapters, processes, server
+from wheelmount.mount.serve.fuse import pyfuse  # noqa: F401 - the user may not read its files
 
 pytestmark = pytest.mark.fuse
 
