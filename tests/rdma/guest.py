@@ -28,6 +28,9 @@ WITHOUT, LOCKED = "tls://10.9.0.2:26602", "tls://10.9.0.2:26603"
 """Hosts on the other machine: one without a device that Monarch takes, and one that may lock 64 KiB
 of memory."""
 
+APART = "unshare", "--mount", "sh", "-c", f'umount {SOURCE}; exec "$@"', "sh"
+"""Starts a program on the client's machine that does not see the client's directory."""
+
 PAYLOAD = 4096
 """Bytes of files in a packet at most: the path MTU that Monarch sets."""
 
@@ -306,7 +309,7 @@ def ahead() -> None:
 def second() -> None:
     """A host takes blocks from another."""
     size = make(ORIGINAL, 24, seed=2)
-    beside = worker(SECOND, "unshare", "--mount")
+    beside = worker(SECOND, *APART)
     try:
         session(HOST, SECOND, fanout=1)
         before = received()
@@ -341,7 +344,7 @@ for name in "registrations", "large", "path", "mixed", "locked":
 
 @case
 def dead() -> None:
-    beside = worker(SECOND, "unshare", "--mount")
+    beside = worker(SECOND, *APART)
     try:
         scenario("dead", "dead")
     finally:
@@ -351,7 +354,7 @@ def dead() -> None:
 @case
 def patterns() -> None:
     """Pieces of memory one by one, as one, and scattered."""
-    beside = worker(SECOND, "unshare", "--mount")
+    beside = worker(SECOND, *APART)
     try:
         hosts = f"{HOST},{SECOND.removeprefix('tls://')}"
         scenario("patterns", "--rounds", "1", "--hosts", hosts, module="benchmarks.rdma")
