@@ -4,7 +4,8 @@ Run there by ssh or Slurm as ``python -m wheelmount.hosts.launcher TOKEN NAME PO
 lines of JSON, each behind the token and a blank, for what login shells print may be around them:
 ``{"listens": …}`` with the address that it wants credentials for, and then expects those
 (``credentials.decode``) as the beginning of its input; ``{"address": …}`` when the worker is about
-to listen; ``{"error": …, "hint": …}``. MODE is
+to listen; ``{"error": …, "hint": …}``. Where there is no wheelmount, ``bundle`` brings it first.
+MODE is
 
 ``guarded``    end the worker, and all that it started, when the input ends or this is asked to;
 ``attended``   go on when the input ends, until this is asked to end;
@@ -211,7 +212,14 @@ def view() -> str:
 
 
 def command(
-    settings: Settings, token: str, name: str, port: int, mode: str, *, apart: bool = False
+    settings: Settings,
+    token: str,
+    name: str,
+    port: int,
+    mode: str,
+    *,
+    apart: bool = False,
+    waits: bool = False,
 ) -> list[str]:
     """The command that runs this module on another machine.
 
@@ -222,9 +230,16 @@ def command(
         port: to listen at; 0 for any that is free.
         mode: one of the four.
         apart: have a worker on this machine in a mount namespace of its own.
+        waits: have it wait where there is no wheelmount, until another process has brought it;
+            else it takes it from its input.
     """
-    python = settings.python or sys.executable
-    argv = [python, "-c", _RUN, token, name, str(port), mode]
+    from wheelmount.hosts import bundle  # of which a host has no need
+
+    argv = ["-c", _RUN, token, name, str(port), mode]
+    if settings.python:
+        argv = [settings.python, *argv]
+    else:
+        argv = bundle.command(token, argv, settings, waits=waits)
     assigned = []
     if settings.runtime_dir != Settings().runtime_dir:
         assigned.append(f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}")

@@ -24,8 +24,9 @@ from typing import Any
 from wheelmount import logs, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
-from wheelmount.hosts import launcher, runtime
+from wheelmount.hosts import bundle, launcher, runtime
 from wheelmount.hosts.address import SECURE, Address
+from wheelmount.hosts.bundle import Bundle
 from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
 from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, outside, verdict
 from wheelmount.progress import SILENT, Progress
@@ -53,6 +54,12 @@ FLAGS = frozenset(
 
 GLANCE = 0.2
 """Seconds between looks at the queue at first; they grow tenfold."""
+
+SLOWEST = 1e6
+"""Bytes a second that ``sbcast`` brings at least."""
+
+SHORT = 0.05
+"""Seconds between looks at what nodes have said."""
 
 GRACE = 10.0
 """Seconds in which nodes end what runs on them when their input ends."""
@@ -127,8 +134,26 @@ def _ports() -> list[int]:
     return secrets.SystemRandom().sample(PORTS, TRIES)
 
 
+def _words(token: str, said: bytes) -> list[dict[str, Any]]:
+    """What launchers say, of all that a step prints."""
+    heard = (launcher.hear(token, line) for line in said.splitlines())
+    return [words for words in heard if words is not None]
+
+
+def _check(said: Sequence[dict[str, Any]]) -> None:
+    """Raise the error of a node on which no wheelmount can be started."""
+    for words in said:
+        if "host" in words:
+            raise HostError(f"{words['host']}: {words.get('error')}", hint=words.get("hint"))
+
+
+def _lacking(said: Sequence[dict[str, Any]]) -> list[str]:
+    """Nodes that lack wheelmount, by what they say."""
+    return [str(words["lacks"]) for words in said if "lacks" in words]
+
+
 class SlurmHosts(NetworkHosts):
-    """Nodes of one job, named as Slurm names them; wheelmount is installed there.
+    """Nodes of one job, named as Slurm names them; wheelmount is brought where there is none.
 
     Args:
         count: nodes.
@@ -211,6 +236,7 @@ class SlurmHosts(NetworkHosts):
                 nodes = self._await_nodes()
             self._names = nodes
             self._addresses = [Address(SECURE, node, port) for node in nodes]
+            self._bring(inside or str(self._job))
             with runtime.watching(self.check_lease):
                 self._give_credentials()
                 self._await_workers()
@@ -224,7 +250,8 @@ class SlurmHosts(NetworkHosts):
         return f"wheelmount-{self._token}"
 
     def _worker(self, port: int, mode: str) -> list[str]:
-        return launcher.command(self._settings, self._token, "", port, mode, apart=self._apart)
+        command = self._settings, self._token, "", port, mode
+        return launcher.command(*command, apart=self._apart, waits=True)
 
     def _wanted(self) -> list[str]:
         options = [f"--{option}" for option in self._options]
@@ -283,6 +310,132 @@ class SlurmHosts(NetworkHosts):
         said = ask(command, script, environ=self._environment())
         self._job = said.strip().partition(";")[0]
 
+    def _bring(self, job: str) -> None:
+        """Bring wheelmount to the nodes that have none, where their workers wait for it.
+
+        Raises:
+            HostError: one cannot take it.
+        """
+        if self._settings.python:
+            return
+        if self._step is not None:
+            lacking = self._await_words()
+        else:  # what workers of a session say goes nowhere
+            lacking = _lacking(self._ask_nodes(job, self._names))
+        if lacking:
+            with self._progress.task("bring", unit="B") as task:
+                made = bundle.make(self._settings)
+                task.total(made.size * len(lacking))
+                self._send(job, made)
+                task.advance(made.size * len(lacking))
+
+    def _send(self, job: str, made: Bundle) -> None:
+        """Have Slurm copy the bundle to all nodes, and those that lack it take it from there."""
+        path = f"/tmp/{self._name}.tar.gz"  # noqa: S108 - Slurm takes no file that is there already
+        where = self._look_for_step() or job
+        try:
+            timeout = self._settings.start_timeout + made.size / SLOWEST
+            self._run_for(timeout, ["sbcast", f"--jobid={where}", str(made.path), path])
+            self._ask_nodes(job, self._names, made.order(path))
+        finally:
+            with contextlib.suppress(HostError, WaitError):
+                step = self._step_of(job, self._names)
+                self._run_for(self._settings.start_timeout, [*step, "rm", "-f", path])
+
+    def _await_words(self) -> list[str]:
+        """Wait until each node has said that it listens; return those that lack wheelmount.
+
+        Raises:
+            HostError: one says that it cannot have it.
+        """
+        deadline = time.monotonic() + self._settings.start_timeout
+        while not self._step_ended():
+            said = self._heard()
+            _check(said)
+            if len(said) >= len(self._names):
+                return _lacking(said)
+            if time.monotonic() > deadline:
+                break  # which the wait for their ports says, in its words
+            time.sleep(SHORT)
+        return []
+
+    def _heard(self) -> list[dict[str, Any]]:
+        """What workers of the step have said."""
+        self._messages.seek(0)
+        return _words(self._token, self._messages.read())
+
+    def _ask_nodes(
+        self, job: str, nodes: Sequence[str], order: bytes = b""
+    ) -> list[dict[str, Any]]:
+        """Ask nodes for wheelmount in a step of its own.
+
+        Args:
+            job: that has them.
+            nodes: to be asked.
+            order: of the bundle, for those that lack it.
+
+        Returns:
+            What they say.
+
+        Raises:
+            HostError: one says that it cannot.
+            WaitError: it takes too long.
+        """
+        command = self._step_of(job, nodes)
+        command += bundle.command(self._token, ["-c", ""], self._settings)
+        timeout = self._settings.start_timeout + (bundle.UNPACK if order else 0)
+        said = _words(self._token, self._run_for(timeout, command, order))
+        _check(said)
+        return said
+
+    @staticmethod
+    def _step_of(job: str, nodes: Sequence[str]) -> list[str]:
+        """The beginning of a command that runs another once on each of some nodes of a job."""
+        command = ["srun", f"--jobid={job}", f"--nodelist={','.join(nodes)}"]
+        command += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+        return [*command, *_STEP, "--input=all", "--"]
+
+    def _run_for(self, timeout: float, command: list[str], given: bytes = b"") -> bytes:
+        """Run a command of Slurm as long as the nodes are there; return what it prints.
+
+        Raises:
+            HostError: they are gone, or ``sbcast`` fails.
+            WaitError: it takes longer than ``timeout`` seconds.
+        """
+        log.debug("run: %s", shlex.join(command))
+        deadline = time.monotonic() + timeout
+        with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as output:
+            told.write(given)
+            told.seek(0)
+            process = subprocess.Popen(
+                command,
+                stdin=told,
+                stdout=output,
+                stderr=output,
+                env=self._environment(),
+                start_new_session=True,
+            )
+            try:
+                while process.poll() is None:
+                    if time.monotonic() > deadline:
+                        raise WaitError(
+                            f"{command[0]} has not ended within {timeout:g} s",
+                            hint="raise WHEELMOUNT_START_TIMEOUT",
+                        )
+                    self.check_lease()
+                    time.sleep(SHORT)
+            finally:
+                process.kill()
+                process.wait()
+            output.seek(0)
+            said = output.read()
+        if process.returncode and command[0] == "sbcast":
+            lines = said.decode(errors="replace").strip().splitlines() or ["it failed"]
+            raise HostError(
+                lines[-1], hint="set WHEELMOUNT_PYTHON to a Python with wheelmount there"
+            )
+        return said
+
     def _await_nodes(self) -> list[str]:
         """Wait until the job runs; return its nodes."""
         started, wait, waits = time.monotonic(), GLANCE, ""
@@ -318,9 +471,13 @@ class SlurmHosts(NetworkHosts):
         """What ``srun`` said last, if it can be of why a task ended and not only that it did."""
         if self._step is None:
             return "it is gone"
+        for words in self._heard():
+            if "error" in words:
+                return str(words["error"])
         self._messages.seek(0)
         lines = self._messages.read().decode(errors="replace").strip().splitlines()
-        said = [line for line in lines if not line.startswith("srun: job ")]
+        own = "srun: job ", f"{self._token} "
+        said = [line for line in lines if not line.startswith(own)]
         reasons = [line for line in said if not _ENDED.search(line)] or said
         return reasons[-1].removeprefix("srun: error: ") if reasons else "srun ended"
 

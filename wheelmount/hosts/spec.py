@@ -78,7 +78,8 @@ class HostSpec:
         if self.addresses:
             return NetworkHosts(self.addresses, settings)
         if self.kind == "ssh":
-            return SshHosts(self.targets, settings, guarded=guarded, apart=namespaces)
+            kept = {"guarded": guarded, "apart": namespaces}
+            return SshHosts(self.targets, settings, **kept, progress=progress)
         job = self.count, self.options, settings
         if self.kind == "slurm":
             return SlurmHosts(*job, guarded=guarded, apart=namespaces, progress=progress)

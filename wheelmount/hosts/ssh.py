@@ -21,12 +21,17 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import launcher
 from wheelmount.hosts.address import Address
+from wheelmount.hosts.bundle import Delivery
 from wheelmount.hosts.network import INSTALL, NetworkHosts
+from wheelmount.progress import SILENT, Progress
 
 log = logging.getLogger("wheelmount")
 
 MOST_HEARD = 64 << 10
 """Bytes of a line that a host may say."""
+
+GLANCE = 0.5
+"""Seconds between looks at whether hosts still take what they are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,14 @@ class Target:
 
 
 class SshHosts(NetworkHosts):
-    """Hosts on which ssh starts a worker each; wheelmount is installed there.
+    """Hosts on which ssh starts a worker each, and brings wheelmount where there is none.
 
     Args:
         targets: where.
         settings: in force; ``python`` is the Python there.
         guarded: end them when this process ends. Else they stay until ``stop``.
         apart: give those on this machine a mount namespace each.
+        progress: told about what is brought.
     """
 
     def __init__(
@@ -94,9 +100,11 @@ class SshHosts(NetworkHosts):
         *,
         guarded: bool,
         apart: bool = False,
+        progress: Progress = SILENT,
     ) -> None:
         super().__init__((), settings)
         self._apart = apart
+        self._delivery = Delivery(settings, progress)
         self._targets = list(targets)
         self._names = _names(targets)
         self._guarded = guarded
@@ -135,13 +143,14 @@ class SshHosts(NetworkHosts):
         deadline = time.monotonic() + timeout
         found: dict[str, Address] = {}
         heard = {name: bytearray() for name in self._names}
-        with selectors.DefaultSelector() as selector:
+        with selectors.DefaultSelector() as selector, self._delivery:
             for name, process in zip(self._names, self._processes, strict=True):
                 stdout = cast(IO[bytes], process.stdout)
                 selector.register(stdout, selectors.EVENT_READ, (name, process))
             while selector.get_map():
-                ready = selector.select(max(0, deadline - time.monotonic()))
-                if not ready:
+                ready = selector.select(min(GLANCE, max(0, deadline - time.monotonic())))
+                deadline = max(deadline, self._delivery.since + timeout)
+                if not ready and time.monotonic() > deadline:
                     missing = [name for name in self._names if name not in found]
                     raise HostError(
                         f"{', '.join(missing)}: no worker within {timeout:g} s",
@@ -180,6 +189,8 @@ class SshHosts(NetworkHosts):
                 log.debug("%s says: %s", name, line[:200].decode(errors="replace"))
             elif "error" in said:
                 raise HostError(f"{name}: {said['error']}", hint=said.get("hint"))
+            elif "lacks" in said:
+                self._delivery.send(cast(IO[bytes], process.stdin).fileno())
             elif "listens" in said:
                 self._give_credentials(process, _address(name, said["listens"]))
             elif "address" in said:

@@ -1,0 +1,113 @@
+"""Hosts that have neither wheelmount nor a Python, nor any file of the client's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed import LOGIN, Lab
+from tests.testbed.slurm import start_slurm
+from tests.testbed.space import CHECKOUT
+from tests.testbed.sshd import start_sshd
+from tests.testbed.traces import Traces
+
+pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
+
+PATH = "/mnt/tree"
+
+KINDS = ["ssh:host0,host1", "slurm:2"]
+
+BUNDLES = "/root/.cache/wheelmount/bundles"
+
+TAKE_AWAY = r"""
+set -e
+for path; do if [ -d "$path" ]; then mount -t tmpfs none "$path"; fi; done
+rm -rf /root/.cache /root/.local
+rm -rf /usr/bin/*python* /usr/local/bin/*python* /usr/lib/python* /usr/local/lib/python*
+rm -f /usr/bin/perl* /usr/local/bin/*
+cd /usr/lib/*-linux-gnu
+rm -f libpython* libssl.so* libfuse3.so* libffi.so* libsqlite3.so* libexpat.so* libstdc++.so*
+if env -i PATH=/usr/bin:/bin:/usr/sbin:/sbin sh -c 'command -v python3'; then exit 1; fi
+"""
+"""Leaves what a machine has on which nothing but sshd and slurmd was installed."""
+
+
+def _pythons() -> list[Path]:
+    """Where this machine has Python and what it runs, by directories that hold nothing else."""
+    base = Path(sys.base_prefix).resolve()
+    return [CHECKOUT, *([] if base == Path("/usr") else [base])]
+
+
+@pytest.fixture(scope="module")
+def lab(shared_source: Path) -> Iterator[Lab]:
+    before = Traces()
+    with Lab(2, shared=[shared_source.parent]) as made:
+        start_sshd(made)
+        start_slurm(made)
+        for host in made.hosts:
+            made.run(host, ["bash", "-c", TAKE_AWAY, "bash", *_pythons()], check=True)
+        traces = Traces(besides=before)
+        yield made
+    assert traces.left() == []
+
+
+def _call(lab: Lab, *words: str | Path, script: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "wheelmount.cli.main", *map(str, words)]
+    return lab.run(LOGIN, command, stdin=None, input=script, timeout=300)
+
+
+def _assert_ended(lab: Lab) -> None:
+    deadline = time.monotonic() + 60
+    for host in lab.hosts:
+        look = ["pgrep", "--full", "--list-full", f"monarch|{BUNDLES}"]
+        while left := lab.run(host, look).stdout:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_wheelmount_comes_along_once(lab: Lab, source: Path, spec: str) -> None:
+    for host in lab.hosts:
+        lab.run(host, ["rm", "-rf", BUNDLES], check=True)
+    words: list[str | Path] = ["run", source, "--hosts", spec, "--mntpoint", PATH, "-"]
+    # Of Slurm, scripts have the client's PATH.
+    script = 'hostname; cat .hidden; PATH=/usr/bin:/bin command -v python3; echo "$LD_LIBRARY_PATH"'
+    for brought in (True, False):
+        done = _call(lab, *words, script=script)
+        shown = [f"== {host} ==\n{host}\nhidden\n\n" for host in lab.hosts]
+        assert done.stdout == "".join(shown), done.stderr
+        assert ("bring: " in done.stderr) is brought, done.stderr
+    listed = lab.run("host0", ["ls", "-l", BUNDLES]).stdout.splitlines()
+    assert [line[:10] for line in listed[1:]] == ["drwx------"], "and nothing else lies there"
+    assert ".tar.gz" not in lab.run("host0", ["ls", "/tmp"]).stdout
+    _assert_ended(lab)
+
+
+@pytest.mark.parametrize("spec", ["slurm:2"])  # which is not asked in the way of commands
+def test_a_session_is_on_hosts_that_had_nothing(lab: Lab, source: Path, spec: str) -> None:
+    lab.run("host0", ["rm", "-rf", BUNDLES], check=True)
+    up = _call(lab, "up", "--hosts", spec)
+    assert (up.returncode, up.stdout) == (0, "session default is up: host0, host1\n"), up.stderr
+    assert "bring: " in up.stderr
+    done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="cat .hidden")
+    assert done.stdout == "== host0 ==\nhidden\n== host1 ==\nhidden\n", done.stderr
+    assert _call(lab, "down").returncode == 0
+    _assert_ended(lab)
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_a_place_of_another_user_is_refused(lab: Lab, source: Path, spec: str) -> None:
+    lab.run("host1", ["sh", "-c", f"mkdir -p {BUNDLES}; chown 65534 {BUNDLES}"], check=True)
+    try:
+        done = _call(lab, "run", source, "--hosts", spec, "--mntpoint", PATH, "-", script="pwd")
+    finally:
+        lab.run("host1", ["chown", "0", BUNDLES], check=True)
+    assert done.returncode == 68
+    assert re.search(r"host1:? .*bundles is no private directory of this user", done.stderr)
+    _assert_ended(lab)

@@ -1,0 +1,203 @@
+"""What hosts do that are to start a Python which they may not have: the program of ``sh``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from wheelmount.config import Settings
+from wheelmount.hosts import bundle
+from wheelmount.hosts.bundle import Bundle
+
+TOKEN = "0123abcd"  # noqa: S105 - none
+
+STARTED = "started\n"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Bundle:
+    """Has a program of ``sh`` in place of Python, which says that it was started."""
+    root = tmp_path / "content"
+    for folder in ("python/bin", "venv/bin"):
+        (root / folder).mkdir(parents=True)
+    program = root / "venv/bin/python"
+    program.write_text(f'#!/bin/sh\n[ "$2" != started ] || printf {STARTED!r}\n')
+    program.chmod(0o700)
+    (root / "python/bin/large").write_bytes(os.urandom(1 << 17))
+    path = tmp_path / "archive.tar.gz"
+    with tarfile.open(path, "w:gz") as made:
+        for name in ("python", "venv"):
+            made.add(root / name, name)
+    return Bundle(path, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.fixture(autouse=True)
+def nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host that does not have the client's Python."""
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    monkeypatch.setenv("HOME", str(tmp_path / "home dir"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+
+def _place(tmp_path: Path) -> Path:
+    return tmp_path / "home dir/.cache/wheelmount/bundles"
+
+
+def _start(given: bytes, shell: tuple[str, ...] = ()) -> tuple[list[dict[str, str]], str]:
+    """What a host says, and what its Python does."""
+    command = bundle.command(TOKEN, ["-c", "started"], Settings())
+    if shell:
+        command = [*shell, shlex.join(command)]
+    done = subprocess.run(command, input=given, capture_output=True, timeout=60, check=False)
+    said, printed = [], ""
+    for line in done.stdout.decode().splitlines(keepends=True):
+        if line.startswith(f"{TOKEN} "):
+            said.append(json.loads(line.partition(" ")[2]))
+        else:
+            printed += line
+    assert done.stderr == b""
+    return said, printed
+
+
+def _given(archive: Bundle) -> bytes:
+    return b"".join(archive.pieces())
+
+
+def test_it_is_asked_for_once(tmp_path: Path, archive: Bundle) -> None:
+    said, printed = _start(_given(archive))
+    assert (said, printed) == ([{"lacks": os.uname().nodename}], STARTED)
+    assert _start(b"") == ([], STARTED)
+    place = _place(tmp_path)
+    assert [path.name for path in place.iterdir()] == [bundle.key()]
+    assert place.stat().st_mode & 0o777 == 0o700
+    made = (place / bundle.key() / "venv/pyvenv.cfg").read_text()
+    assert made == f"home = {place}/{bundle.key()}/python/bin\n"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "tcsh", "fish"])
+def test_it_is_the_same_in_the_quotes_of_all_login_shells(archive: Bundle, shell: str) -> None:
+    said, printed = _start(_given(archive), (shell, "-c"))
+    assert (len(said), printed) == (1, STARTED)
+
+
+def test_it_lies_there_already_where_it_was_copied_to(archive: Bundle) -> None:
+    assert _start(archive.order(str(archive.path)))[1] == STARTED
+    assert archive.path.exists()
+
+
+def test_what_came_in_part_or_changed_is_not_used(tmp_path: Path, archive: Bundle) -> None:
+    whole = _given(archive)
+    for given in (b"", whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        said, printed = _start(given)
+        assert printed == ""
+        assert [each.get("error", "lacks") for each in said] == ["lacks"] + [
+            "not all came, or not what was sent"
+        ] * bool(given)
+        assert list(_place(tmp_path).iterdir()) == []
+    assert _start(whole)[1] == STARTED
+
+
+def test_two_at_once(tmp_path: Path, archive: Bundle) -> None:
+    command = bundle.command(TOKEN, ["-c", "started"], Settings())
+    both = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    for process in both:
+        assert process.stdout is not None
+        assert b"lacks" in process.stdout.readline()  # each found none
+    for process in both:
+        assert process.communicate(_given(archive), timeout=60)[0].decode() == STARTED
+    assert [path.name for path in _place(tmp_path).iterdir()] == [bundle.key()]
+
+
+def test_one_waits_for_what_another_brings(archive: Bundle) -> None:
+    command = bundle.command(TOKEN, ["-c", "started"], Settings(), waits=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as waiting:
+        assert waiting.stdout is not None
+        assert b"lacks" in waiting.stdout.readline()
+        assert _start(_given(archive))[1] == STARTED
+        assert waiting.communicate(timeout=60)[0].decode() == STARTED
+
+
+@pytest.mark.parametrize("how", ["open", "link", "stranger"])
+def test_a_place_that_others_may_have_filled_is_refused(
+    tmp_path: Path, archive: Bundle, how: str
+) -> None:
+    place = _place(tmp_path)
+    _start(_given(archive))  # what lies there could be run
+    if how == "open":
+        place.chmod(0o770)
+    elif how == "link":
+        place.rename(tmp_path / "other")
+        place.symlink_to(tmp_path / "other")
+    else:
+        os.chown(place, 65534, 65534)
+    said, printed = _start(_given(archive))
+    assert printed == ""
+    assert said[0]["error"].endswith("bundles is no private directory of this user")
+    assert "WHEELMOUNT_PYTHON" in said[0]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [("size=64k", "No space left on device"), ("size=64m,noexec", "cannot be run in")],
+)
+def test_a_disk_that_does_not_do_is_named(
+    tmp_path: Path, archive: Bundle, options: str, reason: str
+) -> None:
+    place = _place(tmp_path)
+    place.parent.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(place.parent)]
+    subprocess.run(mount, check=True)
+    try:
+        said, printed = _start(_given(archive))
+        assert printed == ""
+        assert reason in said[-1]["error"], said
+        assert list(place.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(place.parent)], check=True)
+
+
+def test_another_kind_of_machine_is_refused_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = platform.machine()
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    said, printed = _start(b"")
+    assert printed == ""
+    assert [each["error"] for each in said] == [
+        f"it has no wheelmount, and is {own}, where this client is riscv64"
+    ]
+
+
+def test_what_nothing_has_started_for_long_is_removed(tmp_path: Path, archive: Bundle) -> None:
+    place = _place(tmp_path)
+    place.mkdir(parents=True, mode=0o700)
+    days = {"old": 61, "kept": 59, "new-0-1": 2, "new-0-2": 0}
+    for name, age in days.items():
+        (place / name).mkdir()
+        stamp = time.time() - age * 86400 - 60
+        os.utime(place / name, (stamp, stamp))
+    assert _start(_given(archive))[1] == STARTED
+    assert {path.name for path in place.iterdir()} == {"kept", "new-0-2", bundle.key()}
+
+
+def test_where_the_client_s_python_is_no_other_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "own python"
+    program.write_text(f"#!/bin/sh\nprintf {STARTED!r}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert _start(b"") == ([], STARTED)
+    assert not _place(tmp_path).exists()

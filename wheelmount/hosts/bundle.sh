@@ -1,0 +1,52 @@
+# Starts Python on a host, by the client's path or else of the bundle: see bundle.py.
+#
+# It is given to sh as one line, in the quotes of whatever login shell the host has. So it has no
+# single quote, backslash or exclamation mark, no comment behind a command, and ends lines with ;
+# where there may be more. What it says are lines as of launcher.say.
+how=$1; token=$2; python=$3; key=$4; machine=$5; cache=$6; lacks=$7; error=$8; shift 8;
+if [ -x "$python" ]; then exec "$python" "$@"; fi;
+umask 077;
+node=${SLURMD_NODENAME:-$(uname -n)};
+fail() {
+  words=$(echo "$*" | tr -cd "[:alnum:] ./:_=,()-");
+  echo "$token $(printf "$error" "$node" "$words")"; exit 1;
+};
+tidy() { rm -rf "$new"; };
+cache=${cache:-${XDG_CACHE_HOME:-${HOME:?}/.cache}/wheelmount}/bundles;
+said=$(mkdir -p "$cache" 2>&1) || fail "$said";
+here=$(cd -P "$cache" && pwd -P) || fail "$cache cannot be entered";
+case $(ls -ld "$here") in drwx------*) own=yes;; *) own=;; esac;
+if [ -z "$own" ] || [ -h "$cache" ] || [ "$(stat -c %u "$here")" -ne "$(id -u)" ];
+then fail "$cache is no private directory of this user"; fi;
+start="$here/$key/venv/bin/python";
+if [ -x "$start" ]; then :; else
+  [ "$(uname -m)" = "$machine" ] ||
+    fail "it has no wheelmount, and is $(uname -m), where this client is $machine";
+  for tool in gzip head sha256sum tar; do
+    command -v $tool > /dev/null || fail "it has no wheelmount, and no $tool to unpack one";
+  done;
+  echo "$token $(printf "$lacks" "$node")";
+  if [ $how = wait ]; then
+    left=600; until [ -x "$start" ] || [ $left = 0 ]; do sleep 1; left=$((left - 1)); done;
+  else
+    read -r size sum path || exit 1;
+    find "$here" -mindepth 1 -maxdepth 1 "(" -mtime +60 -o -name "new-*" -mtime +0 ")"
+      -exec rm -rf {} + 2> /dev/null;
+    new=$here/new-$token-$$; trap tidy EXIT; trap "exit 1" HUP INT TERM;
+    said=$(mkdir "$new" 2>&1) || fail "$said";
+    said=$(if [ -z "$path" ]; then head -c "$size"; else cat "$path"; fi 2>&1 > "$new/archive") ||
+      fail "$here: $said";
+    [ "$(sha256sum < "$new/archive" | head -c 64)" = "$sum" ] ||
+      fail "not all came, or not what was sent";
+    said=$(tar -xzf "$new/archive" -C "$new" 2>&1) || fail "$here: $said";
+    rm "$new/archive";
+    echo "home = $new/python/bin" > "$new/venv/pyvenv.cfg" || fail "$here cannot be written to";
+    said=$("$new/venv/bin/python" -c "import psutil, ssl, monarch._rust_bindings" 2>&1) ||
+      fail "programs of this client cannot be run in $here: $said";
+    echo "home = $here/$key/python/bin" > "$new/venv/pyvenv.cfg";
+    mv -T "$new" "$here/$key" 2> /dev/null; tidy; trap - EXIT HUP INT TERM;
+  fi;
+fi;
+[ -x "$start" ] || fail "$start does not come";
+touch "$here/$key";
+exec "$start" "$@"
