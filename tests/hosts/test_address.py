@@ -8,7 +8,7 @@ import pytest
 
 from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import runtime
-from wheelmount.hosts.address import OPEN, SECURE, Address
+from wheelmount.hosts.address import OPEN, SECURE, Address, called
 
 
 @pytest.mark.parametrize("scheme", [SECURE, OPEN])
@@ -19,9 +19,25 @@ def test_reads_an_address(scheme: str) -> None:
     assert Address.parse("node-1.cluster:26600", scheme) == address
 
 
+@pytest.mark.parametrize("scheme", [SECURE, OPEN])
+@pytest.mark.parametrize("host", ["::1", "fd00::2", "fd00:0:0:1::10.1.2.3"])
+def test_reads_an_address_of_ipv6(scheme: str, host: str) -> None:
+    address = Address.parse(f"{scheme}://[{host}]:26600")
+    assert address == Address(scheme, host, 26600)
+    assert str(address) == f"{scheme}://[{host}]:26600"
+    assert Address.parse(str(address)) == address
+    assert address.names()[0] == host
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "[::1]",
+        "::1:1",
+        "[::1:1",
+        "[abc]:1",
+        "[10.0.0.1]:1",
+        "[:::1]:1",
         "",
         "tls://",
         "a",
@@ -58,6 +74,23 @@ def test_says_who_cannot_be_reached() -> None:
         Address(SECURE, "nowhere.invalid", 1).await_answer(5)
     with pytest.raises(HostError, match=r"nowhere\.invalid"):
         Address(SECURE, "nowhere.invalid", 1).reached_from()
+
+
+def test_reaches_and_is_reached_by_ipv6() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        address = Address(SECURE, "::1", server.getsockname()[1])
+        address.await_answer(5)
+    with pytest.raises(HostError, match=r"tls://\[::1\]:\d+ cannot be reached"):
+        address.await_answer(5)
+    assert address.reached_from() == Address(SECURE, "::1", 0)
+    address.check_own()  # asked for, as hosts of one machine are
+    with pytest.raises(InputError, match="which other machines cannot reach"):
+        Address(SECURE, "::", 1).check_own()
+
+
+def test_hosts_are_called_by_addresses_that_paths_may_have() -> None:
+    assert called("fd00::2") == "fd00--2"
+    assert called("node-1") == "node-1"
 
 
 def test_knows_the_way_to_a_host() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -21,13 +22,41 @@ DANGER = "whoever can reach this port can run programs there as you; nobody is a
 """What is to be said wherever a worker is reached without certificates."""
 
 
+HOST = r"[\w.-]+|\[[0-9A-Fa-f:.]+\]"
+"""What stands for a host where a port may follow: a name, or an address, of IPv6 in brackets."""
+
+
+def bare(host: str) -> str:
+    """A host without the brackets of an address of IPv6.
+
+    Raises:
+        InputError: there is something else in them.
+    """
+    inner = host.strip("[]")
+    if inner != host and not (":" in inner and is_literal(inner)):
+        raise InputError(f"{host!r} is no address of IPv6", hint="write it as in [fd00::1]")
+    return inner
+
+
+def is_literal(host: str) -> bool:
+    """Whether it is an IP address, and no name."""
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
+def called(host: str) -> str:
+    """What to call a host in paths and words: an address of IPv6 as in ``fd00--1``."""
+    return host.replace(":", "-").strip("-")
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a worker listens.
 
     Attributes:
         scheme: ``SECURE`` or ``OPEN``.
-        host: name or IPv4 address.
+        host: name or IP address.
         port: of TCP.
     """
 
@@ -46,12 +75,12 @@ class Address:
         Raises:
             InputError: it is something else.
         """
-        match = re.fullmatch(r"(?:(tls|tcp)://)?([\w.-]+):(\d{1,5})", text.strip(), re.ASCII)
+        match = re.fullmatch(rf"(?:(tls|tcp)://)?({HOST}):(\d{{1,5}})", text.strip(), re.ASCII)
         if match is None or not 0 < int(match[3]) < 1 << 16 or not (match[1] or scheme):
             raise InputError(
                 f"{text!r} is not the address of a host", hint="give tls://HOST:PORT,HOST:PORT,…"
             )
-        return cls(match[1] or scheme, match[2], int(match[3]))
+        return cls(match[1] or scheme, bare(match[2]), int(match[3]))
 
     @classmethod
     def parse_all(cls, text: str) -> tuple[Address, ...]:
@@ -70,7 +99,8 @@ class Address:
         return found
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
 
     def names(self) -> list[str]:
         """What stands for the host, as it sees it: a certificate is to hold for each."""
@@ -88,13 +118,14 @@ class Address:
                 for, for hosts that are all on one machine, it is no error.
         """
         try:
-            found = ipaddress.ip_address(socket.gethostbyname(self.host))
+            meant = [str(each[4][0]) for each in socket.getaddrinfo(self.host, None)]
         except OSError as error:
             raise InputError(
                 f"{self.host}: {error.strerror or error}", hint="give an address of this machine"
             ) from None
-        literal = str(found) == self.host
-        if found.is_unspecified or (found.is_loopback and not literal):
+        # Of a name that stands for addresses of both kinds, most programs take the older kind.
+        found = ipaddress.ip_address(min(meant, key=lambda each: ":" in each).partition("%")[0])
+        if found.is_unspecified or (found.is_loopback and not is_literal(self.host)):
             raise InputError(
                 f"{self.host} is {found} here, which other machines cannot reach",
                 hint="give an address of this machine on the network that it shares with them",
@@ -134,8 +165,10 @@ class Address:
             HostError: there is no way to it.
         """
         try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((self.host, self.port))  # sends nothing, looks for the way
+            ways = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)
+            family, kind, _, _, place = min(ways, key=lambda way: way[0] != socket.AF_INET)
+            with socket.socket(family, kind) as probe:
+                probe.connect(place)  # sends nothing, looks for the way
                 return Address(self.scheme, probe.getsockname()[0], 0)
         except OSError as error:
             raise HostError(f"there is no way to {self}: {error.strerror or error}") from None

@@ -187,7 +187,7 @@ def own_address(port: int) -> Address:
     connection = os.environ.get("SSH_CONNECTION", "").split()
     host = connection[2] if len(connection) == 4 else own_name()
     if port == 0:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
     address = Address(SECURE, host, port)

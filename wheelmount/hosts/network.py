@@ -13,6 +13,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import InputError, WaitError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
+from wheelmount.hosts.address import called as host_name
 from wheelmount.hosts.host import Hosts
 
 if TYPE_CHECKING:  # cryptography takes long to load, and most commands need none of it
@@ -168,5 +169,6 @@ def called(addresses: Sequence[Address]) -> list[str]:
     """What to call hosts: as in their addresses, with the port where several have one name."""
     times = Counter(each.host for each in addresses)
     return [
-        each.host if times[each.host] == 1 else f"{each.host}-{each.port}" for each in addresses
+        host_name(each.host) if times[each.host] == 1 else f"{host_name(each.host)}-{each.port}"
+        for each in addresses
     ]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import process, socketguard
-from wheelmount.hosts.address import OPEN, SECURE, Address
+from wheelmount.hosts.address import HOST, OPEN, SECURE, Address
 from wheelmount.variables import TLS
 
 if TYPE_CHECKING:  # cryptography takes its time
@@ -275,7 +275,7 @@ def address() -> Address | None:
     if _address is not None:
         return _address
     scheme, _, rest = os.environ.get(ADDRESS, "").partition("://")
-    host = rest.rpartition(":")[0]
+    host = rest.rpartition(":")[0].strip("[]")
     return Address(scheme, host, 0) if scheme in (SECURE, OPEN) and host else _found
 
 
@@ -288,10 +288,10 @@ def find_address() -> None:
     from monarch.actor import context
 
     # As in name<id>@process<id>.tcp://HOST:PORT.
-    match = re.search(r"\b(tcp|tls)://([\w.-]+):\d+$", str(context().actor_instance.actor_id))
+    match = re.search(rf"\b(tcp|tls)://({HOST}):\d+$", str(context().actor_instance.actor_id))
     if match is None:
         return
-    scheme, host = match.groups()
+    scheme, host = match[1], match[2].strip("[]")
     if scheme == OPEN or identity().get(TLS[0], "").startswith("-----BEGIN"):
         _found = Address(scheme, host, 0)
 

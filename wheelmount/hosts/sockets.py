@@ -56,7 +56,8 @@ def listen() -> tuple[Where, socket.socket]:
     """
     address = runtime.address()
     if address is not None:
-        listening = socket.create_server((address.host, 0), backlog=BACKLOG)
+        (family, _, _, _, place), *_ = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
+        listening = socket.create_server(place, family=family, backlog=BACKLOG)
         return replace(address, port=listening.getsockname()[1]), listening
     name = f"wheelmount-{secrets.token_hex(16)}"
     listening = socket.socket(socket.AF_UNIX)

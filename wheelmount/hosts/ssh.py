@@ -20,7 +20,7 @@ from wheelmount import variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import launcher
-from wheelmount.hosts.address import Address
+from wheelmount.hosts.address import Address, bare, called
 from wheelmount.hosts.bundle import Delivery
 from wheelmount.hosts.network import INSTALL, NetworkHosts
 from wheelmount.progress import SILENT, Progress
@@ -50,19 +50,21 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read ``[USER@]HOST[:PORT]``.
+        """Read ``[USER@]HOST[:PORT]``; an address of IPv6 stands in brackets.
 
         Raises:
             InputError: it is something else.
         """
-        match = re.fullmatch(r"(?:(\w[\w.-]*)@)?(\w[\w.-]*)(?::(\d{1,5}))?", text, re.ASCII)
+        host = r"\w[\w.-]*|\[[0-9A-Fa-f:.]+\]"
+        match = re.fullmatch(rf"(?:(\w[\w.-]*)@)?({host})(?::(\d{{1,5}}))?", text, re.ASCII)
         if match is None:
             raise InputError(f"{text!r} is no host for ssh", hint="give ssh:[USER@]HOST[:PORT],…")
-        return cls(match[2], match[1], int(match[3]) if match[3] else None)
+        return cls(bare(match[2]), match[1], int(match[3]) if match[3] else None)
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""
-        return f"{user}{self.host}" + (f":{self.port}" if self.port else "")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{user}{host}" + (f":{self.port}" if self.port else "")
 
     def command(self, argv: Sequence[str], timeout: float) -> list[str]:
         """The command that runs another there, with no questions asked."""
@@ -250,7 +252,7 @@ def _names(targets: Sequence[Target]) -> list[str]:
     """What to call hosts: as ssh does, with a number where several have one name."""
     times = Counter(target.host for target in targets)
     return [
-        target.host if times[target.host] == 1 else f"{target.host}-{number}"
+        called(target.host) if times[target.host] == 1 else f"{called(target.host)}-{number}"
         for number, target in enumerate(targets)
     ]
 
