@@ -309,6 +309,7 @@ def ahead() -> None:
 def second() -> None:
     """A host takes blocks from another."""
     size = make(ORIGINAL, 24, seed=2)
+    down()
     beside = worker(SECOND, *APART)
     try:
         session(HOST, SECOND, fanout=1)
@@ -319,7 +320,8 @@ def second() -> None:
         same()
         down()
     finally:
-        beside.terminate()
+        beside.kill()
+        beside.wait()
 
 
 def scenario(name: str, *arguments: str, module: str = "tests.rdma.scenarios") -> None:
@@ -344,22 +346,26 @@ for name in "registrations", "large", "path", "mixed", "locked":
 
 @case
 def dead() -> None:
+    down()
     beside = worker(SECOND, *APART)
     try:
         scenario("dead", "dead")
     finally:
-        beside.terminate()
+        beside.kill()
+        beside.wait()
 
 
 @case
 def patterns() -> None:
     """Pieces of memory one by one, as one, and scattered."""
+    down()
     beside = worker(SECOND, *APART)
     try:
         hosts = f"{HOST},{SECOND.removeprefix('tls://')}"
         scenario("patterns", "--rounds", "1", "--hosts", hosts, module="benchmarks.rdma")
     finally:
-        beside.terminate()
+        beside.kill()
+        beside.wait()
 
 
 @case
