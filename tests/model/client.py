@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -111,6 +112,7 @@ def main() -> None:
         try:
             answer = {"value": getattr(client, name)(*arguments)}
         except WheelmountError as error:
+            traceback.print_exc()
             answer = {"error": type(error).__name__, "message": str(error)}
         print(json.dumps(answer), flush=True)
         if name == "quit":

@@ -56,7 +56,7 @@ HOSTS = 4
 
 
 class FailedError(Exception):
-    """An error that a client reports: its kind and message."""
+    """An error that a client reports: its kind and message, and the end of the client's log."""
 
 
 class Client:
@@ -86,10 +86,10 @@ class Client:
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], BOUND)[0], "the client hangs"
         line = self.process.stdout.readline()
-        assert line, f"the client ended: {self._log.read_text(errors='replace')[-2000:]}"
+        assert line, f"the client ended: {self._logged()}"
         answer = json.loads(line)
         if "error" in answer:
-            raise FailedError(answer["error"], answer["message"])
+            raise FailedError(answer["error"], answer["message"], self._logged())
         return answer["value"]
 
     @property
@@ -97,6 +97,9 @@ class Client:
         """Whether an answer is there."""
         assert self.process.stdout is not None
         return bool(select.select([self.process.stdout], [], [], 0)[0])
+
+    def _logged(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
 
     def ask(self, *words: object) -> Any:
         """Have it do something."""
@@ -523,6 +526,7 @@ def test_hosts(model: Callable[[], HostsModel]) -> None:
         max_examples=EXAMPLES or 1,
         stateful_step_count=20 if EXAMPLES else 5,
         report_multiple_bugs=False,
+        verbosity=hypothesis.Verbosity.debug if EXAMPLES else hypothesis.Verbosity.normal,
         phases=phases - {hypothesis.Phase.explain, hypothesis.Phase.shrink},
         suppress_health_check=list(hypothesis.HealthCheck),
     )

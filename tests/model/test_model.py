@@ -216,6 +216,7 @@ def _run(model: type[Model], examples: int) -> None:
         max_examples=EXAMPLES or examples,
         stateful_step_count=40 if EXAMPLES else 15,
         report_multiple_bugs=False,
+        verbosity=hypothesis.Verbosity.debug if EXAMPLES else hypothesis.Verbosity.normal,
         phases=phases - {hypothesis.Phase.explain},
         suppress_health_check=list(hypothesis.HealthCheck),
     )
