@@ -182,6 +182,8 @@ class HostsModel(RuleBasedStateMachine):
         self._held: list[tuple[str, bytes, bytes, Read]] = []
         self._opened: list[int] = []
         self._views: dict[Path, str] = {}
+        self._viewed = False
+        """Whether there were views: a container that began meanwhile has copies until it ends."""
         self._kills = 0
         self._lost = False
         """Whether a host was killed: who clears up after it may be killed as well."""
@@ -379,13 +381,23 @@ class HostsModel(RuleBasedStateMachine):
             self._take_away(path)
         self._drop_held()
         if which % 2:
-            self._cli("umount", str(self._source.path))
+            self._unless_copied(lambda force: self._cli("umount", *force, str(self._source.path)))
             self._kill_the_client()
         else:
-            self.client.ask("close", False)
+            self._unless_copied(lambda force: self.client.ask("close", bool(force)))
         assert not any(map(os.path.exists, self._points.values()))
         self._kills = 0
         self._begin(count, edits)
+
+    def _unless_copied(self, unmount: Callable[[list[str]], object]) -> None:
+        """Unmount, by force if a view that was there is still shown in another's namespace."""
+        try:
+            unmount([])
+        except (FailedError, AssertionError) as error:
+            if not self._viewed or "is busy: shown by" not in str(error):
+                raise
+            unmount(["--force"])
+        self._viewed = False
 
     @precondition(lambda self: self._kills < KILLS)
     @rule(which=pick)
@@ -435,6 +447,7 @@ class HostsModel(RuleBasedStateMachine):
         path.mkdir()
         subprocess.run(["mount", "--bind", at, path], check=True)
         self._views[path] = at
+        self._viewed = True
 
     def _take_away(self, path: Path) -> None:
         subprocess.run(["umount", "--lazy", path], check=True)
