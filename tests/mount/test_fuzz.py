@@ -139,7 +139,16 @@ def test_descriptions_with_other_parts(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "new"), [((7,), ["a"]), ((8,), []), ((4,), 0), ((3,), 0), ((5, 1, 2), -1)]
+    ("path", "new"),
+    [
+        ((7,), ["a"]),
+        ((7,), [5]),
+        ((7,), {6: None}),
+        ((8,), []),
+        ((4,), 0),
+        ((3,), 0),
+        ((5, 1, 2), -1),
+    ],
 )
 def test_descriptions_that_were_found(path: tuple[int, ...], new: object) -> None:
     _take(msgpack.packb(_with(_example(), path, new)))

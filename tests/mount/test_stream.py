@@ -23,6 +23,7 @@ from wheelmount.hosts import doorway, runtime, sockets
 from wheelmount.hosts.address import OPEN, SECURE, Address
 from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.sockets import STEP, Ticket
+from wheelmount.mount.transfer import stream
 from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.stream import (
     GIVEN,
@@ -64,7 +65,7 @@ class Lending:
 
     @contextlib.contextmanager
     def lend(self, block: int, packed: bool, urgent: bool) -> Iterator[tuple[Staged, memoryview]]:
-        assert not urgent
+        del urgent
         if block >= len(self.blocks):
             raise StoreError(f"there is no block {block}", hint="ask for another")
         data = self.blocks[block]
@@ -375,6 +376,60 @@ def test_who_takes_a_block_slowly_gets_all_of_it(address: Address | None) -> Non
                 found += piece
                 time.sleep(0.1)
             assert found == lender.blocks[0]
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def _begun(ticket: Ticket, *, urgent: bool) -> Iterator[socket.socket]:
+    """A connection over which a block comes, of which nothing was taken yet."""
+    with sockets.connect(ticket.where) as connection:
+        connection.settimeout(60)
+        connection.sendall(REQUEST.pack(ticket.secret, 0, False, urgent))
+        reply = bytearray(REPLY.size)
+        assert sockets.receive(connection, memoryview(reply))
+        _, size = REPLY.unpack(reply)
+        assert sockets.receive(connection, memoryview(bytearray(size)))
+        yield connection
+
+
+def _take(connection: socket.socket, size: int) -> int:
+    """Take bytes until so many came, or none for a moment; return how many came."""
+    taken = 0
+    with contextlib.suppress(TimeoutError):
+        while taken < size:
+            taken += len(connection.recv(1 << 16))
+    return taken
+
+
+def test_a_block_that_a_reader_waits_for_is_sent_first(
+    address: Address | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "GIVE_WAY", 60)
+    server = BlockServer(Lending(), timeout=60)
+    try:
+        with _begun(server.ticket, urgent=False) as usual:
+            with _begun(server.ticket, urgent=True) as wanted:
+                usual.settimeout(0.5)
+                first = _take(usual, SIZE)
+                assert first < SIZE
+                assert _take(wanted, SIZE) == SIZE
+            usual.settimeout(60)
+            assert _take(usual, SIZE - first) == SIZE - first
+    finally:
+        server.close()
+
+
+def test_a_reader_whose_link_is_slow_delays_others_for_a_moment_only(
+    address: Address | None,
+) -> None:
+    server = BlockServer(Lending(), timeout=60)
+    try:
+        with (
+            _begun(server.ticket, urgent=True),
+            _begun(server.ticket, urgent=False) as usual,
+        ):
+            assert _take(usual, SIZE) == SIZE
     finally:
         server.close()
 

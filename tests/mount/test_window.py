@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from wheelmount.mount.transfer.window import FAR, LEAST, MOMENT, Window
+from wheelmount.mount.transfer.window import FAR, LEAST, LULL, MOMENT, SLOW, Order, Window
 
 
 def _run(work: Callable[[Window], Awaitable[None]]) -> None:
@@ -71,3 +71,46 @@ def test_over_a_slow_link_nothing_is_begun_ahead_of_a_reader() -> None:
         await waiting
 
     _run(work)
+
+
+def test_over_a_slow_link_few_are_begun_beside_a_reader_and_between_its_reads() -> None:
+    async def work(window: Window) -> None:
+        window.begin()
+        for _ in range(20):
+            window.note(0, 2 * SLOW)
+        assert window.limit == 4
+        window.begin()
+        await window.room()
+        with window.reading():
+            waiting = asyncio.ensure_future(window.room())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            clock = asyncio.get_running_loop().time
+            ended = clock()
+        await waiting
+        assert clock() - ended >= LULL, "it may read on"
+
+    _run(work)
+
+
+def test_over_a_fast_link_a_reader_keeps_nothing_back() -> None:
+    async def work(window: Window) -> None:
+        window.begin()
+        for _ in range(20):
+            window.note(0, SLOW / 10)
+        window.begin()
+        with window.reading():
+            await window.room()
+
+    _run(work)
+
+
+def test_blocks_behind_one_that_a_reader_waits_for_are_next() -> None:
+    order = Order(range(0, 20, 2))
+    assert [order.pop() for _ in range(3)] == [0, 2, 4]
+    order.follow(13)
+    assert [order.pop() for _ in range(2)] == [14, 16]
+    order.follow(7)
+    assert [order.pop() for _ in range(6)] == [8, 10, 12, 18, 6, None]
+    order.follow(0)
+    assert order.pop() is None

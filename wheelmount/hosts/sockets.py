@@ -31,6 +31,10 @@ CONNECT_TIMEOUT = 5.0
 BACKLOG = 128
 """Connections that wait to be accepted."""
 
+UNSENT = 128 << 10
+"""Bytes that wait to be sent in one connection, where the kernel has them: what is more urgent can
+only be sent ahead of bytes that it does not have yet."""
+
 Where = Address | str
 """A place on the network, or the name of an abstract Unix socket (unix(7)), without its zero."""
 
@@ -95,8 +99,9 @@ def connect(where: Where) -> socket.socket:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Send small messages at once, and notice peers that vanished."""
+    """Send small messages at once, leave few bytes to the kernel, notice peers that vanished."""
     if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
@@ -146,15 +151,24 @@ def receive(connection: socket.socket, view: memoryview) -> bool:
     return True
 
 
-def send(connection: socket.socket, view: memoryview) -> None:
-    """Send bytes, each call within the connection's time-out; ``sendall`` counts it for all.
+def send(
+    connection: socket.socket, view: memoryview, pause: Callable[[], None] | None = None
+) -> None:
+    """Send bytes, each part within the connection's time-out; ``sendall`` counts it for all.
+
+    Args:
+        connection: with its time-out, if it has one.
+        view: the bytes.
+        pause: called before each part of them.
 
     Raises:
         OSError: the connection failed, or nothing was taken in time.
     """
     done = 0
     while done < len(view):
-        done += connection.send(view[done:])
+        if pause is not None:
+            pause()
+        done += connection.send(view[done : done + UNSENT])  # by TLS, all of that
 
 
 def hang_up(connection: socket.socket) -> None:

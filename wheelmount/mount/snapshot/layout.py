@@ -321,7 +321,8 @@ class Layout(Cut):
                     hint="unmount, and mount again",
                 )
             tree = before.tree.copy()
-        if not {*map(type, gone)} <= {int}:
+        present = (each[0] for each in (*inodes, *names))
+        if not {*map(type, gone)} <= {int} or not {*gone} <= tree.inodes.keys() - present:
             raise ValueError("numbers that are gone")
         for number in gone:
             tree.forget(number)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 import mmap
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from blake3 import blake3
@@ -28,7 +28,7 @@ from wheelmount.mount.transfer.relay import Relay
 from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.topology import LEAST_BLOCK, MOST_BLOCK, SHARE, Route
 from wheelmount.mount.transfer.upstream import Wire
-from wheelmount.mount.transfer.window import Window
+from wheelmount.mount.transfer.window import Order, Window
 
 ATTEMPTS, PAUSE = 3, 0.2
 """Attempts to fetch a block from the client if its hash is wrong or it does not arrive, and seconds
@@ -89,6 +89,7 @@ class Receiver:
         usual = max(SHARE, in_flight // len(route.trees))
         most = usual * (MOST_BLOCK // max(LEAST_BLOCK, min(self.layout.block_size, MOST_BLOCK)))
         self._windows = [Window(usual, most) for _ in route.trees]
+        self._orders: list[Order] = []
         self._demand = asyncio.Semaphore(in_flight)
         self._demanded: set[asyncio.Task[None]] = set()
         self._wanted: Counter[int] = Counter()  # number of readers that wait for an urgent block
@@ -109,7 +110,9 @@ class Receiver:
         self._reports: set[asyncio.Task[None]] = set()
 
     def want(self, block: int) -> None:
-        """Fetch a block that a read waits for, ahead of all others."""
+        """Fetch a block that a read waits for, ahead of all others, and go on behind it."""
+        for order in self._orders:
+            order.follow(block)
         if self._store.has(block):
             self._tell(block, None)
         elif error := self._failure_of(block):
@@ -169,18 +172,18 @@ class Receiver:
             )
 
     async def _fetch_missing(self) -> None:
-        queues: list[deque[int]] = [deque() for _ in self._windows]
-        for block in self._store.missing():
-            queues[block % len(queues)].append(block)
-        await asyncio.gather(*map(self._work, queues, self._windows))
+        missing, trees = self._store.missing(), len(self._windows)
+        self._orders = [
+            Order(block for block in missing if block % trees == tree) for tree in range(trees)
+        ]
+        await asyncio.gather(*map(self._work, self._orders, self._windows))
 
-    async def _work(self, queue: deque[int], window: Window) -> None:
+    async def _work(self, order: Order, window: Window) -> None:
         flights = set()
-        while queue:
+        while True:
             await window.room()
-            if self._ended:
+            if self._ended or (block := order.pop()) is None:
                 break
-            block = queue.popleft()
             if not self._store.has(block) and self._failure_of(block) is None:
                 flights.add(flight := self._fly(block, urgent=True))
                 flight.add_done_callback(flights.discard)

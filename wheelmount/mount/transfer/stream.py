@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -46,6 +46,10 @@ another reply will follow."""
 
 PULSE = 0.25
 """Part of a time-out after which the client is sent ``WAIT``, repeatedly."""
+
+GIVE_WAY = 0.2
+"""Seconds that each part of a block waits while blocks that readers wait for are sent to the same
+host. It is bounded: other blocks still arrive there at a low rate, for the hosts below."""
 
 
 def way(where: Where) -> str:
@@ -109,13 +113,49 @@ class BlockServer:
                         staged, view = lent.enter_context(lend)
                     waited = time.monotonic() - asked
                     connection.sendall(_reply(GIVEN, (waited, *astuple(staged))))
-                    sockets.send(connection, view)
+                    pause = lent.enter_context(_precedence.sending(connection, urgent=urgent))
+                    sockets.send(connection, view, pause)
             except OSError:
                 raise
             except Exception as error:
                 failure = translate(error)
                 connection.sendall(_reply(REFUSED, (failure.message, failure.hint)))
             connection.settimeout(None)  # the next block may be requested much later
+
+
+class _Precedence:
+    """Interrupts blocks that are sent to a host while more urgent ones are sent there."""
+
+    def __init__(self) -> None:
+        self._urgent: Counter[str] = Counter()  # number of urgent blocks, by address
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def sending(self, connection: socket.socket, *, urgent: bool) -> Iterator[Callable[[], None]]:
+        """Note a block that is sent during the context; gives what to call before each part."""
+        address = connection.getpeername()
+        host = str(address[0]) if isinstance(address, tuple) else ""
+
+        def pause() -> None:
+            if not urgent and self._urgent[host]:
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._urgent[host], GIVE_WAY)
+
+        self._note(host, urgent)
+        try:
+            yield pause
+        finally:
+            self._note(host, -urgent)
+
+    def _note(self, host: str, count: int) -> None:
+        with self._changed:
+            self._urgent[host] += count
+            if not self._urgent[host]:
+                del self._urgent[host]
+                self._changed.notify_all()
+
+
+_precedence = _Precedence()
 
 
 class _Pulses:

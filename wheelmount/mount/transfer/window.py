@@ -1,4 +1,4 @@
-"""The number of blocks on their way: no more than a link brings in a moment.
+"""The blocks on their way: in which order, and how many: no more than a link brings in a moment.
 
 Blocks on their way are ahead of the next request, even if a reader waits for that one. So there
 are few blocks on their way over a slow link, and more over a long one. In one tree every host waits
@@ -8,7 +8,8 @@ only for hosts above it, so a wait for room here always ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 MOMENT = 0.25
@@ -18,8 +19,44 @@ LEAST = 2
 """Blocks on their way over the slowest link, so that it does not rest between them; and the limit
 at which no block is begun just in order while a reader waits."""
 
+SLOW = 0.02
+"""Seconds that a block takes by itself from which a link counts as a slow one."""
+
+LULL = 0.1
+"""Seconds after a reader's wait within which it is likely to wait again."""
+
 FAR = 5e-3
 """Seconds from request to first byte from which a link counts as a long one."""
+
+
+class Order:
+    """Blocks in the order in which they are begun: ascending, and on from where a reader was last.
+
+    A reader is likely to need next what is behind: more of its file, or of its directory.
+
+    Args:
+        blocks: all of them, ascending.
+    """
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self._blocks = list(blocks)
+        self._begun = bytearray(len(self._blocks))
+        self._next = 0
+
+    def follow(self, block: int) -> None:
+        """Go on behind a block."""
+        self._next = bisect_right(self._blocks, block)
+
+    def pop(self) -> int | None:
+        """Return the next block, each once; None: there are no more."""
+        place = self._begun.find(0, self._next)
+        if place < 0:
+            place = self._begun.find(0)
+        if place < 0:
+            return None
+        self._begun[place] = 1
+        self._next = place + 1
+        return self._blocks[place]
 
 
 class Window:
@@ -40,6 +77,8 @@ class Window:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._room = asyncio.Event()
         self._readers = 0
+        self._calm_at = 0.0
+        self._alone = 0.0  # seconds that a block would take by itself
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -49,6 +88,9 @@ class Window:
             yield
         finally:
             self._readers -= 1
+            loop = asyncio.get_running_loop()
+            self._calm_at = loop.time() + LULL
+            loop.call_later(LULL, self._admit)
             self._admit()
 
     def begin(self) -> None:
@@ -76,8 +118,10 @@ class Window:
             await self._room.wait()
 
     def _has_room(self) -> bool:
-        slow = self.limit <= LEAST
-        return self.count < self.limit and not self._waiting and not (slow and self._readers)
+        if self._waiting or (self._readers and self.limit <= LEAST):
+            return False
+        calm = not self._readers and asyncio.get_running_loop().time() >= self._calm_at
+        return self.count < (self.limit if calm or self._alone < SLOW else LEAST)
 
     def end(self) -> None:
         """Count one block less."""
@@ -86,6 +130,7 @@ class Window:
 
     def note(self, waited: float, took: float) -> None:
         """Adapt the limit: seconds from request to first byte, and from there to the last."""
+        self._alone += (took / max(1, self.count) - self._alone) / 4
         if took > MOMENT:
             self.limit = max(LEAST, self.limit - 1)
         elif took < MOMENT / 2:
