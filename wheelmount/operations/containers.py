@@ -47,56 +47,48 @@ def execute(
         settings: in force.
         progress: told about each step.
     """
-    with pulled.here(image, settings, progress) as found:
-        return _execute(spec, found, argv, packages, launch, settings, progress)
-
-
-def _execute(
-    spec: HostSpec,
-    image: Image,
-    argv: Sequence[str],
-    packages: Path | None,
-    launch: Launch,
-    settings: Settings,
-    progress: Progress,
-) -> Results:
-    check(spec, image, argv)
-    if launch.collect is not None and launch.collect.output and image.instance is not None:
-        raise InputError(
-            "an instance that may run already sees no directory for output",
-            hint="omit --instance, or give a path in it: --collect PATH DIRECTORY",
-        )
-
-    if image.instance is not None:  # what a command leaves there runs on, and would hold them open
-        launch = dataclasses.replace(launch, lent={})
-
-    def ordered(image: Image, host: str, shown: Shown | None) -> Command:
-        return carry_out(order(host, image, shown, launch, settings), argv)
-
-    if packages is not None and image.instance is not None:
-        results = instances.on_standing(spec, image, packages, ordered, launch, settings, progress)
-    elif packages is not None:
-        point = packages_point(spec, packages)
-        with (
-            hosts_for(spec, point, settings, progress) as pool,
-            pulled.shown(image, pool, spec) as seen,
-        ):
-            results = pool.run_on_mounts(
-                packages,
-                point,
-                lambda host, path: ordered(seen, host, Shown(packages, path)),
-                "run",
-                launch,
+    with pulled.here(image, settings, progress) as image:
+        check(spec, image, argv)
+        if launch.collect is not None and launch.collect.output and image.instance is not None:
+            raise InputError(
+                "an instance that may run already sees no directory for output",
+                hint="omit --instance, or give a path in it: --collect PATH DIRECTORY",
             )
-    else:
-        with (
-            pools.at(spec, settings, progress, namespaces=False) as pool,
-            pulled.shown(image, pool, spec) as seen,
-        ):
-            commands = {host.name: ordered(seen, host.name, None) for host in pool.chosen}
-            results = pool.run(commands, "run", launch)
-    explain(results, image, packages, progress)
-    return results
+
+        if (
+            image.instance is not None
+        ):  # what a command leaves there runs on, and would hold them open
+            launch = dataclasses.replace(launch, lent={})
+
+        def ordered(image: Image, host: str, shown: Shown | None) -> Command:
+            return carry_out(order(host, image, shown, launch, settings), argv)
+
+        if packages is not None and image.instance is not None:
+            results = instances.on_standing(
+                spec, image, packages, ordered, launch, settings, progress
+            )
+        elif packages is not None:
+            point = packages_point(spec, packages)
+            with (
+                hosts_for(spec, point, settings, progress) as pool,
+                pulled.shown(image, pool, spec) as seen,
+            ):
+                results = pool.run_on_mounts(
+                    packages,
+                    point,
+                    lambda host, path: ordered(seen, host, Shown(packages, path)),
+                    "run",
+                    launch,
+                )
+        else:
+            with (
+                pools.at(spec, settings, progress, namespaces=False) as pool,
+                pulled.shown(image, pool, spec) as seen,
+            ):
+                commands = {host.name: ordered(seen, host.name, None) for host in pool.chosen}
+                results = pool.run(commands, "run", launch)
+        explain(results, image, packages, progress)
+        return results
 
 
 def script(
@@ -127,54 +119,40 @@ def script(
         settings: in force.
         progress: told about each step.
     """
-    with pulled.here(image, settings, progress) as found:
-        return _script(spec, found, source, words, text, mntpoint, launch, settings, progress)
+    with pulled.here(image, settings, progress) as image:
+        argv = list(words)
+        inside = scripts.is_environment(source)
+        if text is not None:
+            through = scripts.interpreter(text, words[0], environment=inside)
+            argv = [*through, SCRIPT, *words[1:]]
+        check(spec, image, argv)
+        if image.instance is not None:
+            raise InputError(
+                "a script cannot be shown to an instance that may run already",
+                hint="omit --instance, or use `wheelmount exec`",
+            )
 
+        def ordered(image: Image, host: str, path: str) -> Command:
+            plain = order(host, image, Shown(source, path), launch, settings, path)
+            shown = dataclasses.replace(
+                plain,
+                binds=[*plain.binds, (path, path, False)],
+                environment={**plain.environment, "WHEELMOUNT_MOUNT": path},
+                files=plain.files if text is None else {**plain.files, SCRIPT: os.fsdecode(text)},
+            )
+            if inside:
+                return carry_out(shown, scripts.activated(path, argv, image.variables))
+            return carry_out(shown, argv)
 
-def _script(
-    spec: HostSpec,
-    image: Image,
-    source: Path,
-    words: Sequence[str],
-    text: bytes | None,
-    mntpoint: str | None,
-    launch: Launch,
-    settings: Settings,
-    progress: Progress,
-) -> Results:
-    argv = list(words)
-    inside = scripts.is_environment(source)
-    if text is not None:
-        through = scripts.interpreter(text, words[0], environment=inside)
-        argv = [*through, SCRIPT, *words[1:]]
-    check(spec, image, argv)
-    if image.instance is not None:
-        raise InputError(
-            "a script cannot be shown to an instance that may run already",
-            hint="omit --instance, or use `wheelmount exec`",
-        )
-
-    def ordered(image: Image, host: str, path: str) -> Command:
-        plain = order(host, image, Shown(source, path), launch, settings, path)
-        shown = dataclasses.replace(
-            plain,
-            binds=[*plain.binds, (path, path, False)],
-            environment={**plain.environment, "WHEELMOUNT_MOUNT": path},
-            files=plain.files if text is None else {**plain.files, SCRIPT: os.fsdecode(text)},
-        )
-        if inside:
-            return carry_out(shown, scripts.activated(path, argv, image.variables))
-        return carry_out(shown, argv)
-
-    with (
-        hosts_for(spec, mntpoint, settings, progress) as pool,
-        pulled.shown(image, pool, spec) as seen,
-    ):
-        results = pool.run_on_mounts(
-            source, mntpoint, lambda host, path: ordered(seen, host, path), "run", launch
-        )
-    explain(results, image, source, progress)
-    return results
+        with (
+            hosts_for(spec, mntpoint, settings, progress) as pool,
+            pulled.shown(image, pool, spec) as seen,
+        ):
+            results = pool.run_on_mounts(
+                source, mntpoint, lambda host, path: ordered(seen, host, path), "run", launch
+            )
+        explain(results, image, source, progress)
+        return results
 
 
 def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:

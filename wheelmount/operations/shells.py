@@ -48,44 +48,33 @@ def pipe(
     Raises:
         InputError: which host is not clear.
     """
-    with pulled.here(image, settings, progress) as found:
-        return _pipe(spec, found, argv, packages, launch, settings, progress, terminal)
-
-
-def _pipe(
-    spec: HostSpec,
-    image: Image,
-    argv: Sequence[str],
-    packages: Path | None,
-    launch: Launch,
-    settings: Settings,
-    progress: Progress,
-    terminal: Size | None,
-) -> Results:
-    check(spec, image, argv)
-    _refuse_new_instance(image, packages)
-    if spec.kind == "local":
-        _choose(local_names(spec), spec.only)
-    with (
-        pools.at(spec, settings, progress, namespaces=False) as pool,
-        pulled.shown(image, pool, spec) as image,
-    ):
-        names = [each.name for each in pool.hosts]
-        chosen = _choose(names, spec.only)
-        with contextlib.ExitStack() as stack:
-            shown = None
-            if packages is not None:
-                mount = stack.enter_context(pool.mount(packages, packages_point(spec, packages)))
-                shown = Shown(packages, mount.mntpoints[chosen])
-            ordered = order(chosen, image, shown, launch, settings)
-            if terminal is not None:
-                ordered = dataclasses.replace(
-                    ordered, terminal=terminal, environment={**ordered.environment, **_kind()}
-                )
-            rank = {"WHEELMOUNT_RANK": str(names.index(chosen))}
-            command = dataclasses.replace(carry_out(ordered, argv), environment=rank)
-            lent = {} if image.instance else launch.lent  # what it leaves there runs on
-            return pool.commands.run({chosen: command}, launch.output, launch.stdin, lent=lent)
+    with pulled.here(image, settings, progress) as image:
+        check(spec, image, argv)
+        _refuse_new_instance(image, packages)
+        if spec.kind == "local":
+            _choose(local_names(spec), spec.only)
+        with (
+            pools.at(spec, settings, progress, namespaces=False) as pool,
+            pulled.shown(image, pool, spec) as image,
+        ):
+            names = [each.name for each in pool.hosts]
+            chosen = _choose(names, spec.only)
+            with contextlib.ExitStack() as stack:
+                shown = None
+                if packages is not None:
+                    mount = stack.enter_context(
+                        pool.mount(packages, packages_point(spec, packages))
+                    )
+                    shown = Shown(packages, mount.mntpoints[chosen])
+                ordered = order(chosen, image, shown, launch, settings)
+                if terminal is not None:
+                    ordered = dataclasses.replace(
+                        ordered, terminal=terminal, environment={**ordered.environment, **_kind()}
+                    )
+                rank = {"WHEELMOUNT_RANK": str(names.index(chosen))}
+                command = dataclasses.replace(carry_out(ordered, argv), environment=rank)
+                lent = {} if image.instance else launch.lent  # what it leaves there runs on
+                return pool.commands.run({chosen: command}, launch.output, launch.stdin, lent=lent)
 
 
 def attach(
@@ -114,43 +103,33 @@ def attach(
     Raises:
         InputError: which host is not clear.
     """
-    with pulled.here(image, settings, progress) as found:
-        return _attach(spec, found, argv, packages, launch, settings, progress)
+    with pulled.here(image, settings, progress) as image:
+        check(spec, image, argv)
+        _refuse_new_instance(image, packages)
+        names = local_names(spec)
+        chosen = _choose(names, spec.only)
+        only = dataclasses.replace(image, paths={"": image.own(chosen)} if image.paths else {})
 
+        def run(shown: Shown | None) -> int:
+            ordered = order(chosen, only, shown, launch, settings)
+            who = {"WHEELMOUNT_HOST": chosen, "WHEELMOUNT_RANK": str(names.index(chosen))}
+            ordered = dataclasses.replace(ordered, environment={**ordered.environment, **who})
+            with Terminal() as terminal:
+                return ordered.run(argv, terminal=terminal)
 
-def _attach(
-    spec: HostSpec,
-    image: Image,
-    argv: Sequence[str],
-    packages: Path | None,
-    launch: Launch,
-    settings: Settings,
-    progress: Progress,
-) -> int:
-    check(spec, image, argv)
-    _refuse_new_instance(image, packages)
-    names = local_names(spec)
-    chosen = _choose(names, spec.only)
-    only = dataclasses.replace(image, paths={"": image.own(chosen)} if image.paths else {})
-
-    def run(shown: Shown | None) -> int:
-        ordered = order(chosen, only, shown, launch, settings)
-        who = {"WHEELMOUNT_HOST": chosen, "WHEELMOUNT_RANK": str(names.index(chosen))}
-        ordered = dataclasses.replace(ordered, environment={**ordered.environment, **who})
-        with Terminal() as terminal:
-            return ordered.run(argv, terminal=terminal)
-
-    if packages is None:
-        return run(None)
-    # Here and not on a session's host, whose mounts are in a namespace of its own.
-    here = dataclasses.replace(spec, count=1, session=None)
-    where = packages_point(here, packages).replace("{host}", chosen)
-    with here.make(settings, namespaces=False) as hosts:
-        try:
-            with remotemount(hosts, packages, where, settings=settings, progress=progress) as mount:
-                return run(Shown(packages, next(iter(mount.mntpoints.values()))))
-        finally:
-            runtime.stop()
+        if packages is None:
+            return run(None)
+        # Here and not on a session's host, whose mounts are in a namespace of its own.
+        here = dataclasses.replace(spec, count=1, session=None)
+        where = packages_point(here, packages).replace("{host}", chosen)
+        with here.make(settings, namespaces=False) as hosts:
+            try:
+                with remotemount(
+                    hosts, packages, where, settings=settings, progress=progress
+                ) as mount:
+                    return run(Shown(packages, next(iter(mount.mntpoints.values()))))
+            finally:
+                runtime.stop()
 
 
 def _kind() -> dict[str, str]:
