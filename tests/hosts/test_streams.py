@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -165,15 +165,35 @@ def test_streams_that_are_not_used_are_given_back(settings: Settings) -> None:
     with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
         failed = commands.run({"host0": Command(("/nowhere/none",))}, lent=lent)["host0"]
         assert isinstance(failed, HostError)
-        actor = commands.actors["host0"]
 
         async def lend() -> None:
-            loan = await commands._lend(actor, "0123456789abcdef", lent)
+            loan = await commands._lend("host0", "0123456789abcdef", lent)
             assert loan is not None
             loan.close()
 
         runtime.complete(lend())
         pipes.close()
+
+
+def test_streams_that_a_command_may_have_are_not_passed_on_as_well(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that read one input would each have a part of it. The late answer is made up."""
+    lend = conduit.lend
+
+    def without_answer(connection: socket.socket, streams: Mapping[str, int]) -> None:
+        lend(connection, streams)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(conduit, "lend", without_answer)
+    reader, writer = os.pipe()
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        result = commands.run({"host0": Command(("cat",))}, lent={"stdin": reader})["host0"]
+        assert isinstance(result, HostError), result
+        os.write(writer, b"whole")
+        assert os.read(reader, 10) == b"whole"
+    os.close(reader)
+    os.close(writer)
 
 
 def test_streams_of_several_are_passed_on(settings: Settings, ways: list[int]) -> None:

@@ -283,7 +283,7 @@ class Commands:
     ) -> Result:
         actor, key = self.actors[host], secrets.token_hex(8)
         self._running.add((host, key))
-        loan = await self._lend(actor, key, lent) if lent else None
+        loan = await self._lend(host, key, lent) if lent else None
         if loan is not None and lent and "stdin" in lent:
             stdin = None
         with loan or contextlib.nullcontext():
@@ -355,30 +355,38 @@ class Commands:
             lacking = await asyncio.to_thread(inbox.close, code)
         return lacking
 
-    async def _lend(self, actor: Any, key: str, lent: Mapping[str, int]) -> socket.socket | None:
-        """Hand a command's streams over before it starts; None if it is on another machine.
+    async def _lend(self, host: str, key: str, lent: Mapping[str, int]) -> socket.socket | None:
+        """Hand a command's streams over before the command starts.
 
         Returns:
-            A connection to be closed once it has started.
+            A connection to close when the command has started; None if the host cannot be reached
+            on this machine.
+
+        Raises:
+            HostError: the host may have the streams or not. They cannot be passed on then: two
+                readers of one input would each get a part of it.
         """
-        ticket = await runtime.answer(actor.reach.call_one(), self._timeout)
+        ticket = await runtime.answer(self.actors[host].reach.call_one(), self._timeout)
         if ticket is None or not isinstance(ticket.where, str):
             return None
 
-        def hand_over() -> socket.socket:
-            connection = conduit.call(ticket, key, conduit.LEND, 0)
+        def hand_over() -> socket.socket | None:
+            try:
+                connection = conduit.call(ticket, key, conduit.LEND, 0)
+            except (WheelmountError, OSError):
+                return None
             try:
                 conduit.lend(connection, lent)
+            except OSError as error:
+                connection.close()
+                raise HostError(f"{host} did not take the streams of a command: {error}") from None
             except BaseException:
                 connection.close()
                 raise
             return connection
 
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, hand_over)
-        except (WheelmountError, OSError):
-            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, hand_over)
 
     async def _call(self, actor: Any, key: str, way: int, limit: int) -> socket.socket | None:
         """A connection for a stream of a command; None where messages are the only way."""

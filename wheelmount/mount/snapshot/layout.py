@@ -321,8 +321,10 @@ class Layout(Cut):
                     hint="unmount, and mount again",
                 )
             tree = before.tree.copy()
-        present = (each[0] for each in (*inodes, *names))
-        if not {*map(type, gone)} <= {int} or not {*gone} <= tree.inodes.keys() - present:
+        numbers = {*gone}
+        described = (each[0] for part in (inodes, names) for each in part)
+        known = {*map(type, gone)} <= {int} and numbers <= tree.inodes.keys()
+        if not known or not numbers.isdisjoint(described):
             raise ValueError("numbers that are gone")
         for number in gone:
             tree.forget(number)
