@@ -16,13 +16,13 @@ from wheelmount.operations.image import parse_size
 
 @click.group()
 def cache() -> None:
-    """Look after wheelhouses, wheels, environments and images that commands keep."""
+    """Show and clean the cache of wheelhouses, wheels, environments and images."""
 
 
 @cache.command()
 @options.as_json
 def size(as_json: bool) -> None:
-    """Say how much room the cache takes, and what it has, the least recently used first."""
+    """Show the size of the cache and its items, least recently used first."""
     settings = config.load()
     whole, found = caches.size(settings), caches.items(settings)
     if as_json:
@@ -39,11 +39,11 @@ def size(as_json: bool) -> None:
     "--to",
     "bound",
     metavar="SIZE",
-    help="How much may stay, such as 20G; default the setting cache_size.",
+    help="Size to keep, such as 20G; default the setting cache_size.",
 )
 @options.as_json
 def prune(bound: str | None, as_json: bool) -> None:
-    """Remove what was used least recently, until the cache is small enough."""
+    """Remove the least recently used items until the cache is small enough."""
     settings = config.load()
     if bound is None and not settings.cache_size:
         raise click.UsageError("how much may stay? Give --to SIZE, or set cache_size.")
@@ -54,7 +54,7 @@ def prune(bound: str | None, as_json: bool) -> None:
 @cache.command()
 @options.as_json
 def clean(as_json: bool) -> None:
-    """Remove everything in the cache, but for what a session that is up has mounted."""
+    """Remove everything from the cache except what running sessions have mounted."""
     _tell(caches.clean(config.load()), as_json)
 
 

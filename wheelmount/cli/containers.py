@@ -49,7 +49,7 @@ packages_option = click.option(
 @packages_option
 @environment
 @click.option(
-    "-i", "--interactive", is_flag=True, help="Pass output on as it is; one host only (--on)."
+    "-i", "--interactive", is_flag=True, help="Pass output through unchanged; one host only (--on)."
 )
 @options.launch
 @options.collected
@@ -68,10 +68,11 @@ def execute(
 ) -> int:
     """Run COMMAND on every host in a container without network.
 
-    Options stand before COMMAND; all that follows is its own, with or without a `--` before it.
-    What it installs or writes stays in the overlay. The exit code is the worst of all. One host
-    gets the standard input of this command; with --interactive its output is passed on as it is.
-    With --with, -r or --project it has an environment that is made here and mounted on the hosts.
+    Options stand before COMMAND; all words after it are its arguments, with or without a `--`
+    before it. Files that it writes stay in the overlay. The exit code is the worst of all hosts.
+    A single host gets the standard input of this command; with --interactive its output is passed
+    through unchanged. With --with, -r or --project the container has an environment that is made
+    here and mounted on the hosts.
     """
     image = replace(_needed(image), variables=launch.variables)
     progress = ConsoleProgress(quiet=quiet)
@@ -120,8 +121,8 @@ def shell(
 ) -> int:
     """Open a shell (or COMMAND) in a container without network on one host.
 
-    Options stand before COMMAND; all that follows is its own.
-    On a terminal it has a terminal of its own; else it reads standard input.
+    Options stand before COMMAND; all words after it are its arguments. On a terminal the shell
+    gets a terminal of its own; else it reads standard input.
     """
     image = replace(_needed(image), variables=launch.variables)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -161,14 +162,14 @@ def _pipe(
 
 @click.group()
 def overlay() -> None:
-    """Show and delete what containers have installed on this machine, or on hosts."""
+    """List and delete overlays, which keep files of containers, on this machine or on hosts."""
 
 
 @overlay.command("ls")
 @options.some_hosts
 @options.as_json
 def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
-    """List overlays: name, host, kind, size, and who uses them now."""
+    """List overlays: name, host, kind, size, and the processes that use them."""
     if spec is not None:
         return output.of_each_host(spec, "overlay", "ls", *_json(as_json))
     records = overlays.here(config.load())
@@ -188,12 +189,12 @@ def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
     default=30.0,
     show_default=True,
     metavar="DAYS",
-    help="Those that no container has used for so long.",
+    help="Delete overlays that no container has used for this long.",
 )
 @options.some_hosts
 @options.as_json
 def overlay_prune(unused: float, spec: HostSpec | None, as_json: bool) -> int:
-    """Delete overlays that were not used for a while, with all that is installed in them."""
+    """Delete overlays that were not used for some time, with all files in them."""
     if spec is not None:
         return output.of_each_host(
             spec, "overlay", "prune", "--unused", str(unused), *_json(as_json)
@@ -209,13 +210,13 @@ def overlay_prune(unused: float, spec: HostSpec | None, as_json: bool) -> int:
 
 @overlay.command("rm")
 @click.argument("names", nargs=-1, required=True, shell_complete=completion.overlays)
-@click.option("--on", "host", metavar="HOST", help="Only that of this host.")
+@click.option("--on", "host", metavar="HOST", help="Only the overlay of this host.")
 @options.some_hosts
 @options.as_json
 def overlay_rm(
     names: tuple[str, ...], host: str | None, spec: HostSpec | None, as_json: bool
 ) -> int:
-    """Delete overlays with all that is installed in them."""
+    """Delete overlays with all files in them."""
     if spec is not None:
         only = () if host is None else ("--on", host)
         return output.of_each_host(spec, "overlay", "rm", *_json(as_json), *only, "--", *names)
@@ -240,14 +241,14 @@ def overlay_rm(
 
 @click.group()
 def instance() -> None:
-    """Show and end containers that keep running on this machine, or on hosts."""
+    """List and stop containers that keep running, on this machine or on hosts."""
 
 
 @instance.command("ls")
 @options.some_hosts
 @options.as_json
 def instance_ls(spec: HostSpec | None, as_json: bool) -> int:
-    """List instances: name, host, image, overlay, and for how long they run."""
+    """List instances: name, host, image, overlay and running time."""
     if spec is not None:
         return output.of_each_host(spec, "instance", "ls", *_json(as_json))
     records: list[dict[str, Any]] = []
@@ -275,11 +276,11 @@ def instance_ls(spec: HostSpec | None, as_json: bool) -> int:
 
 @instance.command("logs")
 @click.argument("name", shell_complete=completion.instances)
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is logged from now on.")
+@click.option("--follow", "-f", is_flag=True, help="Keep showing new lines.")
 @options.some_hosts
 @options.as_json
 def instance_logs(name: str, follow: bool, spec: HostSpec | None, as_json: bool) -> int:
-    """Show what an instance's start, and what its image starts by itself, have printed."""
+    """Show the output of an instance's start and of its image's start script."""
     if spec is not None:
         return logs.elsewhere(spec, ("instance", "logs"), name, follow=follow, as_json=as_json)
     settings = config.load()
@@ -290,13 +291,13 @@ def instance_logs(name: str, follow: bool, spec: HostSpec | None, as_json: bool)
 
 @instance.command("stop")
 @click.argument("names", nargs=-1, shell_complete=completion.instances)
-@click.option("--all", "everything", is_flag=True, help="All that ls shows.")
+@click.option("--all", "everything", is_flag=True, help="All instances that ls shows.")
 @options.some_hosts
 @options.as_json
 def instance_stop(
     names: tuple[str, ...], everything: bool, spec: HostSpec | None, as_json: bool
 ) -> int:
-    """End instances, with all that runs in them; their overlays stay."""
+    """Stop instances and all processes in them; their overlays stay."""
     if not names and not everything:
         raise InputError("nothing to stop", hint="give a name, or --all")
     if spec is not None:

@@ -23,11 +23,11 @@ MARKS = {doctor.GOOD: "ok", doctor.POOR: "--", doctor.BAD: "!!"}
 
 
 @click.command("doctor")
-@click.option("--fix", is_flag=True, help="Delete what dead mounts and hosts have left.")
+@click.option("--fix", is_flag=True, help="Delete leftovers of dead mounts and hosts.")
 @click.option(
     "--source",
     type=click.Path(path_type=Path),
-    help="Also tell whether there is room for this directory.",
+    help="Also check that there is room for this directory.",
 )
 @options.some_hosts
 @options.as_json
@@ -35,7 +35,7 @@ MARKS = {doctor.GOOD: "ok", doctor.POOR: "--", doctor.BAD: "!!"}
 def examine(
     fix: bool, source: Path | None, spec: HostSpec | None, as_json: bool, quiet: bool
 ) -> int:
-    """Tell what this machine can do, what it lacks, and what dead mounts have left.
+    """Check this machine for mounts and containers, and find leftovers of dead mounts.
 
     With --hosts the same of every host, and where they differ. Ends with 69 if something lacks that
     mounts need.

@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # imported where an environment is wanted: loading takes long
 
 
 def environment(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for what an environment has, given on as ``needed``: a function of a script's own.
+    """Add the options for an environment; passes ``needed``, a function of the script's metadata.
 
-    That gives None where neither an option nor the script asks for one.
+    The function returns None if neither an option nor the script asks for an environment.
     """
 
     @click.option(
@@ -30,30 +30,33 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
         "named",
         multiple=True,
         metavar="PACKAGE",
-        help="In an environment with this package, which hosts have by a mount; several with "
-        "commas between, or repeated.",
+        help="Run in an environment with this package, made here and mounted on the hosts. "
+        "Several: with commas between, or repeated.",
     )
     @options.requirement_files(
-        "Likewise with all of a file: of requirements, pyproject.toml, uv.lock, pylock.toml."
+        "Add the packages of a requirements file, pyproject.toml, uv.lock or pylock.toml."
     )
     @click.option(
         "--project",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
-        help="Likewise with what the project in this directory needs: by its uv.lock, else by its "
-        "pyproject.toml.",
+        help="Add the dependencies of the project in this directory: of its uv.lock, or else of "
+        "its pyproject.toml.",
     )
     @click.option(
         "--python",
         "interpreter",
         default="",
         metavar="VERSION",
-        help="Bring this Python along, one of uv's: hosts need none then.",
+        help="Bring this version of Python along, one that uv manages; hosts need no Python then.",
     )
     @click.option("--extra", "extras", multiple=True, help="Extra of the project.")
     @click.option("--group", "groups", multiple=True, help="Dependency group of the project.")
     @options.indexes()
     @click.option(
-        "-U", "--upgrade", is_flag=True, help="Take the newest versions, not those of last time."
+        "-U",
+        "--upgrade",
+        is_flag=True,
+        help="Take the newest versions instead of those of last time.",
     )
     @wraps(command)
     def wrapped(
@@ -98,7 +101,7 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _split(text: str) -> list[str]:
-    """Packages with commas between them, but for those of extras and of versions."""
+    """Split packages at commas, except commas inside extras and version ranges."""
     parts: list[str] = []
     for part in text.split(","):
         inside = parts and parts[-1].count("[") > parts[-1].count("]")
@@ -111,13 +114,13 @@ def _split(text: str) -> list[str]:
 
 @click.group()
 def env() -> None:
-    """List and remove environments that `run --with` and its like have made."""
+    """List and remove the environments made by `run --with`, `-r` and `--project`."""
 
 
 @env.command("ls")
 @options.as_json
 def env_ls(as_json: bool) -> None:
-    """List environments, the least recently used first: name, size of its own, and packages."""
+    """List environments, least recently used first: name, Python and packages."""
     from wheelmount.operations import cache
     from wheelmount.wheels import venv
 
@@ -148,7 +151,7 @@ def env_ls(as_json: bool) -> None:
 @click.argument("names", nargs=-1, required=True, shell_complete=completion.environments)
 @options.as_json
 def env_rm(names: tuple[str, ...], as_json: bool) -> None:
-    """Remove environments from the cache; what they are made of stays there."""
+    """Remove environments from the cache; the wheels they were made of stay there."""
     from wheelmount.operations import environments
 
     removed = [one.folder.name for one in environments.remove(names, config.load())]

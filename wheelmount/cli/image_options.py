@@ -25,31 +25,31 @@ class _Size(click.ParamType[int]):
 
 
 def container(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for a container, given on as ``image``: None without --image and --instance."""
+    """Add the options for a container; passes ``image``: None without --image and --instance."""
 
     @click.option(
         "--image",
         "images",
         metavar="SIF",
         shell_complete=completion.images,
-        help="In an offline container of this image, a file or docker://, oras://, library://… of "
-        "a registry. HOST=SIF,HOST=SIF,… for different ones; one inside the directory that is "
-        "mounted is taken from the mount.",
+        help="Run in an offline container of this image: a SIF file, or docker://, oras://, "
+        "library://… of a registry. HOST=SIF,HOST=SIF,… gives hosts different images. An image "
+        "inside the mounted directory is read from the mount.",
     )
     @click.option(
         "--overlay",
         shell_complete=completion.overlays,
-        help="Name of the overlay that keeps what containers install, one a host; default one for "
-        "each image.",
+        help="Name of the overlay, one for each host, that keeps the files that containers write. "
+        "Default: one overlay for each image.",
     )
     @click.option(
         "--overlay-kind",
         type=click.Choice(KINDS),
-        help="What a new overlay is; default the fastest that stays: a directory, or where "
-        "there can be none an image (one file). Memory is gone with the machine's next start.",
+        help="Kind of a new overlay. Default: a directory, or an image (one file) where a "
+        "directory is not supported. An overlay in memory is lost when the machine restarts.",
     )
     @click.option(
-        "--overlay-size", type=_Size(), help="Make a new overlay in one file, of at most this size."
+        "--overlay-size", type=_Size(), help="Make a new overlay as one file of at most this size."
     )
     @click.option(
         "--instance",
@@ -61,23 +61,23 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
         "binds",
         multiple=True,
         metavar="PATH[:TARGET[:rw]]",
-        help="Show this of the host, read-only without :rw; may be repeated.",
+        help="Bind this path of the host into the container, read-only unless :rw; repeatable.",
     )
     @click.option(
         "--memory",
         type=_Size(),
-        help="End what takes more memory than this, such as 8G, where cgroups allow to say so.",
+        help="Limit the container's memory, such as 8G, by a control group where one can be made.",
     )
     @click.option(
         "--cpus",
         type=click.FloatRange(min=0, min_open=True),
-        help="Let it keep no more processors busy than this, such as 1.5, likewise.",
+        help="Limit the container's processors, such as 1.5, by a control group likewise.",
     )
-    @click.option("--nv", is_flag=True, help="Let it use the host's NVIDIA devices.")
+    @click.option("--nv", is_flag=True, help="Give the container the host's NVIDIA devices.")
     @click.option(
         "--privileged",
         is_flag=True,
-        help="Leave root in it all that root may do on the host; only root's containers differ.",
+        help="Keep all capabilities of the host's root in the container. For root only.",
     )
     @wraps(command)
     def wrapped(

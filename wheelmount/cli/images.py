@@ -88,10 +88,10 @@ def init(name: str, directory: Path, as_json: bool) -> None:
 @options.as_json
 @options.quiet
 def pull(references: tuple[str, ...], as_json: bool, quiet: bool) -> None:
-    """Bring images of registries into the cache: docker://…, oras://…, library://….
+    """Pull images of registries into the cache: docker://…, oras://…, library://….
 
-    `--image` does so where one is not there. A tag may have come to mean another image: this
-    brings what it means now.
+    `--image` does so for an image that is missing. A tag may name another image by now: this
+    command pulls the current one.
     """
     from wheelmount.operations import pulled  # with Monarch
 

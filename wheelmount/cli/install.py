@@ -23,32 +23,32 @@ from wheelmount.wheels.wanted import Wanted
 @options.wanted
 @options.hosts
 @click.option("--with", "named", hidden=True, multiple=True)
-@click.option("--venv", help="Virtual environment on the hosts; made if there is none.  [.venv]")
+@click.option("--venv", help="Virtual environment on the hosts; created if missing.  [.venv]")
 @container
 @click.option(
     "--tool",
     type=click.Choice(["uv", "pip", "wheelmount"]),
-    help="What installs. uv and pip unpack wheels on each host; for wheelmount they are unpacked "
-    "here, and travel so.  [uv, with --link-mode wheelmount]",
+    help="Installer. uv and pip unpack wheels on each host; wheelmount unpacks them here and "
+    "delivers the files.  [uv; with --link-mode: wheelmount]",
 )
 @click.option(
     "--link-mode",
     type=click.Choice(["copy", "symlink"]),
-    help="Copy unpacked wheels, or make links into the mount, which then stays: the packages work "
-    "for as long as it does.  [copy]",
+    help="Copy the unpacked files, or link into the mount, which then stays: linked packages work "
+    "as long as the mount exists.  [copy]",
 )
 @click.option(
     "--compile/--no-compile",
     "bytecode",
     default=True,
     show_default=True,
-    help="Have bytecode travel with unpacked wheels, made here if this machine has that Python.",
+    help="Deliver bytecode with unpacked wheels, compiled here if this machine has that Python.",
 )
 @click.option(
     "-d",
     "--directory",
     type=click.Path(path_type=Path),
-    help="The wheelhouse; default one of its own in the cache.",
+    help="The wheelhouse. Default: one for these requirements in the cache.",
 )
 @options.target
 @output.options

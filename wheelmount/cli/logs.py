@@ -17,11 +17,11 @@ from wheelmount.operations.logbooks import Logbook
 
 @click.command()
 @click.argument("target", default="", shell_complete=completion.logged)
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is logged from now on.")
+@click.option("--follow", "-f", is_flag=True, help="Keep showing new lines.")
 @options.some_hosts
 @options.as_json
 def logs(target: str, follow: bool, spec: HostSpec | None, as_json: bool) -> int:
-    """Show what mounts, instances and hosts have logged, of this machine or on --hosts.
+    """Show the logs of mounts, instances and hosts, of this machine or of --hosts.
 
     TARGET is a mount point, source or identity that status shows, or the name of an instance;
     default all.

@@ -33,9 +33,11 @@ from wheelmount.operations import records
     "--private",
     "access",
     flag_value="private",
-    help="Let nobody but you come in. Default for a source to which others may not come.",
+    help="Give access to you only. Default if other users have no access to the source.",
 )
-@click.option("--public", "access", flag_value="public", help="Let all users come in, if root's.")
+@click.option(
+    "--public", "access", flag_value="public", help="Give access to all users; root only."
+)
 @options.as_json
 @options.quiet
 def mount(
@@ -47,11 +49,11 @@ def mount(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Mount SOURCE read-only on every host, and leave it standing.
+    """Mount SOURCE read-only on every host, and leave it mounted.
 
-    MNTPOINT is where, on the hosts; default the path of SOURCE. `{host}` in it becomes the name of
-    the host (`/mnt/{host}`). Several hosts on one machine have a mount namespace of their own each
-    unless `{host}` tells their mount points apart.
+    MNTPOINT is the mount point on the hosts; default the path of SOURCE. `{host}` in it becomes the
+    name of the host (`/mnt/{host}`). Several hosts on one machine get a mount namespace each unless
+    `{host}` makes their mount points different.
     """
     if mntpoint is not None:
         mntpoint = os.path.abspath(mntpoint)  # noqa: PTH100 - must not follow symlinks
@@ -71,11 +73,11 @@ def mount(
 
 @click.command()
 @click.argument("targets", nargs=-1, required=True, shell_complete=completion.mounts)
-@click.option("--watch", is_flag=True, help="Again whenever a file changes, until interrupted.")
+@click.option("--watch", is_flag=True, help="Refresh whenever a file changes, until interrupted.")
 @options.as_json
 @options.quiet
 def refresh(targets: tuple[str, ...], watch: bool, as_json: bool, quiet: bool) -> None:
-    """Have mounts show their directories as they are now.
+    """Update mounts to the current state of their directories.
 
     TARGETS are mount points, sources or identities that status shows. Only what changed travels;
     hosts show the old tree until the new one is whole.
@@ -133,11 +135,13 @@ def _say(found: Sequence[tuple[Mapping[str, str], bool]], as_json: bool) -> None
 
 @click.command()
 @click.argument("targets", nargs=-1, shell_complete=completion.mounts)
-@click.option("--repair", is_flag=True, help="Replace what is damaged, from other hosts or here.")
+@click.option(
+    "--repair", is_flag=True, help="Replace damaged files with bytes from other hosts or from here."
+)
 @options.as_json
 @options.quiet
 def verify(targets: tuple[str, ...], repair: bool, as_json: bool, quiet: bool) -> None:
-    """Have hosts compare all bytes that mounts show with the hashes with which they came.
+    """Compare all bytes that mounts show on their hosts with the hashes of delivery.
 
     TARGETS are mount points, sources or identities that status shows; default all. Files that
     differ are named; the command ends with 74 if one stays damaged.
@@ -212,11 +216,11 @@ def _find(settings: Settings, targets: Sequence[str] | None) -> dict[str, list[P
 
 @click.command()
 @click.argument("targets", nargs=-1, shell_complete=completion.mounts)
-@click.option("--all", "everything", is_flag=True, help="All that status shows.")
-@click.option("--force", is_flag=True, help="Also if in use: users keep what they have open.")
+@click.option("--all", "everything", is_flag=True, help="All mounts that status shows.")
+@click.option("--force", is_flag=True, help="Unmount even if in use; open files stay readable.")
 @options.as_json
 def umount(targets: tuple[str, ...], everything: bool, force: bool, as_json: bool) -> None:
-    """Take mounts down: TARGETS are mount points, sources or identities that status shows."""
+    """Unmount TARGETS: mount points, sources or identities that status shows."""
     if not targets and not everything:
         raise InputError("nothing to unmount", hint="give a mount point, or --all")
     standing: dict[str, tuple[Session, list[str]]] = {}

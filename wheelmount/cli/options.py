@@ -46,10 +46,10 @@ INSECURE = "wheelmount.insecure"
 
 
 def check_insecure(said: bool, address: str) -> None:
-    """See that somebody wants hosts without certificates.
+    """Check that hosts without certificates were asked for.
 
     Raises:
-        InputError: it was not said.
+        InputError: they were not.
     """
     if not said:
         raise InputError(
@@ -68,7 +68,7 @@ insecure = click.option(
     is_eager=True,
     expose_value=False,
     callback=_note_insecure,
-    help="Take hosts at tcp:// addresses, where nobody is asked who they are.",
+    help="Accept hosts at tcp:// addresses, which are neither authenticated nor encrypted.",
 )
 
 
@@ -107,7 +107,7 @@ adapter = click.option(
     type=click.Choice(NAMES),
     default=lambda: config.load().adapter,
     show_default="$WHEELMOUNT_ADAPTER, else auto",
-    help="How hosts show the mount; auto is the best that each allows.",
+    help="How hosts show the mount; auto chooses the fastest that each host supports.",
 )
 
 
@@ -138,32 +138,32 @@ variables = click.option(
     multiple=True,
     metavar="NAME[=VALUE]",
     callback=_read_variables,
-    help="Set a variable for it, without a value as it is here; may be repeated.",
+    help="Set an environment variable; NAME alone passes the value it has here. Repeatable.",
 )
 
 
 def launch(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for how commands are started, given on as ``launch``; ``--on`` narrows ``spec``."""
+    """Add the options for how commands start; passes ``launch``. ``--on`` narrows ``spec``."""
 
     @click.option(
         "--on",
         "only",
         metavar="HOST[,HOST…]",
         callback=lambda _ctx, _param, text: () if text is None else _names(text),
-        help="On these of the hosts only; host[0-3] is four of them.",
+        help="Run on these hosts only; host[0-3] names four.",
     )
     @variables
     @click.option(
         "--cwd",
         metavar="DIRECTORY",
-        help="Start in this directory, of the host or of the container.",
+        help="Start in this directory of the host or container.",
     )
     @click.option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
         metavar="SECONDS",
-        help="End it on a host where it takes longer, with all that it started; its exit code "
-        "is 124 then.",
+        help="End the command with all its processes on a host where it takes longer; its exit "
+        "code is 124 then.",
     )
     @wraps(command)
     def wrapped(
@@ -184,18 +184,16 @@ def launch(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def collected(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for what commands leave, given on in ``launch``."""
+    """Add the options for collecting files that commands leave; passed in ``launch``."""
 
     @click.option(
         "--collect",
         nargs=2,
         metavar="PATH DIRECTORY",
-        help="When it has ended, however it did, bring what is at PATH on each host, or in each "
-        "container, to DIRECTORY/HOST. '$WHEELMOUNT_OUTPUT' is a directory made for that.",
+        help="After the command has ended, also with an error, copy PATH of each host or container "
+        "to DIRECTORY/HOST. '$WHEELMOUNT_OUTPUT' is a directory made for that purpose.",
     )
-    @click.option(
-        "--overwrite", is_flag=True, help="Collect into directories that have something in them."
-    )
+    @click.option("--overwrite", is_flag=True, help="Collect into directories that are not empty.")
     @wraps(command)
     def wrapped(
         *arguments: Any,
@@ -226,10 +224,10 @@ def _note_json(_ctx: click.Context, _param: click.Parameter, wanted: bool) -> bo
 
 
 def json_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option with which a program reads what a command says, given on as ``as_json``.
+    """Return the option for output as JSON; passes ``as_json``.
 
     Args:
-        text: its help.
+        text: help of the option.
     """
     return click.option(
         "--json", "as_json", is_flag=True, is_eager=True, callback=_note_json, help=text
@@ -245,41 +243,45 @@ def _explain(_ctx: click.Context, _param: click.Parameter, wanted: bool) -> None
 
 
 def quiet(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for more and less to be said; given on is only ``quiet``."""
+    """Add the options --verbose and --quiet; passes only ``quiet``."""
     verbose = click.option(
         "-v",
         "--verbose",
         is_flag=True,
         expose_value=False,
         callback=_explain,
-        help="Also what is run to have hosts, where they are, and which settings are in force.",
+        help="Show how hosts are started, where they are, and the settings in force.",
     )
-    less = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and errors.")
+    less = click.option(
+        "-q", "--quiet", is_flag=True, help="Show no progress, only results and errors."
+    )
     return less(verbose(command))
 
 
 def requirement_files(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option ``-r``, given on as ``files``, with a text for the help."""
+    """Return the option ``-r`` with a help text; passes ``files``."""
     return click.option("-r", "--requirement", "files", multiple=True, metavar="FILE", help=text)
 
 
 def indexes(*short: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options for where packages come from: uv is told before the command runs.
+    """Return the options for package indexes, set for uv before the command runs.
 
     Args:
-        short: other names of ``--index-url``.
+        short: further names of ``--index-url``.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @click.option(*short, "--index-url", default="", help="Package index in place of PyPI.")
         @click.option(
-            "--extra-index-url", multiple=True, help="One more index, which counts first."
+            *short, "--index-url", default="", help="Package index to use instead of PyPI."
+        )
+        @click.option(
+            "--extra-index-url", multiple=True, help="Additional package index, searched first."
         )
         @click.option(
             "-f",
             "--find-links",
             multiple=True,
-            help="Directory, or page with links, of more wheels.",
+            help="Directory, or page with links, with more wheels.",
         )
         @wraps(command)
         def wrapped(
@@ -301,7 +303,7 @@ def indexes(*short: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What is asked for, given on as ``wanted``: None if nothing was."""
+    """Add the arguments and options for requirements; passes ``wanted``: None without any."""
 
     @click.argument("requirements", nargs=-1)
     @requirement_files(
@@ -314,39 +316,45 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         "constraints",
         multiple=True,
         metavar="FILE",
-        help="File of constraints, or its URL; may be repeated.",
+        help="Constraints file, or its URL; repeatable.",
     )
     @click.option(
         "--override",
         "overrides",
         multiple=True,
         metavar="FILE",
-        help="File of requirements that take the place of all others of their names.",
+        help="File of requirements that replace all others of the same names.",
     )
     @indexes("-i")
-    @click.option("--pre", is_flag=True, help="Take prereleases too.")
-    @click.option("--no-deps", is_flag=True, help="Only what is named, and nothing that it needs.")
-    @click.option("--exclude-newer", metavar="DATE", help="Only what was published before.")
-    @click.option("--extra", "extras", multiple=True, help="Extra of -r pyproject.toml.")
-    @click.option("--group", "groups", multiple=True, help="Dependency group of the same.")
+    @click.option("--pre", is_flag=True, help="Allow prereleases.")
+    @click.option(
+        "--no-deps", is_flag=True, help="Leave out the dependencies of the named packages."
+    )
+    @click.option(
+        "--exclude-newer", metavar="DATE", help="Ignore what was published after this date."
+    )
+    @click.option(
+        "--extra", "extras", multiple=True, help="Extra of the project of -r pyproject.toml."
+    )
+    @click.option("--group", "groups", multiple=True, help="Dependency group of the same project.")
     @click.option(
         "--build",
         "builds",
         multiple=True,
         metavar="REQUIREMENT",
-        help="Build this package here from its source distribution; may be repeated.",
+        help="Build this package here from its source distribution; repeatable.",
     )
     @click.option(
         "--require-hashes",
         is_flag=True,
-        help="Refuse what is not pinned by --hash in a file of requirements.",
+        help="Refuse packages that no requirements file pins by --hash.",
     )
     @click.option(
         "--sandbox/--no-sandbox",
         "confined",
         default=True,
         show_default=True,
-        help="Build others' sources without a network and without your files.",
+        help="Build sources of others without network and without access to your files.",
     )
     @wraps(command)
     def wrapped(
@@ -403,7 +411,7 @@ _platform = click.option(
 
 
 def targets(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for what the wheels are for, given on as ``targets``: empty if not given."""
+    """Add the options for target Pythons and platforms; passes ``targets``: empty by default."""
 
     @_python_version
     @_platform
@@ -422,7 +430,7 @@ def targets(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def target(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for one, given on as ``target``: None if not given."""
+    """Add the options for one target; passes ``target``: None by default."""
 
     @targets
     @wraps(command)

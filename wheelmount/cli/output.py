@@ -42,19 +42,19 @@ COLOURS = "cyan", "magenta", "green", "yellow", "blue"
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for where output goes, given on as ``show``."""
+    """Add the options for where output goes; passes ``show``."""
 
     @json_option("Print results as JSON, at the end, and errors likewise.")
     @click.option(
         "--live/--in-order",
         default=None,
-        help="Show output as it comes, each line with its host's name, or host by host at the end. "
-        "Default live on a terminal.",
+        help="Show output as it arrives, each line with its host's name; or host by host at the "
+        "end. Default on a terminal: live.",
     )
     @click.option(
         "--grouped",
         is_flag=True,
-        help="Show output at the end, once for all hosts that wrote the same.",
+        help="Show output at the end, once for all hosts with the same output.",
     )
     @click.option(
         "--output-dir",
@@ -195,7 +195,7 @@ def of_each_host(spec: HostSpec, *words: str, live: bool = False) -> int:
 
 
 def standard_input() -> RawIOBase | None:
-    """What this command is given; None if nothing."""
+    """Return the standard input of this command; None if it is closed or empty."""
     try:
         return open(0, "rb", buffering=0, closefd=False)
     except OSError:

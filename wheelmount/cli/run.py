@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "module",
     cls=Module,
     metavar="MODULE",
-    help="Run this module of Python in place of a script; all that follows is its own.",
+    help="Run this Python module instead of a script; all words after it are its arguments.",
 )
 @click.option(
     "--per-host",
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 1024),
     default=1,
     metavar="N",
-    help="Run so many of it on each host at a time; not in containers.",
+    help="Number of copies on each host; not in containers.",
 )
-@click.option("--mntpoint", help="Where to mount on the hosts; default the path of SOURCE.")
+@click.option("--mntpoint", help="Mount point on the hosts; default the path of SOURCE.")
 @options.hosts
 @environment
 @container
@@ -72,19 +72,19 @@ def run(
 ) -> int:
     """Mount SOURCE on every host and run the script SCRIPT (`-`: standard input) on each.
 
-    Options stand before SCRIPT; all that follows is its own. Its first line may name what runs it
-    (`#!/usr/bin/env python3`); else that is Python if it is called `….py`, and bash if not. With
-    -m it is a module of Python. It runs in the mounted directory, which is read-only, as soon as
-    that stands: what it reads arrives first. If SOURCE is a virtual environment, its Python and
-    its programs come first. The exit code is the worst of all. One host gets the standard input
-    of this command, unless the script is read from it.
+    Options stand before SCRIPT; all words after it are its arguments. The interpreter is that of
+    the script's first line (`#!/usr/bin/env python3`), or else Python for `….py` and bash for other
+    names. With -m, a Python module runs instead. The script starts in the mounted, read-only
+    directory as soon as the mount exists; files that it reads arrive first. If SOURCE is a virtual
+    environment, its Python and programs are found first. The exit code is the worst of all hosts.
+    A single host gets the standard input of this command, unless the script is read from it.
 
-    With --with, -r or --project, or if the script says what it needs (PEP 723), it runs in an
-    environment that is made here and mounted on the hosts, which need nothing but Python. SOURCE
-    may be left out then, and SCRIPT be a command of the environment, such as python.
+    With --with, -r or --project, or if the script has inline metadata (PEP 723), it runs in an
+    environment that is made here and mounted on the hosts, which need only Python. SOURCE may be
+    left out then, and SCRIPT may be a command of the environment, such as python.
 
-    With --image it runs in an offline container of each host, which sees SOURCE where the host
-    has it.
+    With --image, the script runs in an offline container on each host, which shows SOURCE at the
+    host's mount point.
     """
     launch = replace(launch, copies=copies)
     if image is not None:

@@ -21,11 +21,11 @@ from wheelmount.hosts.spec import HostSpec
 @options.as_json
 @options.quiet
 def up(spec: HostSpec, name: str, as_json: bool, quiet: bool) -> None:
-    """Have hosts that stay, with what is mounted on them, until `wheelmount down`.
+    """Start a session: hosts that stay, with their mounts, until `wheelmount down`.
 
-    Commands that follow take the session `default` by themselves, others by `--hosts
-    session:NAME`; they begin within a second, and mounts of the same directory are refreshed
-    instead of made. A session whose hosts died is made anew.
+    Later commands use the session `default` unless told otherwise, and others by `--hosts
+    session:NAME`. They begin within a second, and refresh a mount of the same directory instead
+    of making it. A session whose hosts died is started again.
     """
     if spec.session is not None:
         raise InputError("a session cannot be made of another", hint="give hosts of another kind")
@@ -41,11 +41,11 @@ def up(spec: HostSpec, name: str, as_json: bool, quiet: bool) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1, shell_complete=completion.sessions)
-@click.option("--all", "everything", is_flag=True, help="All that status shows.")
+@click.option("--all", "everything", is_flag=True, help="All sessions that status shows.")
 @options.as_json
 @options.quiet
 def down(names: tuple[str, ...], everything: bool, as_json: bool, quiet: bool) -> None:
-    """End sessions with their mounts and hosts: NAMES, or the session `default`."""
+    """End the sessions NAMES, default `default`, with their mounts and hosts."""
     from wheelmount.operations import apart, sessions
 
     settings = config.load()

@@ -16,7 +16,7 @@ from wheelmount.cli import options
 @options.as_json
 @click.pass_context
 def show(context: click.Context, as_json: bool) -> None:
-    """Show the settings in force here, and where each comes from."""
+    """Show the settings in force here, and the origin of each."""
     if context.invoked_subcommand is not None:
         return
     settings, origins = config.load_with_origins()
@@ -33,7 +33,7 @@ def show(context: click.Context, as_json: bool) -> None:
 
 @show.command()
 @click.argument("directory", type=click.Path(path_type=Path), default=".")
-@click.option("--remove", is_flag=True, help="Trust it no longer.")
+@click.option("--remove", is_flag=True, help="Withdraw the trust.")
 @options.as_json
 def trust(directory: Path, remove: bool, as_json: bool) -> None:
     """Let the settings file for DIRECTORY set everything, until its content changes.

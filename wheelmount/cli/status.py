@@ -35,13 +35,13 @@ Found = dict[str, Any]
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Again each second, with rates, until interrupted.")
-@click.option("--each", is_flag=True, help="A line for each host, also where several say the same.")
+@click.option("--watch", is_flag=True, help="Update every second, with rates, until interrupted.")
+@click.option("--each", is_flag=True, help="Print a line for each host, even for equal ones.")
 @options.as_json
 def status(watch: bool, each: bool, as_json: bool) -> None:
-    """Show sessions, and what is mounted from this machine's hosts and theirs, and how far.
+    """Show sessions, and mounts on their hosts and on this machine with their progress.
 
-    Hosts that say the same have one line: host[0-15].
+    Hosts in the same state share one line: host[0-15].
     """
     settings = config.load()
     if not watch:

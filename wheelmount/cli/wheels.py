@@ -24,7 +24,7 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
     "--directory",
     type=click.Path(path_type=Path),
     required=True,
-    help="The wheelhouse; made if it is not there.",
+    help="The wheelhouse; created if missing.",
 )
 @options.targets
 @options.hosts
@@ -33,13 +33,17 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
     "trusted",
     multiple=True,
     metavar="PACKAGE",
-    help="Take its wheels although their RECORD is wrong; may be given more than once.",
+    help="Accept wheels of this package although their RECORD is wrong; repeatable.",
 )
-@click.option("-U", "--upgrade", is_flag=True, help="Resolve again: the newest of everything.")
+@click.option("-U", "--upgrade", is_flag=True, help="Resolve again to the newest versions.")
 @click.option("--prune", is_flag=True, help="Remove wheels that no request needs any more.")
-@click.option("--dry-run", is_flag=True, help="Say which wheels it would be, and write nothing.")
-@click.option("--forget", is_flag=True, help="Forget that these REQUIREMENTS were asked for.")
-@click.option("-j", "--jobs", default=8, show_default=True, help="Wheels fetched at a time.")
+@click.option("--dry-run", is_flag=True, help="List the wheels and write nothing.")
+@click.option(
+    "--forget", is_flag=True, help="Drop these REQUIREMENTS from the wheelhouse's requests."
+)
+@click.option(
+    "-j", "--jobs", default=8, show_default=True, help="Number of wheels fetched at the same time."
+)
 @options.as_json
 @options.quiet
 def download(
@@ -112,15 +116,15 @@ def download(
 @click.option(
     "--contents",
     is_flag=True,
-    help="Read and unpack all wheels, those too that were not written to since.",
+    help="Read and unpack all wheels, also those unchanged since the last check.",
 )
 @click.option(
     "--tool",
     type=click.Choice(["uv", "pip"]),
     default="uv",
     show_default=True,
-    help="Whose rules count. pip, which takes fewer prereleases and all bounds of "
-    "Requires-Python, resolves for this machine's Python only.",
+    help="Installer whose rules apply. pip accepts fewer prereleases, honors upper bounds of "
+    "Requires-Python, and resolves for this machine's Python only.",
 )
 @options.as_json
 @options.quiet

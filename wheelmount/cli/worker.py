@@ -16,13 +16,13 @@ from wheelmount.hosts.address import OPEN, Address
 @click.option(
     "--credentials",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What `--issue` printed; default a certificate of the user's own authority.",
+    help="File with the output of `--issue`. Default: a certificate of the user's own authority.",
 )
 @click.option(
     "--issue",
     is_flag=True,
-    help="Start nothing: print credentials for a host with another home directory, good for 90 "
-    "days. They are secret.",
+    help="Print credentials for a host with another home directory, valid for 90 days, and exit. "
+    "They are secret.",
 )
 @insecure
 @click.pass_context
