@@ -41,20 +41,20 @@ class Cluster:
             results = cluster.run("train.py", mount="project")
             results.raise_for_status()
 
-    Hosts start once, and what is mounted stays until the end: the second call with the same
-    directory ships only what changed in it. The calls are the commands of the same names, take
-    what those take, and raise what those end with; a command that fails on a host raises nothing
-    until ``Results.raise_for_status``. In a running loop, ``async with`` starts and ends the
+    Hosts start once, and mounts stay until the end: a second call with the same directory sends
+    only changed files. Each method does the same as the command of its name and raises the errors
+    that the command would print. A command that fails on a host raises nothing until
+    ``Results.raise_for_status``. In a running loop, ``async with`` starts and ends the
     hosts, and ``await asyncio.to_thread(cluster.run, …)`` lets the loop go on; one call at a time.
 
     Args:
         hosts: where hosts come from, as ``--hosts`` has it: ``local:2``, ``ssh:a,b``,
             ``slurm:4,partition=gpu``, ``session:NAME``, …; default as the command line's.
-        namespaces: give hosts on this machine a mount namespace each, so that all have a directory
-            at its own path; the caller does not see what is mounted there. Without them each needs
-            a mount point of its own, such as ``/tmp/{host}``.
-        settings: default those of the environment and of files.
-        progress: told about each step.
+        namespaces: give each host on this machine a mount namespace, so that all mount a directory
+            at the same path; the calling process does not see those mounts. Without namespaces
+            each host needs its own mount point, such as ``/tmp/{host}``.
+        settings: default: those of the environment and of settings files.
+        progress: receives the progress of each step.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Cluster:
         """Names of the hosts, in order.
 
         Raises:
-            InputError: they are not started.
+            InputError: the hosts are not started.
         """
         return [host.name for host in self._open.pool.chosen]
 
@@ -99,18 +99,18 @@ class Cluster:
         )
 
     def stop(self) -> None:
-        """Take down what is mounted and end the hosts; those of a session stay, with its mounts."""
+        """Unmount everything and end the hosts. Hosts and mounts of a session stay."""
         self._held = None
         self._ends.close()
 
     def on(self, *names: str) -> Cluster:
-        """Have commands run on some of the hosts only; directories are mounted on all of them.
+        """Return this cluster with commands limited to some hosts; all hosts get the mounts.
 
         Args:
-            names: of hosts.
+            names: names of hosts.
 
         Raises:
-            InputError: there is no host of a name.
+            InputError: a name is not that of a host.
         """
         pools.check(names, self.hosts)
         some = Cluster.__new__(Cluster)
@@ -132,7 +132,7 @@ class Cluster:
             follows the directory.
 
         Raises:
-            WheelmountError: as of ``RemoteMount.open``.
+            WheelmountError: the directory cannot be mounted; ``RemoteMount.open`` has the cases.
         """
         with self._open.pool.mount(Path(source), mntpoint) as mount:
             return mount
@@ -153,23 +153,24 @@ class Cluster:
         """Run a script, or a command, on every host, and wait for it.
 
         Args:
-            script: a file of this machine; or the words of a command.
-            arguments: of the script.
-            mount: a directory to mount, in which it runs.
-            mntpoint: where hosts mount that; default its own path.
-            packages: requirements of an environment to make here and mount, in which it runs.
-            image: a SIF file; it runs in an offline container of that.
-            variables: environment variables to set for it.
-            cwd: directory that it starts in.
-            timeout: seconds after which it is ended.
-            per_host: how many of it run on each host at a time.
+            script: path of a script on this machine; or the words of a command.
+            arguments: arguments of the script.
+            mount: a directory to mount; the script starts in it.
+            mntpoint: mount point of the directory on the hosts; default its own path.
+            packages: requirements of an environment that is made here, mounted, and used by the
+                script.
+            image: a SIF file; the script runs in an offline container of this image.
+            variables: environment variables of the script.
+            cwd: working directory of the script.
+            timeout: seconds after which the script is ended.
+            per_host: number of copies of the script on each host.
 
         Returns:
-            By host, its exit code and output, or why it could not be run.
+            The exit code and output on each host, or the reason why the script did not run there.
 
         Raises:
-            WheelmountError: the script or directory cannot be read, hosts cannot mount it, or the
-                packages cannot be had.
+            WheelmountError: the script or directory cannot be read, hosts cannot mount the
+                directory, or the packages cannot be downloaded.
         """
         held, common = self._open, (self._settings, self._progress)
         launch = Launch(variables=variables or {}, cwd=cwd, timeout=timeout, copies=per_host)
@@ -224,16 +225,16 @@ class Cluster:
 
         Args:
             image: a SIF file.
-            command: its words.
-            packages: a wheelhouse to mount, from which pip and uv install in the container.
-            overlay: name of the overlay that keeps what is installed or written; default the
-                image's own.
-            variables: environment variables to set for it.
-            cwd: directory that it starts in.
-            timeout: seconds after which it is ended.
+            command: the words of the command.
+            packages: a wheelhouse to mount; pip and uv in the container install from it.
+            overlay: name of the overlay that keeps the files that the container writes; default
+                the overlay of the image.
+            variables: environment variables of the command.
+            cwd: working directory of the command.
+            timeout: seconds after which the command is ended.
 
         Returns:
-            See ``run``.
+            The exit code and output on each host, as ``run`` returns them.
 
         Raises:
             WheelmountError: the image or wheelhouse cannot be used.
@@ -258,19 +259,19 @@ class Cluster:
         """Download packages here, and install them on every host from a mount, offline.
 
         Args:
-            requirements: as PEP 508 has them, or paths of wheels and projects.
-            files: of requirements, ``pyproject.toml`` or locks.
-            venv: path of a virtual environment on the hosts, made where there is none; ``{host}``
+            requirements: PEP 508 requirements, or paths of wheels and projects.
+            files: requirements files, ``pyproject.toml`` files or locks.
+            venv: path of a virtual environment on the hosts, created if missing; ``{host}``
                 becomes the host's name.
             image: a SIF file; packages are installed into its overlay instead.
-            tool: what installs on the hosts.
+            tool: the installer on the hosts.
 
         Returns:
-            See ``run``.
+            The exit code and output on each host, as ``run`` returns them.
 
         Raises:
-            WheelmountError: the packages cannot be had or do not fit the hosts' Python, or both or
-                neither of ``venv`` and ``image`` are given.
+            WheelmountError: the packages cannot be downloaded or do not fit the hosts' Python; or
+                both or neither of ``venv`` and ``image`` are given.
         """
         if (venv is None) == (image is None):
             raise InputError("where to install?", hint="give either venv=PATH or image=SIF")

@@ -55,28 +55,29 @@ commands wait with their next output meanwhile."""
 
 @runtime_checkable
 class Listener(Protocol):
-    """An ``Output`` that is also told which hosts there are, and when each has ended."""
+    """An ``Output`` that also receives the list of hosts and the end of each."""
 
     def begin(self, hosts: Sequence[str]) -> None:
-        """Hear of them, in their order, before anything else."""
+        """Receive the names of all hosts, in order, before any output."""
 
     def end(self, host: str, *, lost: bool) -> None:
-        """Hear that no more comes from one, where the command ended or the host was lost."""
+        """Receive the end of a host's output: its command ended, or the host was lost."""
 
     def __call__(self, host: str, stream: str, data: bytes) -> None:
-        """See ``Output``."""
+        """Receive output, as ``Output`` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a command.
+    """The result of a command on one host.
 
     Attributes:
-        code: exit code; 128 and the signal's number where a signal ended it.
-        stdout: what it wrote there; the end of it where output was passed on as it came.
-        stderr: likewise.
-        seconds: how long it took.
-        lacking: why not all that it left was brought back; None if it was, or nothing was to be.
+        code: exit code; 128 plus the signal's number if a signal ended the command.
+        stdout: bytes of standard output; only the last of them if output was passed on live.
+        stderr: bytes of standard error, likewise.
+        seconds: duration of the command.
+        lacking: the error because of which files of the command were not collected; None if all
+            were, or none were to be.
     """
 
     code: int
@@ -87,7 +88,7 @@ class Result:
 
     @property
     def text(self) -> str:
-        """Standard output as text; bytes that are no UTF-8 are replaced."""
+        """Standard output as text; bytes that are not UTF-8 are replaced."""
         return self.stdout.decode(errors="replace")
 
     def __repr__(self) -> str:
@@ -95,27 +96,27 @@ class Result:
 
 
 class Results(dict[str, Result | WheelmountError]):
-    """By host, what came of its command, or why it could not be run or its host was lost.
+    """The result of a command by host, or the error because of which it did not run or was lost.
 
     Attributes:
-        shortfall: what could not be done beside the commands, such as files that did not arrive.
+        shortfall: an error beside the commands, such as files that did not arrive; None without.
     """
 
     shortfall: WheelmountError | None = None
 
     @property
     def texts(self) -> dict[str, str]:
-        """By host, the standard output of a command that ran there, as text."""
+        """Standard output as text by host, of hosts on which the command ran."""
         return {name: each.text for name, each in self.items() if isinstance(each, Result)}
 
     def raise_for_status(self) -> None:
         """Raise an error unless the command ended with exit code 0 on every host, with all files.
 
         Raises:
-            CommandError: the command ended with another exit code on some hosts, which are named
-                with the end of what it wrote to standard error.
-            WheelmountError: why the command could not be run, or what did not arrive or was not
-                brought back.
+            CommandError: the command ended with another exit code on some hosts; the message names
+                them and has the end of standard error.
+            WheelmountError: the command could not be run, or files did not arrive or were not
+                collected.
         """
         for result in self.values():
             if isinstance(result, WheelmountError):
@@ -134,7 +135,7 @@ class Results(dict[str, Result | WheelmountError]):
 
 
 def _excerpt(result: Result) -> str:
-    """Return the last line that a command wrote, of its errors if it failed."""
+    """Return the last line of a command's output, or of its standard error if it failed."""
     said = (result.stderr if result.code else result.stdout) or result.stdout or result.stderr
     lines = said.decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
@@ -142,13 +143,13 @@ def _excerpt(result: Result) -> str:
 
 
 class Commands:
-    """Runs commands on hosts. A context manager; leaving it ends commands that still run.
+    """Runs commands on hosts. A context manager; its exit ends commands that still run.
 
     Args:
-        hosts: where.
-        timeout: seconds within which a host must answer (not: a command finish).
-        actors: the hosts' commands by name, if they are there already; they stay.
-        lease: seconds that a command runs on of which hosts do not hear that it is still wanted.
+        hosts: the hosts.
+        timeout: seconds within which a host must answer; commands may take longer.
+        actors: command actors by host, if another process started them; they stay.
+        lease: seconds that a command continues without a renewal by this process.
     """
 
     def __init__(
@@ -191,14 +192,14 @@ class Commands:
             runtime.stop_meshes(*(self._procs[name] for name in here))
 
     def keep(self) -> None:
-        """Leave the commands on their hosts when this is left."""
+        """Keep the command actors on their hosts after the exit of this context."""
         self._procs = {}
 
     def private(self, runtime_dir: str) -> dict[str, str]:
-        """The user's own runtime directory on each host, which may have another name there.
+        """Return the user's private runtime directory by host; its path may differ between hosts.
 
         Args:
-            runtime_dir: the setting of that name.
+            runtime_dir: the setting ``runtime_dir``.
 
         Raises:
             HostError, WaitError: a host is lost, or does not answer.
@@ -219,11 +220,11 @@ class Commands:
 
         Args:
             commands: by host, or by names of their own.
-            output: told of output as it comes, from one thread; else the results hold all of it.
-            stdin: passed on if there is one command; several get no input. Not buffered, as
-                Python cannot end while a thread waits in a buffer.
-            collect: where what they leave comes to, of those that say what that is.
-            hosts: of commands that have names of their own.
+            output: receives output as it arrives, from one thread; else the results hold all of it.
+            stdin: input of a single command; several get none. Not buffered, because Python cannot
+                end while a thread waits in a buffer.
+            collect: destination of the files that commands leave, if they name any.
+            hosts: host of each command, if commands have names of their own.
             lent: by stream (``stdin``, ``stdout``, ``stderr``), a descriptor of this process that a
                 single command on this machine gets in place of one that is passed on. ``output``
                 and the result hear nothing of such a stream, and what the command leaves running
@@ -265,7 +266,7 @@ class Commands:
         return Results({name: results[name] for name in commands})
 
     async def _greet(self, host: str) -> None:
-        """Check that a host has this version, before its first command."""
+        """Check that a host has this version of wheelmount, before its first command."""
         if (greeting := self._greetings.pop(host, None)) is not None:
             handshake.compare(host, await runtime.answer(greeting, self._timeout))
 
@@ -389,7 +390,7 @@ class Commands:
         return await loop.run_in_executor(self._threads, hand_over)
 
     async def _call(self, actor: Any, key: str, way: int, limit: int) -> socket.socket | None:
-        """A connection for a stream of a command; None where messages are the only way."""
+        """Return a connection for a stream of a command; None if only messages reach the host."""
         ticket = await runtime.answer(actor.reach.call_one(), self._timeout)
         if ticket is None:
             return None
@@ -408,7 +409,7 @@ class Commands:
         pass_on: Callable[[str, bytes], Coroutine[Any, Any, None]],
         trouble: asyncio.Future[None],
     ) -> None:
-        """Pass output on that comes by a connection, until its end."""
+        """Pass on output from a connection until the output ends."""
         loop = asyncio.get_running_loop()
 
         def read() -> asyncio.Future[tuple[str, bytes] | None]:
@@ -450,7 +451,7 @@ class Commands:
     async def _feed(
         self, actor: Any, key: str, reader: _Reader, trouble: asyncio.Future[None]
     ) -> None:
-        """Pass input on, as fast as the command takes it."""
+        """Pass on input as fast as the command reads it."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(WheelmountError):  # the command has ended
             while len(data := await reader.read()) < MUCH:
@@ -482,7 +483,7 @@ class Commands:
 
 @contextlib.contextmanager
 def _open(connection: socket.socket) -> Iterator[None]:
-    """Hang up at the end, which wakes whoever waits there on another thread."""
+    """Close a connection at the end, which wakes a thread that waits on it."""
     with connection:
         try:
             yield
@@ -491,9 +492,9 @@ def _open(connection: socket.socket) -> Iterator[None]:
 
 
 class _Teller:
-    """Tells an ``Output``, in a thread of its own: it may wait for somebody who reads.
+    """Calls an ``Output`` in a thread of its own, because the call may wait for a slow reader.
 
-    A daemon, as it may wait for ever.
+    The thread is a daemon, because a reader may never read.
     """
 
     def __init__(self) -> None:
@@ -509,7 +510,7 @@ class _Teller:
         await done
 
     def close(self) -> None:
-        """End the thread, when it can."""
+        """End the thread after its current call."""
         self._told.put(None)
 
     def _work(self) -> None:
@@ -534,7 +535,7 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 class _Reader:
-    """Reads input ahead, in a thread of its own, while a piece of it is on its way."""
+    """Reads input ahead in a thread of its own while the piece before is sent."""
 
     def __init__(self, stdin: RawIOBase) -> None:
         self._loop = asyncio.get_running_loop()
@@ -549,7 +550,7 @@ class _Reader:
         threading.Thread(target=self._work, daemon=True).start()
 
     async def read(self) -> bytes:
-        """All that there is, some at least; nothing at the end."""
+        """Return the available input, at least one byte; no bytes at the end."""
         while True:
             await self._some.wait()
             with self._changed:
@@ -578,9 +579,9 @@ class _Reader:
 
 
 def worst(results: Results) -> int:
-    """Return the exit code for all hosts together: 0 if all had 0, else the highest.
+    """Return one exit code for all hosts: 0 if all had 0, else the highest.
 
-    Where all had 0, that of what was not brought back, or of the shortfall.
+    If all had 0, the exit code of files that were not collected, or of the shortfall.
     """
     ends = results.values()
     code = max(r.exit_code if isinstance(r, WheelmountError) else r.code for r in ends)

@@ -77,7 +77,7 @@ def remotemount(
             machine, without namespaces of their own) and the path does not tell them apart, the
             host's name is added to it.
         settings: default those of the environment and ``pyproject.toml``.
-        progress: where to report.
+        progress: receives the progress of delivery.
 
     Returns:
         The mount, to be opened as a context manager or with ``open()``.
@@ -135,8 +135,8 @@ class RemoteMount:
         own.
 
         Args:
-            keep: let the mounts stay if this process is killed, with what has arrived; ``adopt``
-                goes on then.
+            keep: keep the mounts, with the bytes that have arrived, if this process is killed;
+                ``adopt`` continues the delivery then.
 
         Raises:
             SourceError: the directory cannot be read.
@@ -173,7 +173,7 @@ class RemoteMount:
         Raises:
             InputError: a host has the mount already.
             MountError: the mount is not open.
-            UnavailableError, StoreError, HostError, WaitError: as of ``open``. Nothing stays
+            UnavailableError, StoreError, HostError, WaitError: as ``open`` raises. Nothing stays
                 mounted on any of the new hosts; the others keep what they have.
         """
         if self._layout is None:
@@ -346,7 +346,7 @@ class RemoteMount:
         """Wait until all bytes are on all hosts.
 
         Args:
-            timeout: seconds; by default as long as blocks keep arriving.
+            timeout: seconds; default: no limit as long as blocks keep arriving.
             warn: log a warning that names the files of ``unreadable``.
 
         Raises:
@@ -398,7 +398,7 @@ class RemoteMount:
         return self.shortfall()
 
     def refresh(self, *, warn: bool = True) -> bool:
-        """Have the mount show the directory as it is now.
+        """Update the mount to the current state of the directory.
 
         Each host shows the old tree until all bytes of the new one are there, then changes over
         in one step. Open files keep their bytes. Files that cannot be read at
@@ -545,8 +545,8 @@ class RemoteMount:
         """Compare all bytes that hosts show with the hashes they arrived with.
 
         Args:
-            repair: replace wrong bytes by right ones of other hosts, or of the directory if it has
-                them. Readers then get the right bytes, also from files that they have open.
+            repair: replace wrong bytes with right ones of other hosts, or of the directory if it
+                still has them. Readers then get the right bytes, also from open files.
 
         Returns:
             The result of each host; its ``wrong`` lists files that are still damaged.
@@ -593,7 +593,7 @@ class RemoteMount:
         return data
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the mount on each host: as ``Server.status`` returns, or an error."""
+        """Return the state of the mount by host, as in ``status --json``, or an error."""
         return self._agents.call(lambda agent: agent.status.call_one())
 
     def close(self, *, force: bool = False) -> None:
