@@ -120,6 +120,9 @@ def _begins(word: str) -> bool:
 _ENDED = re.compile(r"tasks? [\d,-]+: (Exited|Terminated|Killed|Out Of Memory)")
 """Lines of ``srun`` that come before or after those that tell why."""
 
+_ABORTED = "Job step aborted"
+"""The line of ``srun`` for a step that was ended from outside: the job's state tells why."""
+
 
 _STEP = "--overlap", "--mem=0", "--cpu-bind=none"
 """Options of a step that has all of its nodes' share, beside other steps."""
@@ -484,7 +487,7 @@ class SlurmHosts(NetworkHosts):
     @staticmethod
     def _failure(what: str, reason: str) -> HostError:
         """Make the error of workers that do not start."""
-        ended = "CANCELLED" in reason or reason.startswith("job ")
+        ended = "CANCELLED" in reason or _ABORTED in reason or reason.startswith("job ")
         return HostError(f"{what}: {reason}", hint=None if ended else INSTALL)
 
     def _await_workers(self) -> None:
@@ -496,6 +499,8 @@ class SlurmHosts(NetworkHosts):
                 address.await_answer(timeout, patience, lambda: self._taken() is not None)
             except HostError as error:
                 reason = self._said() if self._step_ended() else self.ended() or error.message
+                if _ABORTED in reason:
+                    reason = self.ended() or reason
                 raise self._failure(address.host, reason) from None
             if not self._is_ours(address):
                 raise _BusyPortError(f"{address} is another program's", hint="try again")
