@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import monarch.actor
 import psutil
 import pytest
 from monarch.actor import Future
 
+from tests.hosts.lost import Lost
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import launcher, runtime
@@ -203,6 +207,34 @@ class _Early(LocalHosts):
         if self.reached > 1:
             return hosts
         return [hosts[0], Host("host1", _Refusing())]
+
+
+def test_a_host_that_lost_a_message_is_called_again(settings: Settings) -> None:
+    with _Unheard(settings) as hosts, Commands(list(hosts), 60) as commands:
+        assert hosts.reached == 2
+        results = commands.run({host.name: Command(("true",)) for host in hosts})
+    assert [result.code for result in results.values() if isinstance(result, Result)] == [0, 0]
+
+
+class _Unheard(_Early):
+    """Hosts of which the first call is lost: Monarch says so (recorded), and never answers."""
+
+    def _reached(self) -> list[Host]:
+        hosts = super()._reached()
+        if self.reached == 1:
+            hosts[1] = Host("host1", _Silent())
+            failure = Lost(self.addresses[1])
+            threading.Timer(0.2, lambda: monarch.actor.unhandled_fault_hook(failure)).start()
+        return hosts
+
+
+class _Silent:
+    @property
+    def initialized(self) -> Any:
+        return self
+
+    def as_asyncio(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
 
 
 class _Refusing:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import CHECKOUT
+
 pytestmark = pytest.mark.hosts
 
 BEGIN = """
@@ -54,7 +56,12 @@ def _run(
     environment = {k: v for k, v in os.environ.items() if not k.startswith(switches)}
     done = subprocess.run(
         [sys.executable, str(program), *arguments],
-        env=environment | {"SOURCE": str(source), "MNT": str(workplace / "mnt-{host}")},
+        env={
+            **environment,
+            "SOURCE": str(source),
+            "MNT": str(workplace / "mnt-{host}"),
+            "CHECKOUT": str(CHECKOUT),
+        },
         capture_output=True,
         text=True,
         timeout=120,
@@ -117,32 +124,16 @@ def test_a_host_without_an_agent_ends_the_program_only_if_it_is_the_user_s(
     """The failure is a recorded one: a worker listens for some milliseconds before it has an agent,
     and nothing outside it can make that time longer."""
     body = """
-    class Recorded:
-        mesh_name = "client"
-
-        def __init__(self, host):
-            self.host = host
-
-        def report(self):
-            agent = f"host_agent.service:<gmkDYMTEV4b>@{self.host}"
-            return (
-                "The actor <monarch._src.actor.actor_mesh.RootClientActor client> and all its "
-                f"descendants have failed:\\n  undeliverable message to {agent}:\\n"
-                "  \\tdescription: delivery of message from sender to dest failed\\n"
-                "  \\tsender: client.local<EHzCUCECgfp>@ipc://@Rzz18zHB3YYAPujeSVJujMdB\\n"
-                f"  \\tdest: {agent}\\n"
-                "  \\tmessage type: hyperactor_mesh::host_mesh::host_agent::SetClientConfig\\n"
-                "  \\tdata_len: 5607\\n"
-                f"  \\terror: delivery failure: ttl expired for {agent}\\n"
-            )
+    sys.path.append(os.environ["CHECKOUT"])
+    from tests.hosts.lost import Lost
 
     faults = []
     monarch.actor.unhandled_fault_hook = faults.append
     with LocalHosts(1, namespaces=False) as hosts:
         (address,) = hosts.addresses
-        monarch.actor.unhandled_fault_hook(Recorded(address))
+        monarch.actor.unhandled_fault_hook(Lost(address))
         assert not faults
-        monarch.actor.unhandled_fault_hook(Recorded(address + "0"))
+        monarch.actor.unhandled_fault_hook(Lost(address + "0"))
         assert len(faults) == 1
     """
     assert _run(body, source, workplace).returncode == 0

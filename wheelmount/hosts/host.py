@@ -126,8 +126,9 @@ class Hosts(ABC):
     def _await_answers(self, timeout: float) -> list[Host]:
         """Reach hosts that listen, until each has answered.
 
-        What listens may not have its own agent yet, and a call that comes so early fails. Then it
-        is reached anew, by another mesh: one that has failed stays so.
+        A host that listens may not have its own agent yet. A call that comes so early fails, or its
+        message is lost and it never ends. Then the host is reached anew, by another mesh: one that
+        has failed stays so.
 
         Args:
             timeout: seconds for an answer, and those in which calls may fail.
@@ -140,7 +141,8 @@ class Hosts(ABC):
         while True:
             self.check()
             hosts = self._reached()
-            ends = answers(hosts, timeout)
+            with runtime.watching(lambda: runtime.check_agents(self.addresses)):
+                ends = answers(hosts, timeout)
             failed = [end for end in runtime.errors(ends).values() if isinstance(end, HostError)]
             if not failed or time.monotonic() > deadline:
                 runtime.raise_first(ends)

@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -91,6 +91,7 @@ _authority: Authority | None = None
 _identity: dict[str, str] = {}
 _checks: list[Callable[[], None]] = []
 _attached: set[str] = set()  # addresses, without their schemes, of hosts that were reached
+_without_agent: set[str] = set()  # those of them to which a message was lost since
 _own = False
 _hook_before: Callable[[Any], object] | None = None
 
@@ -198,13 +199,17 @@ def _pass_over_own_failures() -> None:
     before = _hook_before = monarch.actor.unhandled_fault_hook
 
     def hook(failure: Any) -> object:
-        return True if _own or _concerns_wheelmount(failure) else before(failure)
+        ours = _concerns_wheelmount(failure)
+        return True if _own or ours else before(failure)
 
     monarch.actor.unhandled_fault_hook = hook
 
 
 def _concerns_wheelmount(failure: Any) -> bool:
-    """Whether a failure is of an actor of wheelmount's, or of a host that wheelmount reached."""
+    """Whether a failure is of an actor of wheelmount's, or of a host that wheelmount reached.
+
+    Notes a host that has no agent, for ``check_agents``.
+    """
     # By the name, as a report need not name the class of the actor: where a host has another
     # version, the actor has none. A process that fails is reported for its logger as well, and
     # a call to an actor or to a host that has failed as a failure of this process.
@@ -212,7 +217,10 @@ def _concerns_wheelmount(failure: Any) -> bool:
         return True
     report = failure.report()
     call = NO_AGENT.search(report)
-    return UNDELIVERABLE in report or (call is not None and call[1] in _attached)
+    if call is not None and call[1] in _attached:
+        _without_agent.add(call[1])
+        return True
+    return UNDELIVERABLE in report
 
 
 @contextlib.contextmanager
@@ -306,8 +314,22 @@ def attach(address: str) -> Any:
     start()
     from monarch.actor import attach_to_workers
 
-    _attached.add(address.partition("://")[2])
+    place = address.partition("://")[2]
+    _attached.add(place)
+    _without_agent.discard(place)
     return attach_to_workers(ca="trust_all_connections", workers=[address])
+
+
+def check_agents(addresses: Iterable[str]) -> None:
+    """Check that no message to the agents of hosts was lost since the hosts were attached.
+
+    A call that waits for the answer to a lost message never ends.
+
+    Raises:
+        HostError: a message was lost; the host may have an agent by now.
+    """
+    if _without_agent.intersection(address.partition("://")[2] for address in addresses):
+        raise HostError("a host listens and has no agent yet")
 
 
 def keep() -> None:
