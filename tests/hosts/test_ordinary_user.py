@@ -118,7 +118,9 @@ def test_a_session_of_the_user_s_stays_and_goes(lab: Lab, source: Path, spec: st
         (source / "text").write_text(text)
         done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="cat text")
         assert done.stdout == f"== host0 ==\n{text}== host1 ==\n{text}", done.stderr
-    assert f"  host[0-1]  {source} at {PATH}  " in _call(lab, "status").stdout
+    deadline = time.monotonic() + 60  # a host may still keep the tree before, and the other not
+    while f"  host[0-1]  {source} at {PATH}  " not in (status := _call(lab, "status").stdout):
+        assert time.monotonic() < deadline, status
     down = _call(lab, "down")
     assert (down.returncode, down.stdout) == (0, ""), down.stderr
     _assert_clean(lab)

@@ -27,7 +27,7 @@ import psutil
 from monarch.actor import Actor, endpoint, this_host
 import monarch.actor
 from wheelmount import config, remotemount
-from wheelmount.errors import HostError
+from wheelmount.errors import HostError, WaitError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.command_actor import Command
@@ -155,7 +155,8 @@ def test_a_loss_of_wheelmount_s_own_does_not_end_the_program(source: Path, workp
             if "wheelmount.mount.serve.server" not in process.cmdline():
                 process.kill()
         results = commands.run({host.name: Command(("sleep", "0.1")) for host in hosts})
-        assert isinstance(results["host0"], HostError), results
+        # Monarch does not always tell that the answer to a call cannot come any more.
+        assert isinstance(results["host0"], (HostError, WaitError)), results
         assert results["host1"].code == 0, results
         time.sleep(2)  # for what else Monarch has to say
         assert not faults
