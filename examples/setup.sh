@@ -2,7 +2,8 @@
 # Set this machine up for wheelmount: what it needs of Debian, apptainer, and .venv with the project.
 #
 #   examples/setup.sh          to use it
-#   examples/setup.sh --dev    to work on it: also ruff, mypy, pytest
+#   examples/setup.sh --dev    to work on it: also ruff, mypy, pytest, in the versions of
+#                              requirements-dev.lock
 #
 # As root on Debian it installs what is missing, on a bare machine everything. As an
 # ordinary user it says what is missing and makes .venv. What is there already is used as it is, so
@@ -16,7 +17,7 @@ dev=no
 for option; do
   case $option in
     --dev) dev=yes ;;
-    *) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; [ "$option" = --help ]; exit ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; [ "$option" = --help ]; exit ;;
   esac
 done
 
@@ -165,14 +166,14 @@ venv_fresh() {
   [[ $stamp == "$(wanted_stamp yes)" || ($dev == no && $stamp == "$(wanted_stamp no)") ]]
 }
 
-wanted_stamp() { echo "dev=$1 $root $(sha256sum <pyproject.toml)"; }
+wanted_stamp() { echo "dev=$1 $root $(cat pyproject.toml requirements-dev.lock | sha256sum)"; }
 
 make_venv() {
   local group=()
   say "installing wheelmount into .venv"
   venv_works || quietly "$(usable_python)" -m venv --clear .venv
   [ -x .venv/bin/uv ] || quietly .venv/bin/python -m pip install --disable-pip-version-check uv
-  [ "$dev" = no ] || group=(--group dev)
+  [ "$dev" = no ] || group=(--group dev --constraint requirements-dev.lock)
   # uv does not read pip's settings; a machine that has a mirror usually tells only pip.
   local index
   index=$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # Everything that is checked: set-up, lint, format, types, tests.
 #
-#   tests/run.sh [--fast] [pytest arguments]
+#   tests/run.sh [--fast] [--coverage] [pytest arguments]
 #
-# Two tests at a time, as many of them wait; -n0 for one. With --fast only those that need no
-# FUSE, host, container, lab or network. They end after TESTS_TIMEOUT seconds at the latest (3000).
+# Two tests at a time, as many of them wait; -n0 for one. They end after TESTS_TIMEOUT seconds at the
+# latest (3000).
+#
+#   --fast      only tests that need no FUSE, host, container, lab or network
+#   --coverage  print which lines and branches ran, in all processes that load .venv's packages;
+#               slower, so bounds of time may be missed. Processes that are killed are not counted.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -21,9 +25,27 @@ ruff format --check .
 mypy
 # A process of tests that dies ends all: pytest-xdist would wait for the rest of its file for ever.
 tests=(-n 2 --dist loadfile --max-worker-restart 0)
-if [ "${1:-}" = --fast ]; then
+program=(pytest)
+while :; do
+  case ${1:-} in
+    --fast) tests+=(-m "not (fuse or hosts or containers or lab or network)") ;;
+    --coverage)
+      program=(coverage run -m pytest)
+      # Each process writes a file of its own, other users' too.
+      mkdir -p build/coverage
+      chmod 1777 build/coverage
+      export COVERAGE_FILE=$PWD/build/coverage/data
+      coverage erase ;;
+    *) break ;;
+  esac
   shift
-  tests+=(-m "not (fuse or hosts or containers or lab or network)")
-fi
+done
 # Not by exec: in a container the shell is the first process, and takes leave of orphans that end.
-timeout --foreground --kill-after 60 "${TESTS_TIMEOUT:-3000}" pytest "${tests[@]}" "$@"
+code=0
+timeout --foreground --kill-after 60 "${TESTS_TIMEOUT:-3000}" "${program[@]}" "${tests[@]}" "$@" ||
+  code=$?
+if [ "${program[0]}" = coverage ]; then
+  coverage combine --quiet
+  coverage report --skip-covered --skip-empty --sort=cover
+fi
+exit $code

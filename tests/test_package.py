@@ -11,11 +11,34 @@ from pathlib import Path
 
 import pytest
 import uv
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import wheelmount
 from tests.conftest import CHECKOUT
 
-pytestmark = pytest.mark.network
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def test_the_lock_for_developers_has_all_that_they_install() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    lists = [project["project"]["dependencies"], *project["dependency-groups"].values()]
+    wanted = [Requirement(text) for list_ in lists for text in list_ if isinstance(text, str)]
+    lines = (CHECKOUT / "requirements-dev.lock").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and line.lstrip()[0] != "#"]
+    versions: dict[str, list[Version]] = {}
+    for pin in pins:
+        (specifier,) = pin.specifier
+        versions.setdefault(canonicalize_name(pin.name), []).append(Version(specifier.version))
+    assert len(wanted) > 40
+    for one in wanted:
+        pinned = versions.get(canonicalize_name(one.name))
+        assert pinned, f"{one.name}: make requirements-dev.lock again, as its first lines say"
+        assert all(one.specifier.contains(version) for version in pinned), (one, pinned)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +55,7 @@ def _only(place: Path, pattern: str) -> Path:
     return found
 
 
+@pytest.mark.network
 def test_an_index_takes_both(published: Path) -> None:
     archives = [_only(published, "*.tar.gz"), _only(published, "*.whl")]
     bin_ = Path(sys.executable).parent
@@ -39,6 +63,7 @@ def test_an_index_takes_both(published: Path) -> None:
     subprocess.run([bin_ / "check-wheel-contents", archives[1]], check=True, timeout=60)
 
 
+@pytest.mark.network
 def test_both_have_the_license_and_the_wheel_says_that_it_has_types(published: Path) -> None:
     with tarfile.open(_only(published, "*.tar.gz")) as sources:
         names = {name.partition("/")[2] for name in sources.getnames()}
@@ -49,6 +74,7 @@ def test_both_have_the_license_and_the_wheel_says_that_it_has_types(published: P
     assert f"wheelmount-{wheelmount.__version__}.dist-info/licenses/LICENSE" in packed
 
 
+@pytest.mark.network
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
 def test_all_that_it_needs_comes_as_wheels(published: Path, python: str) -> None:
     compile_ = [uv.find_uv_bin(), "pip", "compile", "--quiet", "--only-binary", ":all:"]
@@ -66,6 +92,7 @@ def test_all_that_it_needs_comes_as_wheels(published: Path, python: str) -> None
     assert "pyfuse3" not in done.stdout
 
 
+@pytest.mark.network
 def test_the_wheel_needs_no_checkout(published: Path, tmp_path: Path) -> None:
     """Its modules come from the wheel, and what they need from where the tests have it."""
     place = tmp_path / "place"
