@@ -231,6 +231,12 @@ def _containers(settings: Settings) -> Finding:
     )
 
 
+RDMA_MISSING = {
+    "auto": "bytes travel by TCP",
+    "rdma": "transport is rdma, and deliveries fail",
+    "tcp": "bytes travel by TCP",
+}
+
 RDMA_IN_USE = {
     "auto": "between two hosts with one, bytes travel by what is faster there",
     "rdma": "bytes travel by nothing else",
@@ -240,15 +246,16 @@ RDMA_IN_USE = {
 
 def _rdma(settings: Settings) -> Finding:
     devices = rdma.devices()
-    cost = "bytes travel by TCP"
+    cost = RDMA_MISSING[settings.transport]
+    state = BAD if settings.transport == "rdma" else POOR
     if not devices:
         hint = "if the machine has one (lspci), load its driver"
-        return Finding("rdma", POOR, f"no device: {cost}", hint)
+        return Finding("rdma", state, f"no device: {cost}", hint)
     names = ", ".join(f"{name} ({driver})" for name, driver in devices.items())
     if not rdma.CLAIMED.intersection(devices.values()):
         return Finding(
             "rdma",
-            POOR,
+            state,
             f"{names}: none that Monarch takes; {cost}",
             f"Monarch takes those of the drivers {' and '.join(sorted(rdma.CLAIMED))}",
         )

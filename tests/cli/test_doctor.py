@@ -58,6 +58,8 @@ def test_tells_which_rdma_devices_are_used(monkeypatch: pytest.MonkeyPatch) -> N
     real = {"mlx5_0": "mlx5_core"}
     assert said({}, "auto") == (doctor.POOR, "no device: bytes travel by TCP")
     assert "none that Monarch takes" in said({"rxe0": "no hardware"}, "auto")[1]
+    assert said({}, "rdma") == (doctor.BAD, "no device: transport is rdma, and deliveries fail")
+    assert said({"rxe0": "no hardware"}, "rdma")[0] == doctor.BAD
     assert said(real, "auto")[0] == doctor.GOOD
     assert "by what is faster" in said(real, "auto")[1]
     assert "by nothing else" in said(real, "rdma")[1]

@@ -8,6 +8,7 @@ There is no device here. What stands in for one is named: ``Device`` does what M
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from monarch.actor import ActorError
 
 from wheelmount.errors import StoreError, TransferError, UnreachableError
 from wheelmount.hosts import rdma
@@ -24,12 +26,15 @@ from wheelmount.mount.serve.traffic import MESSAGES, RDMA, TLS, Traffic, describ
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.store.store import Store
 from wheelmount.mount.transfer import rdma as transfer
 from wheelmount.mount.transfer import registered, upstream
 from wheelmount.mount.transfer.rdma import Offer, Origin, Ways
+from wheelmount.mount.transfer.receiver import Receiver
 from wheelmount.mount.transfer.registered import Pool
 from wheelmount.mount.transfer.ring import Ring, Staged
 from wheelmount.mount.transfer.stream import Pace
+from wheelmount.mount.transfer.topology import SHARE, Route
 from wheelmount.mount.transfer.upstream import Link, Upstream
 
 REMOTE = Ticket(Address("tls", "10.9.0.2", 1), b"")
@@ -78,11 +83,15 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[Device]:
 
 
 class _Answer:
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: Callable[[], Any]) -> None:
         self._answer = answer
 
     async def as_asyncio(self) -> Any:
-        return await self._answer if asyncio.iscoroutine(self._answer) else self._answer
+        try:
+            answer = self._answer()
+            return await answer if asyncio.iscoroutine(answer) else answer
+        except Exception as error:
+            raise ActorError(error) from None  # as Monarch does
 
 
 class _Endpoint:
@@ -90,7 +99,7 @@ class _Endpoint:
         self._call = call
 
     def call_one(self, _name: str, *arguments: Any) -> _Answer:
-        return _Answer(self._call(*arguments))
+        return _Answer(functools.partial(self._call, *arguments))
 
     def broadcast(self, _name: str, *arguments: Any) -> None:
         self._call(*arguments)
@@ -106,6 +115,7 @@ class Sender:
         self.ways = _Endpoint(lambda: ways)
         self.stage = _Endpoint(self.offer.stage)
         self.release = _Endpoint(self.offer.release)
+        self.arrived = _Endpoint(lambda *_: None)
 
 
 class Receiving:
@@ -246,6 +256,7 @@ def test_auto_goes_on_by_stream_where_no_memory_can_be_registered(
         assert await received.read(0) == TLS
         said = describe(received.traffic.summary())
         assert "memory was not registered" in said and "Cannot allocate memory" in said
+        assert not any(slot.holders for slot in sender.ring._used.values()), "it is held"
 
     asyncio.run(main())
 
@@ -262,6 +273,47 @@ def test_a_store_that_is_full_says_nothing_of_rdma(
         with pytest.raises(StoreError):
             await received.upstream.read("", 0, False, False, memory, full)
         assert not received.traffic.summary()["reasons"]
+
+    asyncio.run(main())
+
+
+def test_a_peer_to_which_rdma_has_no_way_is_asked_no_more(
+    source: Path, device: type[Device], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        client, peer = (Sender(source, Ways(None, True)) for _ in range(2))
+        asked = []
+
+        class Silent(Device):
+            """In place of the memory of a machine that is gone."""
+
+            failure = RuntimeError("retry counter exceeded")
+
+        async def stage(block: int, packed: bool) -> tuple[Staged, Any] | None:
+            asked.append(block)
+            staged = await peer.offer.stage(block, packed)
+            return None if staged is None else (staged[0], Silent(staged[1].view))
+
+        peer.stage = _Endpoint(stage)
+        layout, traffic = client.layout, Traffic(certain=True)
+        assert layout.blocks > 4
+        store = Store.create(tmp_path / "store", layout.encode(), mounted=False)
+        told: list[tuple[int, str | None]] = []
+        receiver = Receiver(
+            "here",
+            store,
+            Upstream(layout.key, Origin(client, ""), {"peer": peer}, 10, RDMA, traffic),
+            Route((("peer",),), {"peer": peer}),
+            in_flight=1,
+            compress="never",
+            timeout=10,
+            traffic=traffic,
+            tell=lambda *block: told.append(block),
+        )
+        await receiver.run()
+        assert not store.missing()
+        assert sorted(told) == [(block, None) for block in range(layout.blocks)]
+        assert len(asked) <= SHARE, "blocks after those in flight would wait as long"
 
     asyncio.run(main())
 

@@ -6,7 +6,13 @@ from wheelmount.hosts import socketguard
 
 socketguard.load()
 
-from monarch.actor import Actor, concurrent_endpoint  # noqa: E402 - see above
+from monarch.actor import Actor, ActorError, concurrent_endpoint  # noqa: E402 - see above
 from monarch.rdma import RDMABuffer, RDMATcpFallbackWarning  # noqa: E402
 
-__all__ = ["Actor", "RDMABuffer", "RDMATcpFallbackWarning", "concurrent_endpoint"]
+__all__ = [
+    "Actor",
+    "ActorError",
+    "RDMABuffer",
+    "RDMATcpFallbackWarning",
+    "concurrent_endpoint",
+]

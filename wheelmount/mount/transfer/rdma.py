@@ -112,7 +112,12 @@ class Offer:
         if staged is None:
             staging.add_done_callback(lambda done: self._let_go(done, block, packed))
             return None
-        return staged, self._copy(staged, block, packed) if rdma.usable() else self._buffer(staged)
+        try:
+            offered = self._copy(staged, block, packed) if rdma.usable() else self._buffer(staged)
+        except BaseException:
+            self.release(block, packed, 0)
+            raise
+        return staged, offered
 
     def _let_go(self, done: asyncio.Future[Staged], block: int, packed: bool) -> None:
         if not done.cancelled() and done.exception() is None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from blake3 import blake3
 
-from wheelmount.errors import StoreError, TransferError, WheelmountError
+from wheelmount.errors import StoreError, TransferError, UnreachableError, WheelmountError
 from wheelmount.hosts.runtime import translate
 from wheelmount.mount.serve.traffic import CLIENT, Traffic
 from wheelmount.mount.store.store import ReblockedStore, Store
@@ -286,7 +286,7 @@ class Receiver:
                     raise
             except Exception as failure:
                 # The host above failed, or one above that: ask the next.
-                if isinstance(failure, TimeoutError | asyncio.TimeoutError):
+                if isinstance(failure, TimeoutError | asyncio.TimeoutError | UnreachableError):
                     self._lost.add(host)
             finally:
                 self._calls[host].discard(call)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from wheelmount.errors import TransferError, UnreachableError
 from wheelmount.hosts import rdma
+from wheelmount.hosts.actor import ActorError
 from wheelmount.hosts.runtime import translate
 from wheelmount.mount.serve.traffic import CLIENT, LOCAL, MESSAGES, RDMA, TCP, Traffic
 from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin, Ways
@@ -241,7 +242,10 @@ class Upstream:
         """
         actor, name = self._actors[host], self._names[host]
         staged: Staged
-        staged, buffer = await self._ask(lambda: actor.stage.call_one(name, block, packed))
+        try:
+            staged, buffer = await self._ask(lambda: actor.stage.call_one(name, block, packed))
+        except ActorError as error:
+            raise translate(error) from None
         if rdma.usable() or buffer.size() > len(memory):
             landing = pool.take(buffer.size())
         else:  # no device registers it
