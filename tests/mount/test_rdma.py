@@ -46,6 +46,7 @@ class Device:
     """In place of an ``RDMABuffer`` over verbs: answers for ever, and can be written to."""
 
     made: list[Device]
+    landing: memoryview
     failure: Exception | None
     while_read: Callable[[], None]
     took = 0.0
@@ -59,6 +60,7 @@ class Device:
 
     async def read_into(self, view: memoryview, *, timeout: int) -> None:
         assert 0 < timeout < 60, "Monarch's own bound is 60 s"
+        type(self).landing = view
         type(self).while_read()
         if self.failure is not None:
             raise self.failure
@@ -179,6 +181,23 @@ def test_what_others_can_write_to_is_a_copy(source: Path, device: type[Device]) 
         assert await received.read(0) == RDMA, "the next reader has another copy"
         for slot in sender.ring.slots:
             assert b"evil" not in bytes(slot)
+
+    asyncio.run(main())
+
+
+def test_what_came_is_copied_before_its_hash_is_compared(
+    source: Path, device: type[Device]
+) -> None:
+    async def main() -> None:
+        received = Receiving(Sender(source, Ways(None, True)))
+        memory = memoryview(bytearray(BLOCK))
+
+        def keep(staged: Staged) -> bool:
+            device.landing[:4] = b"evil"  # as another machine can, whenever it likes
+            return blake3(memory[: staged.length]).digest() == staged.digest
+
+        right, _, way = await received.upstream.read("", 0, False, False, memory, keep)
+        assert (right, way) == (True, RDMA)
 
     asyncio.run(main())
 

@@ -23,6 +23,7 @@ if ! dpkg -s $packages >/dev/null 2>&1; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
 fi
 [ -x "$top/.venv/bin/wheelmount" ] || "$top/examples/setup.sh" --dev >/dev/null
+env -u PYTHONDONTWRITEBYTECODE "$top/.venv/bin/python" -m compileall -q "$top"/{wheelmount,benchmarks,tests/rdma}
 python=$("$top/.venv/bin/python" -c 'import sys; print(sys.base_prefix)')
 say "installed: $(qemu-system-x86_64 --version | sed -n '1s/ (.*//p'), $("$top/.venv/bin/pip" list 2>/dev/null | tr -s ' ' | grep -i '^torchmonarch')"
 

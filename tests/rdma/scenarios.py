@@ -70,13 +70,13 @@ def registered() -> Counter[str]:
 @case
 def registrations() -> None:
     """Memory is registered once, however often a directory is refreshed."""
-    make(ORIGINAL, 4)
+    make(ORIGINAL, 2)
     counts = []
     with cluster(HOST, transport="rdma") as hosts:
         mount = hosts.mount(SOURCE)
         mount.wait()
         for number in range(REFRESHES):
-            (ORIGINAL / "new").write_bytes(os.urandom(600_000) + bytes([number]))
+            (ORIGINAL / "new").write_bytes(os.urandom(300_000) + bytes([number]))
             mount.refresh()
             counts.append(registered())
         same(hosts)
@@ -88,7 +88,7 @@ def registrations() -> None:
 @case
 def large() -> None:
     """Blocks may be larger than what Monarch reads at once, 4 MiB."""
-    make(ORIGINAL, 40)
+    make(ORIGINAL, 33)
     with cluster(HOST, transport="rdma", block_size=16 << 20) as hosts:
         mount = hosts.mount(SOURCE)
         mount.wait()
@@ -121,7 +121,7 @@ def path() -> None:
 @case
 def mixed() -> None:
     """One host has a device, the next has none."""
-    make(ORIGINAL, 24)
+    make(ORIGINAL, 8)
     with cluster(HOST, WITHOUT, transport="auto") as hosts:
         mount = hosts.mount(SOURCE)
         mount.wait()
@@ -153,7 +153,7 @@ def locked() -> None:
 @case
 def dead() -> None:
     """The host that gives blocks to another is killed."""
-    make(ORIGINAL, 48)
+    make(ORIGINAL, 24)
     with cluster(HOST, SECOND, transport="rdma", fanout=1, fetch_timeout=20) as hosts:
         mount = hosts.mount(SOURCE)
         on_host("kill")
