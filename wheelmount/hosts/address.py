@@ -38,6 +38,11 @@ def bare(host: str) -> str:
     return inner
 
 
+def bracketed(host: str) -> str:
+    """A host as it is written where a port may follow; the inverse of ``bare``."""
+    return f"[{host}]" if ":" in host else host
+
+
 def is_literal(host: str) -> bool:
     """Whether it is an IP address, and no name."""
     with contextlib.suppress(ValueError):
@@ -99,8 +104,7 @@ class Address:
         return found
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{bracketed(self.host)}:{self.port}"
 
     def names(self) -> list[str]:
         """What stands for the host, as it sees it: a certificate is to hold for each."""

@@ -19,17 +19,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wheelmount import logs, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
-from wheelmount.hosts import bundle, launcher, runtime
+from wheelmount.hosts import launcher, runtime
 from wheelmount.hosts.address import SECURE, Address
-from wheelmount.hosts.bundle import Bundle
 from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
 from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, outside, verdict
 from wheelmount.progress import SILENT, Progress
+
+if TYPE_CHECKING:  # it takes long to load, and only what starts nodes needs it
+    from wheelmount.hosts.bundle import Bundle
 
 log = logging.getLogger("wheelmount")
 
@@ -326,6 +328,8 @@ class SlurmHosts(NetworkHosts):
         else:  # what workers of a session say goes nowhere
             lacking = _lacking(self._ask_nodes(job, self._names))
         if lacking:
+            from wheelmount.hosts import bundle
+
             with self._progress.task("bring", unit="B") as task:
                 made = bundle.make(self._settings)
                 task.total(made.size * len(lacking))
@@ -384,6 +388,8 @@ class SlurmHosts(NetworkHosts):
             HostError: one says that it cannot.
             WaitError: it takes too long.
         """
+        from wheelmount.hosts import bundle
+
         command = self._step_of(job, nodes)
         command += bundle.command(self._token, ["-c", ""], self._settings)
         timeout = self._settings.start_timeout + (bundle.UNPACK if order else 0)

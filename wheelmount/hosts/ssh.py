@@ -20,8 +20,7 @@ from wheelmount import variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import launcher
-from wheelmount.hosts.address import Address, bare, called
-from wheelmount.hosts.bundle import Delivery
+from wheelmount.hosts.address import Address, bare, bracketed, called
 from wheelmount.hosts.network import INSTALL, NetworkHosts
 from wheelmount.progress import SILENT, Progress
 
@@ -63,8 +62,7 @@ class Target:
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{user}{host}" + (f":{self.port}" if self.port else "")
+        return f"{user}{bracketed(self.host)}" + (f":{self.port}" if self.port else "")
 
     def command(self, argv: Sequence[str], timeout: float) -> list[str]:
         """The command that runs another there, with no questions asked."""
@@ -104,6 +102,8 @@ class SshHosts(NetworkHosts):
         apart: bool = False,
         progress: Progress = SILENT,
     ) -> None:
+        from wheelmount.hosts.bundle import Delivery  # here, as it takes long to load
+
         super().__init__((), settings)
         self._apart = apart
         self._delivery = Delivery(settings, progress)

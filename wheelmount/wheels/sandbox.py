@@ -1,8 +1,9 @@
 """A sandbox for builds of strangers' code: no network, no home, one writable directory.
 
-Also the program that makes the sandbox, run by path in new namespaces: ``python sandbox.py PLAN``.
-It needs the standard library only. Root's builds run as ``nobody``; those of other users in a
-user namespace of their own, without any capability.
+This module is also the program that sets the sandbox up, run by path in new namespaces:
+``python sandbox.py PLAN``. So it imports only the standard library. A build started by root runs as
+the user ``nobody``; a build started by another user runs in a new user namespace without any
+capability.
 """
 
 from __future__ import annotations

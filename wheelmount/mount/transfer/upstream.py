@@ -193,9 +193,7 @@ class Upstream:
                 link.fail(error)
                 self._traffic.explain(host, link.reason)
             else:
-                link.note(True, len(memory), took)
-                if link.reason:
-                    self._traffic.explain(host, link.reason)
+                self._time(host, link, True, len(memory), took)
                 return await asyncio.to_thread(then, staged), Pace(0.0, took), RDMA
         if ticket := link.ticket:
             try:
@@ -203,9 +201,7 @@ class Upstream:
             except UnreachableError:
                 link.ticket = None
             else:
-                link.note(False, len(memory), pace.took)
-                if link.reason:
-                    self._traffic.explain(host, link.reason)
+                self._time(host, link, False, len(memory), pace.took)
                 return result, pace, way(ticket.where)
         staged, took = await self._read_buffer(host, block, packed, memory)
         return await asyncio.to_thread(then, staged), Pace(0.0, took), MESSAGES
@@ -225,6 +221,12 @@ class Upstream:
         If it were aborted, Monarch's fallback over TCP would fail at the sender, for all hosts.
         """
         self._client.close()
+
+    def _time(self, host: str, link: Link, by_device: bool, size: int, took: float) -> None:
+        """Note how long a block took, and in the traffic why no more come by RDMA."""
+        link.note(by_device, size, took)
+        if link.reason:
+            self._traffic.explain(host, link.reason)
 
     async def _link(self, host: str) -> Link:
         if host not in self._links:
