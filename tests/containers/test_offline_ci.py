@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import CHECKOUT
 from tests.testbed import LOGIN, Lab
@@ -46,6 +47,17 @@ def test_a_project_is_tested_offline(ci: Path, workplace: Path) -> None:
     assert done.returncode == 1, "there is no pytest in a new overlay"
 
 
+PROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "mine"
+version = "1"
+[tool.setuptools]
+py-modules = ["mine"]
+"""
+
 TEST = """
 import pytest, mine
 @pytest.mark.parametrize("number", range(10))
@@ -56,34 +68,42 @@ def test_it(number):
 
 def test_a_checkout_is_tested_by_several_hosts(ci: Path, workplace: Path) -> None:
     """As it is, also what was not committed; twice in one directory, which lies in the checkout."""
-    project = workplace / "work" / "mine"
-    (project / "tests").mkdir(parents=True)
-    (project / "pyproject.toml").write_text(
-        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-        '[project]\nname = "mine"\nversion = "1"\n[tool.setuptools]\npy-modules = ["mine"]\n'
-    )
-    git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for words in (["init", "-q"], ["add", "pyproject.toml"], ["commit", "-qm", "Begin"]):
-        subprocess.run([*git, *words], check=True)
+    project = _checkout(workplace / "work" / "mine")
     script = CHECKOUT / "examples" / "ci" / "run.sh"
     job = project / "job"
     environment = {**os.environ, "IMAGE": str(ci), "JOB": str(job), "WHEELMOUNT_HOSTS": "local:2"}
     for what in ("first", "second"):
-        (project / "mine.py").write_text(f"WHAT = {what!r}\n")
-        (project / "tests" / "test_mine.py").write_text(TEST.format(what=what))
+        _edit(project, what)
         done = subprocess.run(
             [str(script), str(project), "pytest", "pytest-cov", "setuptools"],
             env=environment, capture_output=True, text=True, timeout=500, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("5 passed") == 2, done.stdout
+    _check_reports(project / "job-reports")
+
+
+def _checkout(project: Path) -> Path:
+    (project / "tests").mkdir(parents=True)
+    (project / "pyproject.toml").write_text(PROJECT)
+    git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "pyproject.toml"], ["commit", "-qm", "Begin"]):
+        subprocess.run([*git, *words], check=True)
+    return project
+
+
+def _edit(project: Path, what: str) -> None:
+    (project / "mine.py").write_text(f"WHAT = {what!r}\n")
+    (project / "tests" / "test_mine.py").write_text(TEST.format(what=what))
+
+
+def _check_reports(reports: Path) -> None:
     for host in ("host0", "host1"):
-        reports = project / "job-reports" / host
-        assert 'tests="5"' in (reports / "junit.xml").read_text()
-        assert "<coverage " in (reports / "coverage.xml").read_text()
+        assert 'tests="5"' in (reports / host / "junit.xml").read_text()
+        assert "<coverage " in (reports / host / "coverage.xml").read_text()
 
 
-@pytest.mark.parametrize("name", ["github.yml", "gitlab.yml", "slurm.sh"])
+@pytest.mark.parametrize("name", ["github.yml", "github-slurm.yml", "gitlab.yml", "slurm.sh"])
 def test_examples_name_what_is_there(name: str) -> None:
     folder = CHECKOUT / "examples" / "ci"
     text = (folder / name).read_text()
@@ -92,7 +112,7 @@ def test_examples_name_what_is_there(name: str) -> None:
     for script in scripts:
         assert (CHECKOUT / script).is_file()
         subprocess.run(["bash", "-n", CHECKOUT / script], check=True)
-    (run,) = re.findall(r"wheelmount run (.*)", text)
+    (run,) = re.findall(r"wheelmount run ((?:.+\n)+)", text)
     done = subprocess.run(
         [sys.executable, "-m", "wheelmount.cli.main", "run", "--help"],
         capture_output=True, text=True, check=True,
@@ -103,7 +123,11 @@ def test_examples_name_what_is_there(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "schema"),
-    [("github.yml", "vendor.github-workflows"), ("gitlab.yml", "vendor.gitlab-ci")],
+    [
+        ("github.yml", "vendor.github-workflows"),
+        ("github-slurm.yml", "vendor.github-workflows"),
+        ("gitlab.yml", "vendor.gitlab-ci"),
+    ],
 )
 def test_examples_are_what_their_engines_take(name: str, schema: str) -> None:
     """By the schemas that describe them, as these engines run elsewhere only."""
@@ -124,7 +148,33 @@ def test_slurm_runs_it_on_a_node(ci: Path, shared: Path) -> None:
         start_slurm(lab)
         variables = f"ALL,WHEELMOUNT={CHECKOUT},JOB={job}"
         batch = ["sbatch", "--wait", "--output", "/tmp/offline.out", "--export", variables]
-        done = lab.run(LOGIN, [*batch, str(folder / "slurm.sh")])
+        done = lab.run(LOGIN, [*batch, str(folder / "slurm.sh")], timeout=300)
         said = lab.run("host0", ["cat", "/tmp/offline.out"]).stdout
     assert done.returncode == 0, said
     assert re.search(r"\d{3} passed", said), said
+
+
+@pytest.mark.lab
+def test_a_runner_on_a_login_node_runs_it_on_two_nodes(ci: Path, shared: Path) -> None:
+    """The workflow's own commands, twice, as a push after another has them run."""
+    workflow = yaml.safe_load((CHECKOUT / "examples" / "ci" / "github-slurm.yml").read_text())
+    prepare, *others = [s["run"] for s in workflow["jobs"]["offline"]["steps"] if "run" in s]
+    project = _checkout(shared / "mine")
+    variables = {**os.environ, "WHEELMOUNT": str(CHECKOUT), "JOB": str(shared / "job")}
+    state = variables["WHEELMOUNT_STATE_DIR"] = "/tmp/state"
+    with Lab(2) as lab:
+        start_slurm(lab)
+        for what in ("first", "second"):
+            _edit(project, what)
+            variables["SESSION"] = f"ci-{what}"
+            outside = {**variables, "IMAGE": str(ci)}  # a lab has no index
+            subprocess.run(["bash", "-ec", prepare], cwd=project, env=outside, check=True)
+            for command in others:
+                shell = ["bash", "-ec", command]
+                done = lab.run(LOGIN, shell, cwd=project, env=variables, timeout=300)
+                assert done.returncode == 0, done.stdout + done.stderr
+            _check_reports(project / "reports")
+            for host in lab.hosts:
+                left = lab.run(host, ["find", f"{state}/overlays", "-name", "ci-*"])
+                assert (left.returncode, left.stdout) == (0, ""), left.stdout + left.stderr
+        assert lab.run(LOGIN, ["squeue", "--noheader"]).stdout == ""
