@@ -91,3 +91,35 @@ def test_one_host_reads_what_the_command_is_given(cli: Cli, source: Path, workpl
     assert one.stdout == "300000\nhidden\n"
     two = cli("run", source, "--quiet", "--hosts", "local:2", script, input=given, stdin=None)
     assert two.stdout == "".join(f"== host{n} ==\n0\nhidden\n" for n in range(2))
+
+
+@pytest.mark.parametrize("words", [["status"], ["config"], ["status", "--json"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("redirection", "why"), [(">&-", "Bad file descriptor"), (">/dev/full", "No space left")]
+)
+def test_an_output_that_takes_nothing_is_an_error(
+    words: list[str], redirection: str, why: str, workplace: Path
+) -> None:
+    command = [sys.executable, "-m", "wheelmount.cli.main", *words]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {redirection}', "bash", *command],
+        stderr=subprocess.PIPE, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 74, done.stderr
+    assert f"cannot write the output: {why}" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_closed_streams_do_no_harm(cli: Cli, source: Path, workplace: Path, script: Path) -> None:
+    """No file of the command's own may get the number of a stream."""
+    kept = source / "kept"
+    kept.write_text("as it was")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", "-q", source, script]
+    for redirection, code in (("<&-", 0), ("2>&-", 0), ("<&- 2>&-", 0), ("<&- >&- 2>&-", 74)):
+        done = subprocess.run(
+            ["bash", "-c", f'"$@" {redirection}', "bash", *map(str, command)],
+            stdout=subprocess.PIPE, timeout=90, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, redirection
+        assert done.stdout == (b"" if code else b"host0 one\nno end"), redirection
+    assert kept.read_text() == "as it was"

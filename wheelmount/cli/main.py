@@ -11,6 +11,7 @@ UNREAD = 141
 
 try:
     import contextlib
+    import errno
     import importlib
     import json
     import logging
@@ -24,7 +25,7 @@ try:
 
     from wheelmount import __version__
     from wheelmount.cli.console import ConsoleProgress, wants_json
-    from wheelmount.errors import WheelmountError
+    from wheelmount.errors import TransferError, WheelmountError
     from wheelmount.hosts import runtime
 except KeyboardInterrupt:  # there is nothing to take down yet
     sys.exit(INTERRUPTED)
@@ -97,6 +98,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; the only place that turns an error into an exit code."""
     try:
+        _open_streams()
         runtime.own_process()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _interrupt)  # as ^C: everything is taken down on the way out
@@ -126,6 +128,14 @@ def main() -> None:
         if isinstance(error, SystemExit):
             raise
         _tell_of_defect(error)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _unwritable:
+            _tell_of_defect(error)
+        unwritten = TransferError(f"cannot write the output: {error.strerror}")
+        ConsoleProgress().error(unwritten)
+        with contextlib.suppress(OSError):  # Python would try again as it ends, and fail
+            sys.stdout.close()
+        sys.exit(unwritten.exit_code)
     except Exception as error:
         _tell_of_defect(error)
     finally:
@@ -160,6 +170,27 @@ def _unread() -> bool:
         os.dup2(nowhere, descriptor)
         os.close(nowhere)
     return bool(closed)
+
+
+_unwritable = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of a standard output that takes no more, such as a file on a full disk."""
+
+
+def _open_streams() -> None:
+    """Open standard streams that the caller closed: other files would get their numbers.
+
+    Writing to an output that was closed fails, as it does in other programs.
+    """
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest free number
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if sys.stdout is None:
+        _unwritable.add(errno.EBADF)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
 
 
 _came: list[int] = []
