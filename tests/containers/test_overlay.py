@@ -137,7 +137,7 @@ def test_what_is_written_stays_in_each_kind(
     kind: Kind, sif: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "memory":
-        monkeypatch.setattr(overlays, "MEMORY", tmp_path / "shm")
+        monkeypatch.setattr(overlays, "SHM", tmp_path / "shm")
     size = 64 * MIB if kind == "image" else None
     overlay = Overlay(tmp_path / "state", "mine", "n1", kind, size)
     with Container(sif, tmp_path / "work", overlay) as container:

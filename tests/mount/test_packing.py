@@ -13,7 +13,7 @@ from wheelmount.mount.transfer.compression import (
     AGAIN,
     FAST,
     IDLE,
-    LOOK,
+    IDLE_PERIOD,
     TRIAL,
     Choice,
     Processors,
@@ -117,13 +117,13 @@ def test_idle_processors_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wheelmount.mount.transfer.compression.time.monotonic", lambda: now)
     processors = Processors(lambda: Times(ran, idle))
     assert not processors.spare(), "nothing is known yet"
-    now, idle = now + LOOK, 1.0
+    now, idle = now + IDLE_PERIOD, 1.0
     assert processors.spare()
     ran += 1.0
     assert processors.spare(), "not looked at again so soon"
-    now += LOOK
+    now += IDLE_PERIOD
     assert not processors.spare()
-    now, ran, idle = now + LOOK, ran + 1 - 2 * IDLE, idle + 2 * IDLE
+    now, ran, idle = now + IDLE_PERIOD, ran + 1 - 2 * IDLE, idle + 2 * IDLE
     assert processors.spare()
 
 

@@ -35,7 +35,7 @@ _NAMES = {
     "/etc/resolv.conf": "# There is no network.\n",
 }
 
-LOOK = 30.0
+DIAGNOSIS_TIMEOUT = 30.0
 """Seconds that it may take to find out whether a command failed by itself or did not start."""
 
 NOT_STARTED = 255
@@ -325,7 +325,7 @@ class Container:
                     look,
                     stderr=said,
                     pass_fds=pass_fds,
-                    timeout=LOOK,
+                    timeout=DIAGNOSIS_TIMEOUT,
                     confined=self.confined,
                     ids=apptainer.own_ids(),
                 )
@@ -344,7 +344,7 @@ class Container:
                 look,
                 stderr=subprocess.DEVNULL,
                 environment=environment,
-                timeout=LOOK,
+                timeout=DIAGNOSIS_TIMEOUT,
                 confined=self.confined,
             )
         except WaitError:

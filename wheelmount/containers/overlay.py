@@ -40,7 +40,7 @@ LINGER = 0.5
 """Seconds that a container's lock may outlive it: helpers of apptainer, and a process that another
 thread is just starting, have it open as well."""
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
+SHM = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _IMAGE = "overlay.img"
@@ -138,7 +138,7 @@ class Overlay:
     @property
     def _in_memory(self) -> Path:
         # Names may contain dots and dashes, but not this.
-        place = MEMORY / f"wheelmount-{os.getuid()}-overlays"
+        place = SHM / f"wheelmount-{os.getuid()}-overlays"
         return place / f"{self.name}={self.host}"
 
     def _refuse_other(self, found: Kind, wanted: Kind | None) -> None:

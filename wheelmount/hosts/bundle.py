@@ -80,7 +80,7 @@ _PROGRAMS = frozenset({"uv"})
 
 _OWN = Path(wheelmount.__file__).parent
 
-KEPT = 3
+KEPT_BUNDLES = 3
 """Bundles that a client keeps."""
 
 PIECE = 1 << 20
@@ -260,7 +260,7 @@ def make(settings: Settings) -> Bundle:
     path = directory / f"{key()}.tar.gz"
     with FileLock(directory / "lock", mode=0o600):
         if not path.exists():
-            for old in sorted(directory.glob("*.tar.gz"), key=_used)[: 1 - KEPT]:
+            for old in sorted(directory.glob("*.tar.gz"), key=_used)[: 1 - KEPT_BUNDLES]:
                 old.unlink()
             for left in directory.glob("new-*"):
                 shutil.rmtree(left, ignore_errors=True)

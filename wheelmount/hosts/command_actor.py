@@ -41,7 +41,7 @@ PIPE = 1 << 20
 GRACE = 3.0
 """Seconds between asking a command to end and ending it."""
 
-PATIENCE = 5.0
+REPORT_WAIT = 5.0
 """Seconds that a question for more output waits for some: few questions, also from 1,000 hosts."""
 
 LEASE = 60.0
@@ -202,7 +202,7 @@ class _Run:
         return OvertimeError.exit_code if self._overtime.is_set() else None
 
     async def report(self, limit: int) -> Report:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + REPORT_WAIT
         while True:
             self.asked = time.monotonic()
             code = self._code()

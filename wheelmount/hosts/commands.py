@@ -22,8 +22,8 @@ from wheelmount.hosts.collection import Collection
 from wheelmount.hosts.command_actor import (
     CHUNK,
     LEASE,
-    PATIENCE,
     PIPE,
+    REPORT_WAIT,
     Command,
     CommandActor,
     Report,
@@ -296,7 +296,7 @@ class Commands:
             reader = _Reader(stdin)
             tasks.append(asyncio.create_task(self._feed(actor, key, reader, trouble)))
         streams = {"stdout": bytearray(), "stderr": bytearray()}
-        bound = self._timeout + PATIENCE
+        bound = self._timeout + REPORT_WAIT
         reached = False
         lacking = None
 
@@ -430,7 +430,7 @@ class Commands:
                     await pass_on(*frame)
             except OSError:
                 # Of a host that is lost, or has ended the command, this says so.
-                await runtime.answer(actor.report.call_one(key, 1), self._timeout + PATIENCE)
+                await runtime.answer(actor.report.call_one(key, 1), self._timeout + REPORT_WAIT)
                 raise HostError(
                     "the connection was cut by which a command's output came",
                     hint="look at the network, and run it again",

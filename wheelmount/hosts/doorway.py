@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PATIENCE = 20.0
+PROOF_TIMEOUT = 20.0
 """Seconds that a caller has to show a certificate."""
 
 MOST = 256
@@ -97,7 +97,7 @@ class Doorway:
         """Watch nothing any longer."""
         self._closed.set()
 
-    def sweep(self, patience: float = PATIENCE, *, urgent: bool = False) -> None:
+    def sweep(self, patience: float = PROOF_TIMEOUT, *, urgent: bool = False) -> None:
         """Forget who has shown a certificate or has gone; hang up on who says too little.
 
         Args:
@@ -110,7 +110,7 @@ class Doorway:
                 if not self._waiting[address]:
                     del self._waiting[address]
 
-    def _look(self, address: str, patience: float = PATIENCE, *, urgent: bool = False) -> None:
+    def _look(self, address: str, patience: float = PROOF_TIMEOUT, *, urgent: bool = False) -> None:
         waiting = self._waiting[address]
         callers = list(waiting)
         waiting.clear()

@@ -44,7 +44,7 @@ TRIES = 3
 NEW_JOB = "new-job"
 """Option by which a job of its own is made from within an allocation; none of ``sbatch``."""
 
-LOOK = 3.0
+CHECK_INTERVAL = 3.0
 """Seconds at least between questions whether a job that is watched still has its nodes."""
 
 FLAGS = frozenset(
@@ -538,7 +538,7 @@ class SlurmHosts(NetworkHosts):
         """Why the nodes are gone, as far as that can be seen without asking Slurm too often."""
         if self._step is not None:
             return self._said() if self._step_ended() else None
-        if time.monotonic() - self._looked < LOOK:
+        if time.monotonic() - self._looked < CHECK_INTERVAL:
             return None
         self._looked = time.monotonic()
         return self.ended()

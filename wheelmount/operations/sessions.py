@@ -24,7 +24,7 @@ from wheelmount.operations.pools import COMMANDS, join
 from wheelmount.operations.records import VERSIONS, MountNote, hosts_of, mounts_of
 from wheelmount.progress import SILENT, Progress
 
-PATIENCE = 10.0
+ANSWER_TIMEOUT = 10.0
 """Seconds that hosts have to say where their mounts stand."""
 
 
@@ -174,7 +174,7 @@ def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], li
         HostError: a host does not answer.
     """
     record = session.read()
-    timeout = min(session.settings.start_timeout, PATIENCE)
+    timeout = min(session.settings.start_timeout, ANSWER_TIMEOUT)
     bounded = Session(session.name, replace(session.settings, start_timeout=timeout))
     hosts = hosts_of(bounded, record)
     with runtime.to_stay():

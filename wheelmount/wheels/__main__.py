@@ -25,7 +25,7 @@ from wheelmount.wheels.install import clean_environment, install_command
 from wheelmount.wheels.interpreter import describe, running_version
 from wheelmount.wheels.shipment import Shipment
 
-PATIENCE = 600.0
+LOCK_TIMEOUT = 600.0
 """Seconds to wait for another installation into the same environment."""
 
 
@@ -117,12 +117,12 @@ def _alone(venv: Path) -> Iterator[None]:
     """Lock an environment against other installations, also those of other hosts."""
     try:
         venv.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(venv / ".wheelmount.lock", timeout=PATIENCE)
+        lock = filelock.FileLock(venv / ".wheelmount.lock", timeout=LOCK_TIMEOUT)
         with contextlib.suppress(NotImplementedError):  # of a file system without locks
             lock.acquire()
     except filelock.Timeout:
         raise WaitError(
-            f"another installation has held {venv} for {PATIENCE:.0f} s",
+            f"another installation has held {venv} for {LOCK_TIMEOUT:.0f} s",
             hint="end it, or use another environment",
         ) from None
     except OSError as error:

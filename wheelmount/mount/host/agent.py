@@ -32,7 +32,7 @@ from wheelmount.mount.store import verify
 from wheelmount.mount.store.store import ReblockedStore, Store
 from wheelmount.mount.store.verify import Damage, Verified
 from wheelmount.mount.transfer import dedup
-from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin, Ways, fetch_description
+from wheelmount.mount.transfer.rdma import BlockInfo, LayoutKey, Origin, Ways, fetch_description
 from wheelmount.mount.transfer.receiver import Receiver
 from wheelmount.mount.transfer.relay import Relay
 from wheelmount.mount.transfer.ring import Staged
@@ -81,7 +81,7 @@ class Agent(Actor):  # type: ignore[misc]
         self._next: Store | None = None
         self._growing = contextlib.ExitStack()  # held while ``_next`` is made
         self._receiver: Receiver | None = None
-        self._receivers: dict[Key, Receiver] = {}  # also of the generation that is being made
+        self._receivers: dict[LayoutKey, Receiver] = {}  # also of the generation that is being made
         self._traffic: Traffic | None = None
         self._received = asyncio.Condition()
         self._moving: asyncio.Task[None] | None = None
@@ -161,7 +161,7 @@ class Agent(Actor):  # type: ignore[misc]
             self._received.notify_all()
         return receiver
 
-    async def _relay(self, key: Key) -> Relay:
+    async def _relay(self, key: LayoutKey) -> Relay:
         """Return the relay of a tree; waits for it, as another host may hear of the tree sooner."""
         async with self._received:
             await asyncio.wait_for(
@@ -171,22 +171,22 @@ class Agent(Actor):  # type: ignore[misc]
         return self._receivers[key].relay
 
     @concurrent_endpoint
-    async def ways(self, key: Key) -> Ways:
+    async def ways(self, key: LayoutKey) -> Ways:
         """Return the ways for another host to fetch blocks of a tree from this one."""
         return await (await self._relay(key)).ways()
 
     @concurrent_endpoint
-    async def digest(self, key: Key, block: int) -> BlockInfo | None:
+    async def digest(self, key: LayoutKey, block: int) -> BlockInfo | None:
         """Return hash and changed files of a block; None: not known yet, ask again."""
         return await (await self._relay(key)).say(block)
 
     @concurrent_endpoint
-    async def stage(self, key: Key, block: int, packed: bool) -> tuple[Staged, Any] | None:
+    async def stage(self, key: LayoutKey, block: int, packed: bool) -> tuple[Staged, Any] | None:
         """Stage a block for another host until ``release``; None: not ready, ask again."""
         return await (await self._relay(key)).stage(block, packed)
 
     @concurrent_endpoint
-    async def release(self, key: Key, block: int, packed: bool, sent: int) -> None:
+    async def release(self, key: LayoutKey, block: int, packed: bool, sent: int) -> None:
         """Release a block that ``stage`` returned."""
         if receiver := self._receivers.get(key):
             receiver.relay.release(block, packed, sent)

@@ -54,7 +54,7 @@ of reads."""
 KEPT_LOGS = 16
 """Number of logs that are kept, for each user, of mounts that ended with an error."""
 
-KEPT = "kept"
+KEEP_FILE = "kept"
 """Name of a file in the mount's directory that tells to keep serving when the agent is gone."""
 
 
@@ -146,7 +146,7 @@ class Server:
             nursery.start_soon(self._signals)
             if self.task.verify_rate and not syscalls.in_memory(Path(self.task.store)):
                 nursery.start_soon(self._verify)
-            if not (self.directory / KEPT).exists():
+            if not (self.directory / KEEP_FILE).exists():
                 nursery.start_soon(self._miss, patience)
             await self.generations.serve(adapter, nursery)
             if self.generations.bound is not None:
@@ -281,7 +281,7 @@ class Server:
             await self._end("the command that made this mount has ended")
 
     def _keep(self, keep: bool) -> None:
-        note = self.directory / KEPT
+        note = self.directory / KEEP_FILE
         if keep:
             note.touch()
         else:

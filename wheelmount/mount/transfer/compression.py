@@ -33,10 +33,10 @@ TRIAL = 3
 AGAIN = 24
 """Blocks after which one of the other kind is tried again."""
 
-MEMORY = 0.3
+MEAN_WEIGHT = 0.3
 """Weight of a new measurement in the mean."""
 
-IDLE, LOOK = 0.1, 0.5
+IDLE, IDLE_PERIOD = 0.1, 0.5
 """Part of a machine's processors that must have been idle, and seconds over which it is measured:
 where none is idle, compression slows down all other work."""
 
@@ -101,7 +101,7 @@ class Processors:
 
     def spare(self) -> bool:
         """Return whether some were idle lately; False until that is measured."""
-        if time.monotonic() - self._looked >= LOOK:
+        if time.monotonic() - self._looked >= IDLE_PERIOD:
             now = self._seconds()
             idle, total = (new - old for new, old in zip(now, self._before, strict=True))
             self._looked, self._before = time.monotonic(), now
@@ -165,4 +165,4 @@ class Choice:
             return
         took = (ended - max(last, began)) / length
         before = self._seconds.get(kind, took)
-        self._seconds[kind] = before + MEMORY * (took - before)
+        self._seconds[kind] = before + MEAN_WEIGHT * (took - before)

@@ -46,7 +46,7 @@ STAGING_THREADS = 8
 PIECE = 1 << 20
 """Bytes of a description that are fetched at once; each must arrive within a time-out."""
 
-Key = tuple[bytes, bool, int]
+LayoutKey = tuple[bytes, bool, int]
 """Key of a layout, as ``Layout.key`` makes it."""
 
 BlockInfo = tuple[bytes, tuple[int, ...]]

@@ -16,7 +16,7 @@ from wheelmount.mount.transfer.rdma import BlockInfo, Offer, Ways, within
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring, Staged
 from wheelmount.mount.transfer.stream import PULSE, BlockServer, block_server
 
-KEPT = 12
+STAGED_BLOCKS = 12
 """Blocks that a host keeps staged for others; any other is read from its store again."""
 
 
@@ -49,7 +49,7 @@ class Relay:
         self._traffic = traffic
         self._timeout = timeout
         self._below = below
-        self._ring = Ring(self, slots=KEPT, lease=timeout, readers=self._readers)
+        self._ring = Ring(self, slots=STAGED_BLOCKS, lease=timeout, readers=self._readers)
         self._given: dict[int, BlockInfo] = {}
         self._offer: Offer | None = None
         self._block_server: BlockServer | None = None

@@ -59,7 +59,7 @@ class _Slot:
     ready: threading.Event = field(default_factory=threading.Event)
 
 
-Key = tuple[int, bool]
+BlockKey = tuple[int, bool]
 """A block, and whether it is compressed."""
 
 
@@ -102,7 +102,7 @@ class Ring:
         self.slots = [memory[n * size : (n + 1) * size] for n in range(slots)]
         """The memory of each slot, ``block_size`` bytes."""
         self._free = [_Slot(n) for n in range(slots)]
-        self._used: OrderedDict[Key, _Slot] = OrderedDict()  # least recently used first
+        self._used: OrderedDict[BlockKey, _Slot] = OrderedDict()  # least recently used first
         self._condition = threading.Condition()
         self._closed = False
         self.sent = 0
@@ -130,7 +130,7 @@ class Ring:
         """
         return self._stage((block, packed), self._lease, lent=False)[1]
 
-    def _stage(self, key: Key, timeout: float, *, lent: bool) -> tuple[_Slot, Staged]:
+    def _stage(self, key: BlockKey, timeout: float, *, lent: bool) -> tuple[_Slot, Staged]:
         block, packed = key
         if block >= self.layout.blocks:
             raise TransferError(f"there is no block {block}")
@@ -162,7 +162,7 @@ class Ring:
         if slot is not None:
             self._drop((block, packed), slot, given=sent > 0)
 
-    def _drop(self, key: Key, slot: _Slot, *, given: bool = False, lent: bool = False) -> None:
+    def _drop(self, key: BlockKey, slot: _Slot, *, given: bool = False, lent: bool = False) -> None:
         with self._condition:
             slot.holders = max(0, slot.holders - 1)
             slot.lent -= lent
@@ -174,7 +174,7 @@ class Ring:
                 self._empty(key, slot)
             self._condition.notify_all()
 
-    def _empty(self, key: Key, slot: _Slot) -> None:
+    def _empty(self, key: BlockKey, slot: _Slot) -> None:
         del self._used[key]
         self._free.append(_Slot(slot.number))
 
@@ -227,7 +227,7 @@ class Ring:
         with self._condition:
             self.sent += sent
 
-    def _take(self, key: Key, timeout: float, *, lent: bool) -> tuple[_Slot, bool]:
+    def _take(self, key: BlockKey, timeout: float, *, lent: bool) -> tuple[_Slot, bool]:
         deadline = time.monotonic() + timeout
         with self._condition:
             while True:

@@ -18,7 +18,7 @@ from wheelmount.hosts import rdma
 from wheelmount.hosts.actor import ActorError
 from wheelmount.hosts.runtime import translate
 from wheelmount.mount.serve.traffic import CLIENT, LOCAL, MESSAGES, RDMA, TCP, Traffic
-from wheelmount.mount.transfer.rdma import BlockInfo, Key, Origin, Ways
+from wheelmount.mount.transfer.rdma import BlockInfo, LayoutKey, Origin, Ways
 from wheelmount.mount.transfer.registered import Registered, pool
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
 from wheelmount.mount.transfer.stream import BlockClient, Pace, way
@@ -153,7 +153,7 @@ class Upstream:
 
     def __init__(
         self,
-        key: Key,
+        key: LayoutKey,
         source: Origin,
         peers: Mapping[str, Any],
         timeout: float,
@@ -162,7 +162,7 @@ class Upstream:
     ) -> None:
         self._origin = source
         self._actors = {**peers, CLIENT: source.actor}
-        self._names: dict[str, Key | str] = dict.fromkeys(peers, key) | {CLIENT: source.name}
+        self._names: dict[str, LayoutKey | str] = dict.fromkeys(peers, key) | {CLIENT: source.name}
         self._timeout = timeout
         self._client = BlockClient(timeout)
         self._transport = transport

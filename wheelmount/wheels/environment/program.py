@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MODES = ("copy", "symlink", "uv")
 
-PATIENCE = 300.0
+LOCK_TIMEOUT = 300.0
 """Seconds to wait for another run in the same environment."""
 
 
@@ -94,7 +94,7 @@ def _alone() -> Iterator[None]:
     library = sysconfig.get_path("purelib")
     os.makedirs(library, exist_ok=True)
     descriptor = os.open(library, os.O_RDONLY)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + LOCK_TIMEOUT
     try:
         while True:
             try:
@@ -103,7 +103,7 @@ def _alone() -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise Refusal(
-                        f"another installation has held {library} for {PATIENCE:.0f} s",
+                        f"another installation has held {library} for {LOCK_TIMEOUT:.0f} s",
                         "end it, or use another environment",
                     ) from None
                 time.sleep(0.05)
