@@ -16,7 +16,7 @@ from tests.conftest import NOBODY, make_source
 from tests.mount.conformance import assert_read_only, assert_same
 from tests.mount.test_server import Served
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, UnavailableError
+from wheelmount.errors import InputError, MountError, UnavailableError
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import adapters, processes, server
 from wheelmount.mount.serve.fuse import pyfuse  # noqa: F401 - the user may not read its files
@@ -95,6 +95,14 @@ def test_a_mount_does_what_it_does_for_root(name: str) -> None:
         finally:
             served.end()
         assert points.mounted(str(served.mount)) is None
+
+    as_nobody(work)
+
+
+def test_the_reason_of_fusermount_is_passed_on() -> None:
+    def work(_place: Path) -> None:
+        with pytest.raises(MountError, match="cannot unmount /proc: fusermount3: entry for /proc"):
+            points.unmount("/proc", force=False)
 
     as_nobody(work)
 

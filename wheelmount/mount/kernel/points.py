@@ -340,15 +340,17 @@ def unmount(path: str, *, force: bool) -> None:
         return
     if code in (errno.EINVAL, errno.ENOENT):  # nothing is mounted there
         return
+    reason = os.strerror(code)
     if code == errno.EPERM and os.geteuid() != 0:
         helper = ["fusermount3", "-u", *(["-z"] if force else []), "--", path]
         done = subprocess.run(helper, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return
         code = errno.EBUSY if "busy" in done.stderr else code
+        reason = done.stderr.strip() or reason
     if code == errno.EBUSY:
         raise MountError(f"{path} is busy", hint="end what uses it, or detach it with --force")
-    raise MountError(f"cannot unmount {path}: {os.strerror(code)}", hint="try --force")
+    raise MountError(f"cannot unmount {path}: {reason}", hint="try --force")
 
 
 def take_down(mount: Mounted, *, force: bool) -> None:
