@@ -83,7 +83,7 @@ class Bench:
     # ----------------------------------------------------------------------------------------------
 
     def overlays(self) -> None:
-        """See above."""
+        """Install pandas by uv and by pip into a new overlay of each kind."""
         for kind in KINDS:
             for tool in (["uv", "pip"], ["pip"]):
                 overlay = Overlay(self.work / "state", f"{kind}-{tool[0]}", "n1", kind)
@@ -94,7 +94,7 @@ class Bench:
                 overlay.remove()
 
     def start(self) -> None:
-        """See above."""
+        """Run ``true`` by apptainer alone, by wheelmount, and in an instance."""
         plain = [str(apptainer.find()), "--silent", "exec", *apptainer.exec_privileges()]
         self.measure("apptainer exec true", lambda: call([*plain, str(self.image), "true"]))
         with self.container("start", Overlay(self.work / "state", "start", "n1")) as container:
@@ -118,7 +118,7 @@ class Bench:
         instance.stop()
 
     def mounted(self) -> None:
-        """See above."""
+        """Start containers from an image in a mount, and from the same image as a local file."""
         folder = self.work / "images"
         if not folder.exists():
             folder.mkdir()
@@ -150,7 +150,7 @@ class Bench:
             self.measure(f"{name}: /usr read", lambda: quiet(container, read))
 
     def streams(self) -> None:
-        """See above."""
+        """Send 1 GiB in and out by ``exec -i`` and by apptainer alone."""
         plain, program = "apptainer exec", str(apptainer.find())
         options = ["--image", str(self.image), "--hosts", "local:1", "--overlay-kind", "memory"]
         ways = {
@@ -208,7 +208,7 @@ class Bench:
         self.samples.setdefault(name, []).append(times[-1] - times[0])
 
     def together(self) -> None:
-        """See above."""
+        """Install and import requests in several containers at once."""
         for count in (1, 4, 8):
             self.measure(f"{count} at once", partial(self._at_once, count))
 

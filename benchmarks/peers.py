@@ -54,7 +54,7 @@ class Backend:
         system.unmount_below(self.folder)
 
     def confirm(self) -> None:
-        """See that ``up`` did what it should."""
+        """Check that ``up`` did what it should."""
 
     def cool(self, _file: Path) -> None:
         """Have the kernel forget what it caches of one file in the mount."""

@@ -269,7 +269,7 @@ def _sockets() -> Finding:
         "sockets",
         POOR,
         "other users of this machine can connect to Monarch's, and run programs as you",
-        "use machines where nobody else is",
+        "use machines without other users",
     )
 
 

@@ -1,7 +1,7 @@
 """Find out whether systemd-logind deletes a user's files in ``/dev/shm`` at the last logout.
 
 Its ``RemoveIPC``, see logind.conf(5): on in upstream's builds, off in those of some distributions,
-never in force for root, system users, and users who linger.
+never in force for root, system users, and users with lingering enabled.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def public(sif: Path, wheels: Path) -> Iterator[Path]:
 
 
 def as_user(work: Callable[[Path], None], *, ids: bool = False) -> None:
-    """See ``as_nobody``; with a home directory, which apptainer wants, and with this Python.
+    """Run something as an ordinary user with a home directory, which apptainer needs.
 
     Args:
         work: what to do there.

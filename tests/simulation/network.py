@@ -82,7 +82,7 @@ class Line:
         self._closed = asyncio.Event()
 
     async def digest(self, host: str, block: int) -> BlockInfo:
-        """See ``Wire``."""
+        """Ask a host for hash and changed files of a block."""
         return await self._unless_closed(self._digest(self._network.nodes[host], block))
 
     async def _digest(self, other: Node, block: int) -> BlockInfo:
@@ -100,7 +100,7 @@ class Line:
         memory: memoryview,
         then: Callable[[Staged], Result],
     ) -> tuple[Result, Pace, str]:
-        """See ``Wire``."""
+        """Fetch a block, and process it at once."""
         other = self._network.nodes[host]
         reading = self._read(other, block, packed, urgent, memory)
         staged, pace = await self._unless_closed(reading)
@@ -135,13 +135,13 @@ class Line:
         return staged, Pace(waited, clock() - began)
 
     async def report(self, host: str, length: int) -> None:
-        """See ``Wire``."""
+        """Do nothing: no simulated client asks for reports."""
 
     def rest(self) -> None:
-        """See ``Wire``."""
+        """Do nothing: a simulated network has no idle connections."""
 
     def close(self) -> None:
-        """See ``Wire``."""
+        """Fail all calls in progress, and later ones."""
         self._closed.set()
 
     def _giver(self, other: Node) -> Giver:

@@ -143,10 +143,10 @@ def enter_root(root: Path) -> None:
 def mount(
     source: str, target: str | Path, kind: str = "", flags: int = 0, options: str = ""
 ) -> None:
-    """See ``mount(2)``.
+    """Mount, as ``mount(2)`` does.
 
     Raises:
-        OSError: naming the target.
+        OSError: the mount failed; the error names the target.
     """
     words = (source, str(target), kind)
     text = (os.fsencode(word) for word in words)

@@ -201,10 +201,10 @@ class Lab:
 
 
 def require(*programs: str) -> None:
-    """See that programs are installed.
+    """Check that programs are installed.
 
     Raises:
-        UnavailableError: naming those that are not.
+        UnavailableError: some are not; the message names them.
     """
     missing = [program for program in programs if shutil.which(program) is None]
     if missing:

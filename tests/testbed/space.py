@@ -79,7 +79,7 @@ class Space:
         return self._process.poll() is None
 
     def check(self) -> None:
-        """See that they are there: else their number may be that of any process by now.
+        """Check that they exist: otherwise their number may be that of another process by now.
 
         Raises:
             HostError: they have ended.

@@ -82,7 +82,7 @@ class ConsoleProgress:
 
     @contextmanager
     def task(self, name: str, *, unit: str = "") -> Iterator[Task]:
-        """See ``wheelmount.progress.Progress``."""
+        """Show a step: a bar while it runs on a terminal, one line when it ends."""
         started = time.monotonic()
         bar = self._open_bar() if self.console.is_terminal else None
         step = _Step(name, unit, bar, self.console)
@@ -141,7 +141,7 @@ class ConsoleProgress:
                 self._bar.start()
 
     def log(self, text: str) -> None:
-        """See ``wheelmount.progress.Progress``."""
+        """Print one line to standard error, without credentials."""
         self.console.print(without_credentials(text), markup=False, highlight=False)
 
     def error(self, error: WheelmountError) -> None:

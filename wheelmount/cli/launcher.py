@@ -17,7 +17,7 @@ class Module(click.Option):
     """An option that is the user's command: no option of ours follows its value."""
 
     def add_to_parser(self, parser: click.parser._OptionParser, ctx: click.Context) -> None:
-        """See ``click.Option``."""
+        """Register the option so that all words behind its value are arguments."""
         super().add_to_parser(parser, ctx)
         option = parser._short_opt[self.opts[0]]
         process = option.process
@@ -46,7 +46,7 @@ class Launcher(click.Command):
         self._after_source = after_source
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See ``click.Command``; our argument is put behind our options."""
+        """Parse options up to the user's command, and put wheelmount's argument behind them."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         reader = click.Command(self.name, params=list(options)).make_parser(ctx)
         given, command, _ = reader.parse_args(list(args))

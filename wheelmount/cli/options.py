@@ -53,7 +53,8 @@ def check_insecure(said: bool, address: str) -> None:
     """
     if not said:
         raise InputError(
-            f"{address}: {DANGER}", hint="use tls://, or say --insecure where nobody else is"
+            f"{address}: {DANGER}",
+            hint="use tls://, or --insecure if the network has no other users",
         )
 
 

@@ -191,7 +191,7 @@ def _words(record: Mapping[str, Any], *, alone: bool) -> tuple[str, ...]:
         by = f"by {traffic.describe(record['delivery'])}"
         if alone:
             sources = ", ".join(sorted(record["delivery"]["received"]))
-            by += f" from {sources or 'nobody'}"
+            by += f" from {sources or 'no host'}"
         words.append(by)
         if reused := record["delivery"].get("reused"):
             words.append(f"{reused / 1e6:.1f} MB of it were in other mounts")

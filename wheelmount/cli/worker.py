@@ -29,11 +29,11 @@ from wheelmount.hosts.address import OPEN, Address
 def worker(ctx: click.Context, address: str, credentials: Path | None, issue: bool) -> None:
     """Make this machine a host, until interrupted.
 
-    ADDRESS is where clients and other hosts reach it, `tls://HOST:PORT`. Only who has a certificate
-    of the same authority comes in: that in the file `credentials/authority.pem` of the user's state
-    directory, which is made on first use. For a host with another home directory, have credentials
-    printed on this machine with `--issue`, and give them there by `--credentials`. With
-    `tcp://HOST:PORT` and `--insecure` everybody comes in who reaches the port.
+    ADDRESS is where clients and other hosts reach it, `tls://HOST:PORT`. It accepts only callers
+    with a certificate of the user's authority, which is the file `credentials/authority.pem` of the
+    user's state directory and is made on first use. For a host with another home directory, print
+    credentials on this machine with `--issue`, and give them there by `--credentials`. With
+    `tcp://HOST:PORT` and `--insecure` it accepts every caller that reaches the port.
     """
     where, settings = Address.parse(address), config.load()
     if where.scheme == OPEN:

@@ -343,7 +343,7 @@ _KNOWN = {
     "user namespace": "ordinary users need user namespaces: sysctl user.max_user_namespaces",
     "Requesting capability set": "set 'root default capabilities = no' in apptainer.conf",
     "debootstrap is not in PATH": "install debootstrap (examples/setup.sh does)",
-    "while mounting overlay": "an overlay cannot lie in that directory any more: use another one "
+    "while mounting overlay": "that directory cannot hold an overlay now: use another one "
     "(--overlay NAME), or set WHEELMOUNT_STATE_DIR",
     "seccomp": "this apptainer was built without seccomp: install Debian's, or give --privileged",
     "cannot use cgroups": "apptainer cannot bound what containers take here (it needs systemd, and "

@@ -1,7 +1,7 @@
-"""A terminal for a command in a container, passed on to the terminal that this process has.
+"""A terminal for a command in a container, connected to this process's terminal.
 
-The command gets a terminal of its own and not this one: it is in a session of its own, so that it
-can be ended as a whole, and a session has a terminal to itself (``pty(7)``, ``credentials(7)``).
+The command runs in a new session, so that all its processes can be ended together. A session cannot
+share a terminal with another, so the command gets a new one (``pty(7)``, ``credentials(7)``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 _CHUNK = 1 << 16
 
 _GLANCE = 0.1
-"""Seconds between looks at whether the command has ended."""
+"""Seconds between checks whether the command has ended."""
 
 
 Size = tuple[int, int]
@@ -32,7 +32,7 @@ Size = tuple[int, int]
 
 @contextlib.contextmanager
 def raw(stdin: int = 0) -> Iterator[Size]:
-    """Set a terminal to raw mode, which passes on every key such as ``^C``; return its size."""
+    """Set a terminal to raw mode, in which keys such as ``^C`` are input too; yield its size."""
     saved = termios.tcgetattr(stdin)
     tty.setraw(stdin, termios.TCSADRAIN)  # keys typed ahead are for the command
     try:
@@ -43,14 +43,14 @@ def raw(stdin: int = 0) -> Iterator[Size]:
 
 
 class Terminal:
-    """A terminal that a command may have. A context manager.
+    """A new terminal for a command, as a context manager.
 
-    Meanwhile this process's own terminal gives on every key as it is; it is put back at the end.
+    In the context, this process's terminal is in raw mode; its former mode is restored at the end.
 
     Args:
-        stdin: descriptor of this process's terminal, or of what is typed elsewhere.
+        stdin: descriptor of this process's terminal, or of input from a terminal elsewhere.
         stdout: descriptor for the command's output.
-        size: of the terminal elsewhere; None if this process has it.
+        size: size of the terminal elsewhere; None for this process's terminal.
     """
 
     def __init__(self, stdin: int = 0, stdout: int = 1, size: Size | None = None) -> None:
@@ -81,13 +81,13 @@ class Terminal:
                 os.close(descriptor)
 
     def relay(self, process: subprocess.Popen[bytes]) -> None:
-        """Copy input and output until the command, and all processes with its terminal, ended.
+        """Copy input and output until the command and all users of its terminal have ended.
 
         Args:
             process: the command.
         """
         os.close(self.inner)  # the last one to close it ends the terminal
-        # One for each direction: whoever types may wait for what is shown, and the other way round.
+        # A thread for each direction: the command may read nothing until its output was read.
         ended, ending = os.pipe()
         shows = threading.Thread(target=self._show, args=(ended,), daemon=True)
         types = threading.Thread(target=self._type, args=(ended,), daemon=True)
@@ -99,7 +99,7 @@ class Terminal:
                 shows.join(_GLANCE)
             shows.join(_GLANCE)  # background processes may still have the terminal
             os.write(ending, b"x")
-            shows.join()  # until all is shown that was written
+            shows.join()  # until all output is copied
         finally:
             with contextlib.suppress(OSError):
                 os.write(ending, b"x")
@@ -110,7 +110,7 @@ class Terminal:
                 os.close(descriptor)
 
     def _show(self, ended: int) -> None:
-        with contextlib.suppress(OSError):  # our terminal was closed; a signal tells
+        with contextlib.suppress(OSError):  # this process's terminal was closed; a signal says so
             while True:
                 ready, _, _ = select.select([self._outer, ended], [], [])
                 shown = _read(self._outer)
@@ -124,7 +124,7 @@ class Terminal:
                 typed = os.read(self._stdin, _CHUNK) if ready else b""
             except OSError:
                 typed = b""
-            rest = memoryview(typed or b"\x04")  # what a terminal ends its input with
+            rest = memoryview(typed or b"\x04")  # ^D: the end of input
             while rest:
                 try:
                     rest = rest[os.write(self._outer, rest) :]
@@ -146,13 +146,13 @@ def _set_size(terminal: int, size: bytes) -> None:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """What there is; None if there is nothing now, and no bytes if nobody has the other end."""
+    """Read bytes: None if there are none yet, empty if no process has the other end open."""
     try:
         return os.read(descriptor, _CHUNK)
     except BlockingIOError:
         return None
     except OSError as error:
-        if error.errno != errno.EIO:  # what Linux says when nobody has the other end
+        if error.errno != errno.EIO:  # Linux's error if no process has the other end open
             raise
         return b""
 

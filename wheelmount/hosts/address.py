@@ -18,7 +18,7 @@ GLANCE = 0.05
 SECURE, OPEN = "tls", "tcp"
 """Schemes: with certificates of the user's own, and without."""
 
-DANGER = "whoever can reach this port can run programs there as you; nobody is asked who they are"
+DANGER = "without authentication: anyone who reaches this port can run programs there as you"
 """What is to be said wherever a worker is reached without certificates."""
 
 
@@ -107,7 +107,7 @@ class Address:
         return f"{self.scheme}://{bracketed(self.host)}:{self.port}"
 
     def names(self) -> list[str]:
-        """What stands for the host, as it sees it: a certificate is to hold for each."""
+        """Return the host's name and its addresses, as resolved here; certificates name all."""
         try:
             found = [str(each[4][0]) for each in socket.getaddrinfo(self.host, None)]
         except OSError:
@@ -115,11 +115,11 @@ class Address:
         return list(dict.fromkeys([self.host, *found]))
 
     def check_own(self) -> None:
-        """See that this machine can listen there and be reached by others.
+        """Check that other machines can reach this machine at the address.
 
         Raises:
-            InputError: the address is none that others can reach. Where that is what was asked
-                for, for hosts that are all on one machine, it is no error.
+            InputError: they cannot. An explicit loopback address is accepted: all hosts may be on
+                one machine.
         """
         try:
             meant = [str(each[4][0]) for each in socket.getaddrinfo(self.host, None)]
@@ -138,15 +138,15 @@ class Address:
     def await_answer(
         self, timeout: float, patience: float = 0, in_vain: Callable[[], bool] = lambda: False
     ) -> None:
-        """See that something listens there.
+        """Wait until a process listens at the address.
 
         Args:
-            timeout: seconds for an attempt.
-            patience: seconds in which what comes up may refuse.
-            in_vain: tells whether it does not come up any more.
+            timeout: seconds for each attempt.
+            patience: seconds in which attempts may fail, while the process starts.
+            in_vain: whether to give up at once, as the process will not start.
 
         Raises:
-            HostError: nothing does, or there is no way to it.
+            HostError: no process listens, or there is no route to the host.
         """
         deadline = time.monotonic() + patience
         while True:
@@ -163,16 +163,16 @@ class Address:
                 return
 
     def reached_from(self) -> Address:
-        """Where the host there reaches this machine; any port.
+        """Return this machine's address on the route to the host, with port 0.
 
         Raises:
-            HostError: there is no way to it.
+            HostError: there is no route to the host.
         """
         try:
             ways = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)
             family, kind, _, _, place = min(ways, key=lambda way: way[0] != socket.AF_INET)
             with socket.socket(family, kind) as probe:
-                probe.connect(place)  # sends nothing, looks for the way
+                probe.connect(place)  # sends nothing; the kernel chooses the route
                 return Address(self.scheme, probe.getsockname()[0], 0)
         except OSError as error:
             raise HostError(f"there is no way to {self}: {error.strerror or error}") from None

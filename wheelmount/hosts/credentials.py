@@ -1,13 +1,13 @@
 """Certificates by which a user's processes recognize each other on a network, and reject others.
 
-Monarch speaks TLS where it is given a certificate, and then asks for one of the same authority
-from whoever connects, at every port that it opens.
+Monarch uses TLS if it has a certificate, and then requires one of the same authority from every
+caller, at every port that it opens.
 
-Hosts that are started together have an authority of their own, made for them and kept by whoever
-started them: in memory, or with a session. It signs a certificate for the addresses of each, valid
+Hosts that are started together have an authority of their own, which the process that started them
+keeps: in memory, or with a session. It signs a certificate for the addresses of each, valid
 for ``OF_HOSTS``. Hosts at ``tls://`` addresses, on which people start workers, belong to the user's
-own authority, which is made on first use and lies in the user's state directory. Its key is sent
-nowhere.
+own authority, which is made on first use and lies in the user's state directory. Its key is
+never sent.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Limits callers from the network that have not shown a certificate yet.
 
-A connection that says nothing is kept, and so whoever reaches a port could take all descriptors of
-a process. Here each caller is watched until it is known to have shown a certificate: one that says
-too little in time is hung up on, and so are the oldest of an address with many. Listeners without
-certificates (``tcp://``) answer everybody, and so nothing is watched there.
+Monarch keeps silent connections open, so any machine that reaches a port could use up all
+descriptors of a process. Here each caller is watched until it has shown a certificate: the
+connection of a caller that sends too little in time is closed, and so are the oldest of an address
+with many. Listeners without certificates (``tcp://``) accept every caller and watch none.
 
-Monarch does not tell when a handshake of TLS is done. The kernel tells how many bytes went either
-way: who has shown a certificate has sent some hundred, and was then sent tickets, which come behind
-all that a stranger can ask for.
+Monarch does not report the end of a TLS handshake, but the kernel counts the bytes in each
+direction. A caller that has shown a certificate has sent some hundred bytes and then received
+tickets; a stranger cannot make the listener send as many bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PROOF_TIMEOUT = 20.0
 """Seconds that a caller has to show a certificate."""
 
 MOST = 256
-"""Callers of one address that may be about to."""
+"""Callers of one address that may be in a handshake at the same time."""
 
 SHOWN = 700
-"""Bytes that a caller has sent at least when it has shown a certificate."""
+"""Least bytes that a caller has sent once it has shown a certificate."""
 
 ANSWER = 480
-"""Bytes that a caller has then been sent at least, besides the certificate and the name of its
+"""Least bytes that a caller has then received, besides the certificate and the name of its
 authority: 344 of a handshake, and two tickets of 92. A stranger gets 344, and 93 if it asks for
 another kind of key (rustls 0.23)."""
 
@@ -94,15 +94,15 @@ class Doorway:
                     waiting.remove(caller)
 
     def close(self) -> None:
-        """Watch nothing any longer."""
+        """Stop watching."""
         self._closed.set()
 
     def sweep(self, patience: float = PROOF_TIMEOUT, *, urgent: bool = False) -> None:
-        """Forget who has shown a certificate or has gone; hang up on who says too little.
+        """Forget callers that have shown a certificate or closed; hang up on callers that are late.
 
         Args:
-            patience: seconds that a caller has.
-            urgent: hang up on those as well that have sent enough, and were not seen to be taken.
+            patience: seconds in which a caller must show a certificate.
+            urgent: also hang up on late callers that have sent enough bytes, but received too few.
         """
         with self._lock:
             for address in list(self._waiting):
@@ -122,7 +122,7 @@ class Doorway:
             late = time.monotonic() - caller.since > patience
             if late and (urgent or not said):
                 _hang_up(caller)
-            else:  # also who resumes a session, and needs less of an answer: until there are many
+            else:  # a caller that resumes a TLS session receives less; kept until there are many
                 waiting.append(caller)
 
     def _watch(self) -> None:

@@ -42,11 +42,11 @@ def here() -> Versions:
 
 
 class Handshake(Actor):  # type: ignore[misc]
-    """A host's end."""
+    """The actor that answers on a host."""
 
     @concurrent_endpoint
     async def versions(self) -> dict[str, str]:
-        """See ``here``."""
+        """Return the versions of the host's wheelmount, Python and libraries, as ``here`` does."""
         return dict(here())
 
 

@@ -80,8 +80,8 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
 class KubernetesHosts(NetworkHosts):
     """Pods named as Kubernetes names them; this machine must reach them, and they this one.
 
-    They have an authority of their own: whoever may read Secrets there can come in there, and
-    nowhere else.
+    They have an authority of their own: users who may read the cluster's Secrets can connect to
+    these pods, and to no other hosts.
 
     Args:
         count: pods.
@@ -190,7 +190,7 @@ class KubernetesHosts(NetworkHosts):
         raise WaitError(f"nothing was heard of the pods for {timeout:g} s")
 
     def _last_words(self) -> str:
-        """What the process that makes pods said last where nobody reads."""
+        """Return the last line that the process that makes pods wrote to its standard error."""
         messages = cast(IO[bytes], self._messages)
         messages.seek(0)
         lines = messages.read().decode(errors="replace").strip().splitlines()

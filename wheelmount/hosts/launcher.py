@@ -133,7 +133,7 @@ class Launcher:
             self.end()
             raise HostError(f"the worker ended with code {code}: {said[-1]}")
         if not guarded:
-            process.returncode = 0  # it goes on, and nobody here waits for it
+            process.returncode = 0  # it goes on, and this process does not wait for it
         return process
 
     def end(self) -> None:

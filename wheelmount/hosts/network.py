@@ -47,8 +47,8 @@ def counted(kind: str, text: str, things: str, hint: str) -> tuple[int, list[str
 class NetworkHosts(Hosts):
     """Hosts that run ``wheelmount worker``, named as in their addresses.
 
-    They belong to whoever started them: ``stop`` lets go of them. All must be able to reach this
-    machine at the address by which it reaches the first of them.
+    ``stop`` only disconnects: the user who started the workers ends them. All must be able to reach
+    this machine at the address by which it reaches the first of them.
 
     Args:
         addresses: where they listen.

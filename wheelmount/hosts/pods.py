@@ -9,8 +9,8 @@ end ``{"pods": {NAME: IP}, "job": …}`` or ``{"error": …, "hint": …}``. MOD
 ``ended``      delete what ``detached`` left.
 
 A process of its own for the first; and because a KubernetesJob, wherever it is made, has Monarch
-listen without certificates from then on. Its own workers do so too: anybody who reaches a pod could
-run programs there. So pods run wheelmount's worker, with credentials from a Secret.
+listen without certificates from then on. Its own workers do so too: any machine that reaches a pod
+could run programs there. So pods run wheelmount's worker, with credentials from a Secret.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _tell(error: WheelmountError) -> None:
 
 
 def _say(**what: Any) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more, and that is seen elsewhere
+    with contextlib.suppress(OSError):  # the client has ended; the end of the input tells so
         os.write(1, json.dumps(what).encode() + b"\n")
 
 
@@ -229,10 +229,10 @@ class Pods:
         """Wait until all pods run; gives their names and addresses, in order.
 
         Args:
-            gone: set when nobody wants them any more.
+            gone: set when the client has ended.
 
         Raises:
-            HostError: one cannot run, or nobody wants them any more.
+            HostError: one cannot run, or the client has ended.
             WaitError: they did not run in time.
         """
         order, started, said = self._order, time.monotonic(), ""
@@ -251,7 +251,7 @@ class Pods:
                     hint="raise WHEELMOUNT_QUEUE_TIMEOUT, or look at `kubectl get monarchmesh,pod`",
                 )
             if gone.wait(GLANCE):
-                raise HostError("nobody wants the pods any more")
+                raise HostError("the client of the pods has ended")
 
     def _look(self) -> list[Any]:
         which = f"monarch.pytorch.org/mesh-name={self._order.name}"

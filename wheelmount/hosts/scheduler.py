@@ -55,7 +55,7 @@ def ask(
     Args:
         command: one of Slurm's.
         text: its input.
-        ended: whether it may fail because a job is not there any more.
+        ended: whether the command may fail because the job has ended.
         environ: its environment; default this process's, without secrets.
 
     Raises:
@@ -100,7 +100,7 @@ def look(which: str, *, ended: bool = False) -> Job | None:
 
 
 def verdict(number: str) -> str | None:
-    """Why a job has not got its nodes any more; None if it has."""
+    """Return why a job has lost its nodes; None if it has them."""
     job = look(f"--jobs={number}", ended=True)
     if job is None:
         return f"job {number} has ended"

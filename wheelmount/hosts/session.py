@@ -2,7 +2,7 @@
 
 A session is a private directory on the machine where it was made: what its hosts are (JSON), the
 Monarch handles of actors that wait on them (pickled, so only ever read from that directory), and a
-lock for who changes any of it.
+lock that a process holds while it changes any of it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Session:
         return Record(**record)
 
     def write(self, record: Record) -> None:
-        """Change what is known; whoever does holds ``lock``."""
+        """Write the record; the caller must hold ``lock``."""
         _replace(self.directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
 
     def check(self, record: Record) -> None:
@@ -138,7 +138,7 @@ class Session:
         return handles
 
     def keep(self, handles: dict[str, Any]) -> None:
-        """Keep handles of Monarch, by keys of the caller's; whoever does holds ``lock``."""
+        """Keep handles of Monarch, by the caller's keys; the caller must hold ``lock``."""
         _replace(self.directory / _HANDLES, pickle.dumps(handles))
 
     @contextlib.contextmanager
@@ -165,14 +165,14 @@ class Session:
             os.close(lock)
 
     def make(self, spec: str, kind: str, hosts: Hosts) -> Record:
-        """Have hosts that run be this session; whoever does holds ``lock``."""
+        """Record running hosts as this session; the caller must hold ``lock``."""
         names = [host.name for host in hosts]
         record = Record(spec, kind, names, hosts.leave())
         self.write(record)
         return record
 
     def forget(self) -> None:
-        """End it on this side; whoever does holds ``lock`` and has stopped its hosts."""
+        """Delete the record and handles; the caller must hold ``lock``, and have stopped hosts."""
         for name in (_RECORD, _HANDLES):
             (self.directory / name).unlink(missing_ok=True)
 

@@ -45,7 +45,7 @@ NEW_JOB = "new-job"
 """Option by which a job of its own is made from within an allocation; none of ``sbatch``."""
 
 CHECK_INTERVAL = 3.0
-"""Seconds at least between questions whether a job that is watched still has its nodes."""
+"""Least seconds between two questions to Slurm whether a job still has its nodes."""
 
 FLAGS = frozenset(
     {NEW_JOB}
@@ -526,16 +526,16 @@ class SlurmHosts(NetworkHosts):
             return False
 
     def check_lease(self) -> None:
-        """See that the step runs; where another process has that, that the job does.
+        """Check that the step runs; if another process started it, that the job runs.
 
         Raises:
-            HostError: it does not.
+            HostError: it has ended.
         """
         if reason := self._taken():
             raise HostError(self.ended() or reason)
 
     def _taken(self) -> str | None:
-        """Why the nodes are gone, as far as that can be seen without asking Slurm too often."""
+        """Return why the nodes are lost, or None; asks Slurm only once in ``CHECK_INTERVAL``."""
         if self._step is not None:
             return self._said() if self._step_ended() else None
         if time.monotonic() - self._looked < CHECK_INTERVAL:

@@ -1,15 +1,16 @@
-"""Monarch's native library, closed to other users of the machine.
+"""Reject other users' connections to the sockets of Monarch's native library.
 
 Monarch listens at abstract Unix sockets of its own choice, in every client and every worker. They
-have no permissions, all users see their names in ``/proc/net/unix``, and whoever connects may run
-programs there. A name is also anybody's once its owner is gone, and what listens there then is sent
-what was meant for the owner. Monarch has no setting for either, so its native library is given
-another ``accept4`` and another ``connect``: they ask the kernel who is at the other end
-(``SO_PEERCRED``, unix(7)) and hang up on everybody but this user and root.
+have no permissions, all users see their names in ``/proc/net/unix``, and a process that connects
+may run programs there. When the owner of a name ends, another user can take the name, and then
+receives messages that were meant for the owner. Monarch has no setting for either, so this module
+replaces the ``accept4`` and ``connect`` that its native library calls: the replacements ask the
+kernel which user is at the other end (``SO_PEERCRED``, unix(7)) and close connections of all but
+this user and root.
 
-Nor has it a setting for its log, ``/tmp/USER/monarch_log.log``, which it opens whatever is there:
-another user's link leads anywhere, another user's FIFO blocks for ever. So while it is loaded the
-library is given another ``open64`` and another ``mkdir``, and its log goes nowhere.
+Monarch has no setting for its log either, ``/tmp/USER/monarch_log.log``, which it opens even if it
+is another user's link to any file, or another user's FIFO, which blocks for ever. So ``open64`` and
+``mkdir`` are replaced while the library is loaded, and the log is discarded.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def close() -> bool:
             "security: other users of this machine can connect to Monarch's sockets here: %s", error
         )
         return False
-    atexit.register(given_back.close)  # Python is not there to be called any more
+    atexit.register(given_back.close)  # native code must not call an interpreter that has ended
     return True
 
 
@@ -145,14 +146,14 @@ def _accept_own(listening: int, address: int | None, length: int | None, flags: 
         if _trusted(accepted):
             _watch(accepted)
             return accepted
-        os.close(accepted)  # as if it had never been: on to the next who waits
+        os.close(accepted)  # hide it from Monarch, and accept the next one
 
 
 def _wait_for_descriptors(number: int) -> bool:
-    """Whether that is why nothing could be accepted; Monarch would ask again without a pause."""
+    """Pause if descriptors ran out, as Monarch retries at once; return whether they did."""
     if number not in (errno.EMFILE, errno.ENFILE):
         return False
-    with contextlib.suppress(Exception):  # native code asks
+    with contextlib.suppress(Exception):  # native code calls this, and cannot take an exception
         if (door := _doorway()) is not None:
             door.sweep(PAUSE, urgent=True)
         time.sleep(PAUSE)
@@ -161,13 +162,13 @@ def _wait_for_descriptors(number: int) -> bool:
 
 
 def _watch(accepted: int) -> None:
-    """Have a caller from the network show a certificate soon."""
+    """Limit the time in which a caller from the network must show a certificate."""
     peer = socket.socket(fileno=accepted)
     try:
         networks = socket.AF_INET, socket.AF_INET6
         if peer.family in networks and (door := _doorway()) is not None:
             door.take(peer)
-    except Exception:  # it has gone already, or there are no threads any more
+    except Exception:  # the connection is closed already, or no thread can be started
         log.debug("a caller is not watched", exc_info=True)
     finally:
         peer.detach()

@@ -1,8 +1,8 @@
-"""Connections of wheelmount's own between its processes: where, by which certificates, to whom.
+"""Connections between wheelmount's processes beside Monarch's: addresses, certificates, secrets.
 
-Where a process listens and by which secret it serves is told through Monarch (``Ticket``). It is
-reached where Monarch is: at its address on the network, with its certificate, or where it has none,
-at a socket of this machine that hangs up on other users.
+A process sends its address and secret through Monarch (``Ticket``). It listens at Monarch's address
+on the network, with Monarch's certificate; without a certificate, at a socket of this machine that
+rejects other users.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEP = 4096
 """Bytes that must come within a time-out; a whole block may take as long as its link needs."""
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds until a way that swallows what is sent counts as closed; there is another."""
+"""Seconds without an answer until a connection counts as failed."""
 
 BACKLOG = 128
 """Connections that wait to be accepted."""
@@ -41,11 +41,11 @@ Where = Address | str
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What one must know to be served.
+    """The address and secret by which a process is reached.
 
     Attributes:
-        where: an ``Entrance`` listens.
-        secret: of whoever listens there, 16 bytes.
+        where: the address at which an ``Entrance`` listens.
+        secret: the listener's secret, 16 bytes.
     """
 
     where: Where
@@ -225,7 +225,7 @@ class Entrance:
                 try:
                     self._accept_one()
                 except (OSError, RuntimeError):
-                    # Of who is gone already, or no descriptor or no thread is free.
+                    # The caller has closed already, or no descriptor or no thread is free.
                     if not self._closed:
                         time.sleep(0.1)
 
@@ -247,7 +247,7 @@ class Entrance:
                 return
             if connection.family != socket.AF_UNIX:
                 self._doorway.take(connection)
-            connection.settimeout(CONNECT_TIMEOUT)  # until it is known who calls
+            connection.settimeout(CONNECT_TIMEOUT)  # until the caller has proved its right
             if self._context is not None:
                 connection = self._context.wrap_socket(connection, server_side=True)
                 stack.enter_context(connection)

@@ -17,18 +17,19 @@ Found = TypeVar("Found")
 def each(
     works: Sequence[Callable[[Progress], Found]], progress: Progress, step: str
 ) -> list[Found | WheelmountError]:
-    """Do some work on each of several sets of hosts, in a process of its own if it is not one.
+    """Do some work on several sets of hosts, each in a new process if there are several.
 
-    Once Monarch was stopped in a process it does not find again what it had left on other hosts:
-    calls to them are never answered.
+    A process that has stopped Monarch cannot use other hosts afterwards: its calls are never
+    answered.
 
     Args:
-        works: what to do, and whom to tell about its steps; may be pickled.
+        works: functions that do the work, each called with a progress object. They must be
+            picklable if there are several.
         progress: told about each step.
-        step: what it is called where progress is shown.
+        step: name of the step in the progress.
 
     Returns:
-        For each what it returned, or the error it ended with.
+        For each function its result, or the error that it raised.
     """
     if len(works) == 1:
         try:
@@ -47,7 +48,7 @@ def each(
 
 
 def raise_first(found: Sequence[Found | WheelmountError]) -> list[Found]:
-    """Give the results of ``each`` back, or raise the first error among them."""
+    """Return the results of ``each``, or raise the first error among them."""
     results = []
     for result in found:
         if isinstance(result, WheelmountError):

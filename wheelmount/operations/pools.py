@@ -35,9 +35,9 @@ COMMANDS = "commands"
 """Key of the commands among a session's handles; the others are identities of mounts."""
 
 ARRIVAL = 1.0
-"""Seconds that a command whose working directory is in a mount waits for all bytes, at most. Then
-the kernel shows them alone before the command is there: if both came at the same moment, the kernel
-could not tell it any more where it is."""
+"""Seconds that a command whose working directory is in a mount waits for all bytes, at most. The
+mount then changes from FUSE to the kernel alone before the command starts. A command that enters it
+during the change would be in a directory whose path the kernel no longer knows."""
 
 GLANCE = 0.1
 """Seconds between looks at whether another process is done."""
@@ -135,7 +135,9 @@ class HostPool(ABC):
         with self.mount(source, mntpoint) as mount:
             commands = {name: command(name, path) for name, path in mount.mntpoints.items()}
             if any(each.cwd is not None for each in commands.values()):
-                with contextlib.suppress(WheelmountError):  # who reads what never comes hears why
+                with contextlib.suppress(
+                    WheelmountError
+                ):  # a read of a missing byte fails by itself
                     mount.wait(ARRIVAL, warn=False)
             results = self.run(commands, step, launch)
         results.shortfall = results.shortfall or mount.shortfall()  # all of a session's arrive
@@ -168,14 +170,14 @@ class HostPool(ABC):
 
 
 def check(only: Sequence[str], names: Sequence[str]) -> None:
-    """See that hosts of some names are among those that there are.
+    """Check that hosts of some names exist.
 
     Args:
-        only: the names.
-        names: of all hosts; empty where they are not known yet.
+        only: the names to check.
+        names: names of all hosts; empty if they are not known yet.
 
     Raises:
-        InputError: one is not.
+        InputError: there is no host of one of the names.
     """
     unknown = [name for name in only if names and name not in names]
     if unknown:
@@ -190,7 +192,7 @@ def _chosen(hosts: Hosts, only: Sequence[str]) -> list[Host]:
 
 
 def explain(hosts: Hosts, errors: Iterable[object]) -> None:
-    """Have errors say why hosts were lost, where whoever lent them knows."""
+    """Add to errors why hosts were lost, if Slurm or another owner of the hosts knows."""
     lost = [each for each in errors if isinstance(each, HostError) and each.hint is None]
     reason = None
     with contextlib.suppress(WheelmountError):  # what is to be explained says more
@@ -424,7 +426,7 @@ class Standing(HostPool):
 
     @contextlib.contextmanager
     def _settled(self, key: str) -> Iterator[None]:
-        """Be the only one who changes the session, and none delivering this mount."""
+        """Lock the session, once no other process delivers this mount."""
         deadline = time.monotonic() + self._session.settings.start_timeout
         while True:
             with self._session.lock():
@@ -447,7 +449,7 @@ class Standing(HostPool):
             force: although it is in use.
 
         Raises:
-            MountError: it is in use on a host, and by whom.
+            MountError: it is in use on a host; the message names its users.
         """
         with self._session.lock():
             for key, note in mounts_of(self._session.read()).items():
@@ -472,7 +474,7 @@ class Standing(HostPool):
                 mount = self._new(note.source, note.mntpoint, identity)
                 mount.adopt(self._session.handles()[identity])
                 return mount.verify(repair=repair), mount.mntpoints
-        raise MountError(f"session {self._session.name} has no mount {identity} any more")
+        raise MountError(f"session {self._session.name} no longer has the mount {identity}")
 
     def _new(self, source: str, mntpoint: str | None, identity: str | None = None) -> RemoteMount:
         settings, progress = self._session.settings, self._progress

@@ -29,7 +29,7 @@ def pull(reference: str, settings: Settings, progress: Progress) -> Path:
 
     Raises:
         InputError: it is no reference to a registry.
-        ContainerError: it cannot be had.
+        ContainerError: it cannot be pulled.
         UnavailableError: apptainer is missing.
     """
     if not reference.startswith(registry.SCHEMES):
@@ -49,7 +49,7 @@ def here(image: Image, settings: Settings, progress: Progress) -> Iterator[Image
         The same container, of files of this machine.
 
     Raises:
-        ContainerError: one cannot be had.
+        ContainerError: one cannot be pulled.
         UnavailableError: apptainer is missing.
     """
     paths = dict(image.paths)

@@ -118,7 +118,7 @@ class Compiler:
         if process.returncode:
             raise UnavailableError(
                 f"{self.python} ended with {process.returncode} while it compiled",
-                hint="see that there is memory, or do without: --no-compile",
+                hint="free some memory, or omit bytecode: --no-compile",
             )
 
 

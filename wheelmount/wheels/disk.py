@@ -21,7 +21,7 @@ def disk_errors(directory: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL:
             raise StoreError(
-                f"no space left for {directory}", hint="make room, or use another directory"
+                f"no space left for {directory}", hint="free some space, or use another directory"
             ) from None
         raise SourceError(
             f"{error.filename or directory}: {error.strerror or error}",

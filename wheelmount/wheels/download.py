@@ -190,7 +190,7 @@ def _refuse_full(wheels: Sequence[Wheel], directory: Path) -> None:
         raise StoreError(
             f"no space left for {directory}: {needed / 1e6:.1f} MB are needed, "
             f"{free / 1e6:.1f} MB are free",
-            hint="make room, or use another directory",
+            hint="free some space, or use another directory",
         )
 
 

@@ -82,8 +82,8 @@ class Findings:
             raise WheelError(
                 f"{self.directory} has damaged wheels: "
                 + "; ".join(map(str, [*self.unsound, *more])),
-                hint="remove them and run wheelmount download again; one whose RECORD is wrong and "
-                "who made it trusted: wheelmount download --trust PACKAGE",
+                hint="remove them and run wheelmount download again; to accept a wrong RECORD of a "
+                "publisher that you trust: wheelmount download --trust PACKAGE",
             )
         if self.gaps:
             told = any(gap.missing for gap in self.gaps)

@@ -68,10 +68,13 @@ def _get(url: str) -> bytes:
             response.raise_for_status()
     except httpx.HTTPStatusError as error:
         code = error.response.status_code
-        raise SourceError(f"{url} cannot be had: {code}", hint="check the URL") from None
+        raise SourceError(f"{url} cannot be downloaded: {code}", hint="check the URL") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise TransferError(f"{url} did not arrive: {reason}", hint="check the network") from None
     if len(response.content) > LARGEST:
-        raise SourceError(f"{url} has {len(response.content)} bytes", hint="it is no such file")
+        raise SourceError(
+            f"{url} has {len(response.content)} bytes, too many for a file of requirements",
+            hint="check the URL",
+        )
     return response.content

@@ -58,7 +58,7 @@ def install_command(
         raise InputError(f"{tool!r} is not an installer", hint="give uv or pip")
     if file is not None:
         return [*command, *pinned(tool), "-r", checked_path(file)]
-    # Parsed they can't be options; "--" says so to whoever reads the command, too.
+    # Parsed requirements cannot be options; "--" shows this to readers of the command.
     return [*command, "--", *(str(requirement) for requirement in wanted)]
 
 

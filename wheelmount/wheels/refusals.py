@@ -38,7 +38,7 @@ def refuse_unsound(file: Path, wheel: Wheel, trusted: Collection[str]) -> None:
     if not (faults := find_faults(file, wheel.filename, record=record)):
         return
     if record and not find_faults(file, wheel.filename, record=False):
-        hint = f"take another version; if you trust who made it: --trust {wheel.package}"
+        hint = f"take another version; if you trust its publisher: --trust {wheel.package}"
     else:
-        hint = "take another version, and tell who made it"
+        hint = "take another version, and report it to the publisher"
     raise WheelError(f"{wheel.filename} is not sound: {faults[0]}", hint=hint)

@@ -84,7 +84,7 @@ def prepare(
     plan = Plan.make(items, target, progress)
     folder = cache / "trees" / (tree or plan.digest)
     grow(folder, plan, unpacked)
-    mark = cache / "used" / folder.name  # for who clears what is not used; not in what is mounted
+    mark = cache / "used" / folder.name  # outside of the mounted directory
     mark.parent.mkdir(exist_ok=True)
     mark.touch()
     return Shipment(folder, plan.file)

@@ -57,7 +57,7 @@ def write_index(directory: Path, known: Mapping[str, Entry]) -> None:
     is new, and nothing where nothing is. Wheels that can't be read are not listed.
 
     Args:
-        directory: of the wheels; whoever calls this holds its lock.
+        directory: the directory of wheels; the caller must hold its lock.
         known: hashes of wheels by name; others are taken anew.
     """
     root = directory / INDEX_NAME

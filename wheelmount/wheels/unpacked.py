@@ -180,7 +180,7 @@ class Unpacked:
             # Sizes too: a machine that lost its power may have left names without bytes.
             contents = (c for _, files in recipe.schemes() for c in files.values())
             if all(self.object(content).stat().st_size == content.size for content in contents):
-                os.utime(self._recipe(digest, compiler))  # for who clears what is not used
+                os.utime(self._recipe(digest, compiler))  # the last use, for ``cache prune``
                 return recipe
         return None
 

@@ -108,7 +108,7 @@ def make(
     folder = directory(cache) / hashlib.sha256(text.encode()).hexdigest()[:16]
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = Environment.read(folder)
-        os.utime(folder)  # for whoever clears what is not used
+        os.utime(folder)  # time of the last use, for ``cache prune``
         return found, False
     unpacked = Unpacked(cache / "unpacked")
     recipes = unpacked.add(

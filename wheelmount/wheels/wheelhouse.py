@@ -198,7 +198,7 @@ class Wheelhouse:
             if sources.origins:
                 lock = sources.lock
                 lock_file.write_text(sources.text(), encoding="utf-8")
-            # Until the request is written down, its wheels are to nobody's knowledge needed.
+            # Until the request is recorded, its wheels seem unneeded; the lock prevents a pruning.
             with locked(self.directory, progress):
                 auth = IndexAuth(files=wanted.plain_files)
                 report = fill(lock, self.directory, target, progress, jobs, trusted, auth)

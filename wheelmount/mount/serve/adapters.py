@@ -87,5 +87,5 @@ def lacking_for_bind() -> str:
     if version is None or (int(version[1]), int(version[2])) < (6, 5):
         return f"Linux is {os.uname().release}, not 6.5 or newer"
     if not syscalls.may_mount():
-        return "mounting is for root, or for who has a mount namespace of their own"
+        return "mounting is for root, or for users with a mount namespace of their own"
     return ""

@@ -122,7 +122,7 @@ class Relay:
         """Lend a block, as ``Lender`` says. Must not run on the thread that ensures blocks."""
         self._check()
         if self._loop is None:
-            raise TransferError("nobody was told how to ask for it")
+            raise TransferError("no host was given the address for it")
         if block not in self._given or not self._store.has(block):
             having = asyncio.run_coroutine_threadsafe(self.digest(block, urgent=urgent), self._loop)
             try:
@@ -149,4 +149,4 @@ class Relay:
 
     def _check(self) -> None:
         if self._closed:
-            raise TransferError("it gives nothing any more")
+            raise TransferError("this host no longer serves that generation")

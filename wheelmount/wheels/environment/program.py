@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             plan = json.load(stream)
         check_python(plan)
         if mode not in MODES or (mode == "uv") != bool(cache):
-            raise Refusal(f"{mode!r} is no way to install", f"give one of {', '.join(MODES)} CACHE")
+            raise Refusal(f"invalid mode {mode!r}", f"give one of {', '.join(MODES)} CACHE")
         file = os.path.abspath(file)
         root = tree_of(file)
         if mode == "uv":
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         return 65
     except OSError as error:
         print(f"error: {error.filename or file}: {error.strerror or error}", file=sys.stderr)
-        print("hint: make room, or see that it can be written", file=sys.stderr)
+        print("hint: free some space, or make the directory writable", file=sys.stderr)
         return 74
     return 0
 
