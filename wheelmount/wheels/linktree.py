@@ -20,8 +20,8 @@ A plan is JSON, for ``environment``::
                  "files": {"platlib": {"numpy": ["__init__.py", …], …}, "scripts": {…}},
                  "rows": [["data", "share/man/…", "sha256=…", "1234"]]}]}
 
-``rows`` are those of RECORD whose paths depend on the environment; the others stand in the tree.
-``passed`` are files, as scheme and path, in whose place a later wheel has its own.
+``rows`` are the rows of RECORD whose paths depend on the environment; the tree has the others.
+``passed`` lists files, by scheme and path, that a later wheel replaces.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Item:
     """A wheel to install.
 
     Attributes:
-        filename: of the wheel.
-        recipe: its files.
+        filename: file name of the wheel.
+        recipe: description of its files.
         requested: whether it was requested by name (REQUESTED, PEP 376).
-        direct_url: where it is from, if it was asked for by URL (PEP 610).
+        direct_url: its origin, if it was requested by URL (PEP 610).
     """
 
     filename: str
@@ -81,17 +81,17 @@ class Item:
 
     @property
     def name(self) -> str:
-        """Normalized name of its package."""
+        """Return the normalized name of its package."""
         return parse_wheel_filename(self.filename)[0]
 
     @property
     def version(self) -> str:
-        """Its version."""
+        """Return its version."""
         return str(parse_wheel_filename(self.filename)[1])
 
     @property
     def directory(self) -> str:
-        """Name of its directory in a tree."""
+        """Return the name of its directory in a tree."""
         name = f"{self.name}-{self.version}-{self.recipe.sha256[:12]}"
         return f"{name}.{self.recipe.tag}" if self.recipe.tag else name
 
@@ -102,8 +102,8 @@ class Plan:
 
     Attributes:
         items: the wheels.
-        text: the same as hosts read it.
-        passed: by item, scheme and path of files in whose place a later one has its own.
+        text: the plan as JSON, as hosts read it.
+        passed: for each item, scheme and path of files that a later item replaces.
     """
 
     items: tuple[Item, ...]
@@ -115,9 +115,9 @@ class Plan:
         """Plan an environment.
 
         Args:
-            items: all the wheels of it.
-            target: for which they were chosen.
-            progress: told of files that several wheels have, with different contents.
+            items: all its wheels.
+            target: the target that they were chosen for.
+            progress: warned of files that several wheels have, with different contents.
 
         Raises:
             WheelError: one wheel has a file where another has a directory.
@@ -133,12 +133,12 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Hash of the plan, which names its files."""
+        """Return the hash of the plan, part of the names of its files."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     @property
     def file(self) -> str:
-        """Path of the plan in a tree."""
+        """Return the path of the plan in a tree."""
         return f"plans/{self.digest}.json"
 
 
@@ -146,12 +146,12 @@ def grow(tree: Path, plan: Plan, unpacked: Unpacked) -> None:
     """Add a plan, and its missing wheels, to a tree.
 
     Args:
-        tree: directory, on the file system of ``unpacked``; made if it is not there.
-        plan: what the tree is to serve, besides what it serves already.
+        tree: a directory on the file system of ``unpacked``; made if it is missing.
+        plan: the plan to add.
         unpacked: the cache of unpacked wheels.
 
     Raises:
-        SourceError: the tree can't be written.
+        SourceError: the tree cannot be written.
         StoreError: no space is left.
     """
     with disk_errors(tree):
@@ -177,7 +177,7 @@ def grow(tree: Path, plan: Plan, unpacked: Unpacked) -> None:
 
 
 def _conflicts(items: Sequence[Item], progress: Progress) -> list[list[tuple[str, str]]]:
-    """By item, scheme and path of files that a later one has too: as if installed in order."""
+    """Return, for each item, scheme and path of files that a later item replaces."""
     passed: list[list[tuple[str, str]]] = [[] for _ in items]
     owners: dict[tuple[str, str], tuple[int, str, Content]] = {}
     differing: dict[tuple[int, int], list[str]] = {}
@@ -195,7 +195,7 @@ def _conflicts(items: Sequence[Item], progress: Progress) -> list[list[tuple[str
         progress.log(
             f"warning: {one} and {other} both have {paths[0]}"
             + (f" and {len(paths) - 1} more files" if paths[1:] else "")
-            + f", and not the same; {other}'s is installed"
+            + f", with different contents; {other}'s is installed"
         )
     _refuse_clashes({place: owner[0] for place, owner in owners.items()}, items)
     return passed
@@ -215,7 +215,7 @@ def _refuse_clashes(owners: Mapping[tuple[str, str], int], items: Sequence[Item]
 
 
 def _place(scheme: str, item: Item) -> str:
-    """Names of schemes that are one directory nearly everywhere, or never one."""
+    """Return a scheme's name, equal for schemes that usually share a directory."""
     return {"platlib": "purelib", "headers": f"headers {item.name}"}.get(scheme, scheme)
 
 
@@ -241,14 +241,14 @@ def _describe(item: Item, passed: Sequence[tuple[str, str]]) -> dict[str, Any]:
         "rows": [
             [scheme, path, *content.row]
             for scheme, contents in recipe.files.items()
-            if scheme not in (recipe.root, "scripts")  # those are written for each interpreter
+            if scheme not in (recipe.root, "scripts")  # scripts are written for each interpreter
             for path, content in contents.items()
         ],
     }
 
 
 def _fits(items: Iterable[Item], target: Target) -> dict[str, Any]:
-    """What the wheels ask of a host, as ``environment`` compares it."""
+    """Return the Python, machine and glibc that the wheels need."""
     glibc, machine = 0, ""
     for item in items:
         tags = parse_wheel_filename(item.filename)[3]
@@ -288,7 +288,7 @@ def link(source: Path, target: str) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        # ext4 has at most 65,000 names of one file; some file systems have one.
+        # ext4 allows 65,000 names of a file, other file systems only one.
         if error.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
             raise
         shutil.copy2(source, target)
@@ -312,17 +312,17 @@ def _stub(info: str, metadata: bytes) -> bytes:
 
 
 def _broken(stub: bytes) -> bytes:
-    """The same with an entry that does not have its checksum: good to resolve, not to install."""
+    """Return the wheel with a wrong checksum: good for resolving, and never installed."""
     before, _, after = stub.rpartition(_ABSENT)
     return before + _ABSENT.upper() + after
 
 
 def record_of(recipe: Recipe) -> str:
-    """RECORD of a wheel's files, as far as it does not depend on the environment."""
+    """Return RECORD of a wheel's files, without the rows that depend on the environment."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerows((path, *content.row) for path, content in recipe.files[recipe.root].items())
-    # As pip has them: they may be made anew.
+    # Without hashes, as pip writes them: bytecode may be compiled again.
     rows.writerows((path, "", "") for path in recipe.bytecode)
     rows.writerow((f"{recipe.info}/RECORD", "", ""))
     return text.getvalue()

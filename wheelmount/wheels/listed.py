@@ -24,11 +24,11 @@ def offered_versions(package: str, index: str, target: Target) -> list[str]:
 
     Args:
         package: its name.
-        index: URL of the index, as a lock has it.
-        target: what the wheels have to install on.
+        index: URL of the index, as in a lock.
+        target: the target that wheels must fit.
 
     Returns:
-        The versions; none where the index does not say.
+        The versions; none if the index does not list them.
     """
     name = canonicalize_name(package)
     if not index.startswith(("http://", "https://")):

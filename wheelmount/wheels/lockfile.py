@@ -35,16 +35,16 @@ class Wheel:
     """One wheel that a lock names.
 
     Attributes:
-        filename: its checked file name, with no directory in it.
+        filename: its checked file name, without a directory.
         package: normalized name of its package.
-        version: as the lock has it.
+        version: the version in the lock.
         source: ``https://``, ``http://`` or ``file://`` URL, or a path relative to the lock.
         sha256: lower-case hexadecimal.
-        pinned: ``ALGORITHM:HEX`` that the requirements pin it to, one of which has to be right;
-            empty where they do not.
-        index: URL of the index that it is from, if the lock says so.
-        size: bytes, if the lock says so; else 0.
-        yanked: why it was taken back there (PEP 592), maybe empty; None where it was not.
+        pinned: hashes ``ALGORITHM:HEX`` to which requirements pin it, of which one must match;
+            empty if it is not pinned.
+        index: URL of its index, if the lock has one.
+        size: bytes; 0 if the lock does not tell.
+        yanked: reason why the index yanked it (PEP 592), maybe empty; None if it did not.
     """
 
     filename: str
@@ -59,7 +59,7 @@ class Wheel:
 
     @property
     def pin(self) -> str:
-        """Requirement of exactly this wheel's version."""
+        """Return the requirement of exactly this version."""
         return f"{self.package}=={self.version}"
 
 
@@ -67,7 +67,7 @@ def parse_lock(text: str, where: str = LOCK_NAME) -> Pylock:
     """Read the text of a lock file.
 
     Raises:
-        WheelError: it is no lock file, naming ``where`` it stands.
+        WheelError: the text is not a lock; the message names ``where`` it is from.
     """
     try:
         return Pylock.from_dict(tomllib.loads(text))
@@ -81,8 +81,8 @@ def chosen_wheels(lock: Pylock, target: Target) -> list[Wheel]:
     """Return for each package the wheel that installs on a target, in the lock's order.
 
     Raises:
-        ResolveError: a package has no wheel for it.
-        WheelError: a wheel whose name or hash can't be trusted.
+        ResolveError: a package has no wheel for the target.
+        WheelError: a wheel has an invalid name or no hash.
     """
     return [_wheel(package, source, target) for package, source in selected(lock, target)]
 
@@ -91,7 +91,7 @@ def selected(lock: Pylock, target: Target) -> list[tuple[Package, object]]:
     """Return each package that a lock has for a target, with the file that installs there.
 
     Raises:
-        ResolveError: a package has nothing that does.
+        ResolveError: a package has no such file.
     """
     try:
         return list(lock.select(environment=target.environment(), tags=target.tags()))
@@ -116,7 +116,7 @@ def _wheel(package: Package, source: object, target: Target) -> Wheel:
     if not isinstance(source, PackageWheel | PackageArchive) or not filename:
         raise ResolveError(
             f"no wheel of {package.name} for {target}: only a source distribution exists",
-            hint=f"have one built here: --build {package.name}",
+            hint=f"build one on this machine: --build {package.name}",
         )
     version = _check_name(filename, package)
     sha256 = source.hashes.get("sha256", "").lower()
@@ -129,10 +129,10 @@ def _wheel(package: Package, source: object, target: Target) -> Wheel:
 
 
 def chosen_source(package: Package) -> Wheel:
-    """The source distribution of a package that was locked without wheels, as if it were one.
+    """Return the source distribution of a package that was locked without wheels, as a ``Wheel``.
 
     Raises:
-        WheelError: there is none with a hash and a name that can be trusted.
+        WheelError: there is none with a hash and a valid name.
     """
     source = package.sdist or package.archive
     location = (source.url or source.path or "") if source else ""

@@ -9,11 +9,11 @@ import shutil
 import sys
 
 STASH = "~wheelmount-"
-"""How a directory begins in which things are put aside. pip passes over names with a tilde."""
+"""Prefix of directories for files that are moved aside. pip ignores names with a tilde."""
 
 
 def installed(libraries: set[str]) -> dict[str, list[str]]:
-    """Directories that stand for installed distributions, by normalized name."""
+    """Return the metadata directories of installed distributions, by normalized name."""
     found: dict[str, list[str]] = {}
     for library in libraries:
         for entry in os.listdir(library):
@@ -36,7 +36,7 @@ def read_rows(file: str) -> list[list[str]]:
 
 
 def files_of(info: str) -> list[str]:
-    """Files of a distribution below this environment, and the bytecode made of them."""
+    """Return the files of a distribution in this environment, with their bytecode."""
     library = os.path.dirname(info)
     below = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, os.path.realpath(sys.prefix)})
     found: dict[str, None] = {}
@@ -68,7 +68,7 @@ def remove_empty(folder: str, keep: set[str]) -> None:
 
 
 def remove_leftovers(library: str) -> None:
-    """Return files that a killed run had put aside."""
+    """Return files that a killed run had moved aside."""
     for entry in os.listdir(library):
         if entry.startswith(STASH):
             shutil.rmtree(os.path.join(library, entry), ignore_errors=True)

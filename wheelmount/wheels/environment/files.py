@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 
 def in_parallel(work: list[Work]) -> None:
-    """Copy or link, in a few processes: each file is mostly work of the kernel's.
+    """Copy or link files in a few processes, as the kernel does most of the work.
 
     Args:
-        work: directory where files are, directory where to, their names, ``copy`` or ``symlink``.
+        work: for each group of files the source directory, the target directory, their names, and
+            ``copy`` or ``symlink``.
 
     Raises:
-        OSError: any of them could not.
+        OSError: a file cannot be copied or linked.
     """
-    # Dealt out by turns, the many-file directories first, so that all have about as much to do.
+    # Dealt out in turn, directories with many files first, so that shares are about equal.
     work = sorted(work, key=lambda item: len(item[2]), reverse=True)
     children = {}
     try:
@@ -100,21 +101,21 @@ def _copy(source: str, target: str, names: list[str]) -> None:
             if not done:
                 raise OSError(errno.EIO, "it ended too soon", os.path.join(source, name))
             left -= done
-        # Bytecode knows its source by this.
+        # Bytecode is valid for a source with this mtime only.
         os.utime(writing, ns=(status.st_mtime_ns, status.st_mtime_ns))
         os.close(writing)
         os.close(reading)
 
 
 def for_interpreter(script: bytes, interpreter: str) -> bytes:
-    """A script that begins with ``#!python``, with this interpreter in its place."""
+    """Return a script with its first line ``#!python`` replaced by this interpreter."""
     if not script.startswith(b"#!python"):
         return script
     _, _, rest = script.partition(b"\n")
     path = os.fsencode(interpreter)
     line = b"#!" + path
     if len(line) >= _LONGEST_SHEBANG or any(c in b" \t" for c in path):
-        # Shell and Python both can read this; the kernel takes no blanks and no long paths.
+        # A shell and Python can both run this; the kernel accepts neither blanks nor long paths.
         line = b"#!/bin/sh\n'''exec' " + os.fsencode(shlex.quote(interpreter)) + b' "$0" "$@"\n'
         line += b"' '''"
     return line + b"\n" + rest

@@ -44,10 +44,10 @@ LINKS_NAME = "wheelmount-links.pth"
 _LINKS = "LINKS"
 """A file beside RECORD with the path of the plan in the tree that a distribution is linked into.
 
-Not only of the tree: a container shows a directory there also where it has no tree, or another one.
+The path of the tree would not do: in a container a directory may be there without this tree.
 """
 
-# A line that site runs whenever Python starts; twice where lib64 is lib.
+# A line that the module site runs when Python starts; twice if lib64 is a link to lib.
 _ON_START = (
     "import os, sys; said = vars(sys).setdefault('_wheelmount', []); os.path.exists({plan!r}) "
     "or {root!r} in said or said.append({root!r}) or sys.stderr.write({message!r})\n"
@@ -60,7 +60,7 @@ _GONE = (
 
 
 class Refusal(Exception):  # noqa: N818
-    """Why nothing was installed, with a hint."""
+    """The reason why nothing was installed, with a hint."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -71,8 +71,8 @@ class Installation:
     """An installation of a plan's wheels into this environment.
 
     Args:
-        wheels: of the plan, see ``linktree``.
-        plan: path of the plan, in the tree where they are, unpacked.
+        wheels: the wheels of the plan, as in its JSON (see ``linktree``).
+        plan: path of the plan in the tree of unpacked wheels.
         mode: ``copy`` or ``symlink``.
     """
 
@@ -111,7 +111,7 @@ class Installation:
         took = f"in {time.monotonic() - started:.2f} s"
         print("\n".join([f"{verb} {len(wanted)} packages {took}", *changes]), file=sys.stderr)
 
-    # --- what is there ----------------------------------------------------------------------------
+    # --- installed wheels -------------------------------------------------------------------------
 
     def _has(self, wheel: dict[str, Any], there: dict[str, list[str]]) -> bool:
         """Return whether exactly this wheel is installed, in this mode."""
@@ -135,7 +135,7 @@ class Installation:
             return os.path.islink(path) and os.readlink(path) == source
         return os.path.isfile(path) and not os.path.islink(path)
 
-    # --- what goes --------------------------------------------------------------------------------
+    # --- removal ----------------------------------------------------------------------------------
 
     def _take_away(self, info: str) -> None:
         """Move a distribution aside, its RECORD first."""
@@ -144,8 +144,8 @@ class Installation:
             by = read_text(os.path.join(info, "INSTALLER")).strip()
             if by not in ("", INSTALLER):
                 raise Refusal(
-                    f"{info} has no RECORD, and {by} has put it there",
-                    f"take it away with {by}",
+                    f"{info} has no RECORD, and was installed by {by}",
+                    f"remove it with {by}",
                 )
             paths = [os.path.join(info, name) for name in os.listdir(info)]  # cut off half-way
         elif os.path.exists(record):
@@ -153,7 +153,7 @@ class Installation:
         else:
             raise Refusal(
                 f"{info} was not installed from a wheel, and cannot be replaced",
-                "take it away with what installed it, or use another environment",
+                "remove it with the program that installed it, or use another environment",
             )
         for path in paths:
             self._put_aside(path)
@@ -183,7 +183,7 @@ class Installation:
             shutil.move(os.path.join(self._stash, str(number)), path)
         shutil.rmtree(self._stash, ignore_errors=True)
 
-    # --- what comes -------------------------------------------------------------------------------
+    # --- installation -----------------------------------------------------------------------------
 
     def _place(self, wheels: list[dict[str, Any]]) -> None:
         work = []
@@ -224,7 +224,9 @@ class Installation:
             for name in set(names).intersection(os.listdir(folder)):
                 path = os.path.join(folder, name)
                 if os.path.isdir(path) and not os.path.islink(path):
-                    raise Refusal(f"{path} is a directory where a file has to be", "remove it")
+                    raise Refusal(
+                        f"{path} is a directory, and a file must take its place", "remove it"
+                    )
                 self._put_aside(path)
 
     def _make(self, folder: str) -> bool:
@@ -288,7 +290,7 @@ class Installation:
             stream.write(data)
 
     def _tell_of_links(self) -> None:
-        """Have this Python warn at its start if its links lead to nothing."""
+        """Make this Python warn at its start if the tree of its links is not mounted."""
         file = os.path.join(self._paths["purelib"], LINKS_NAME)
         libraries = {self._paths["purelib"], self._paths["platlib"]}
         infos = [info for found in installed(libraries).values() for info in found]
@@ -307,12 +309,12 @@ class Installation:
 
 
 def tree_of(plan: str) -> str:
-    """The tree that a plan is in."""
+    """Return the tree that contains a plan."""
     return os.path.dirname(os.path.dirname(plan))
 
 
 def _first(wheel: dict[str, Any]) -> Iterator[str]:
-    """One file that is linked where links are made."""
+    """Return one file that is linked in mode ``symlink``."""
     passed = {path for scheme, path in wheel["passed"] if scheme == wheel["root"]}
     for folder, names in wheel["files"].get(wheel["root"], {}).items():
         if folder.split("/")[0] != wheel["info"]:

@@ -1,6 +1,6 @@
 """The program: ``python -I TREE/install PLAN copy|symlink``, and ``… PLAN uv CACHE``.
 
-The second fills a cache of uv's, and prints what a shell evaluates to have uv use it.
+The second fills a cache for uv, and prints shell commands that make uv use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOCK_TIMEOUT = 300.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install; return the exit code: 65 for an environment that does not fit, 74 for disks."""
+    """Install; return the exit code: 65 if the environment does not fit, 74 for disk errors."""
     file, mode, *cache = arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         file = os.path.abspath(file)
         root = tree_of(file)
         if mode == "uv":
-            from . import uvcache  # and what that needs, which takes longer than to make links
+            from . import uvcache  # loads slowly, and is seldom needed
 
             flat = os.path.join(root, "wheels", os.path.splitext(os.path.basename(file))[0])
             for name, value in uvcache.fill(plan["wheels"], root, flat, cache[0]).items():
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_python(plan: dict[str, Any]) -> None:
-    """Whether the wheels are for this Python.
+    """Check that the wheels are for this Python and machine.
 
     Raises:
-        Refusal: they are for another one.
+        Refusal: they are for another Python or machine.
     """
     free = "t" if "t" in getattr(sys, "abiflags", "") else ""
     here = f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}{free}"
@@ -90,7 +90,7 @@ def check_python(plan: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the environment against another run of this."""
+    """Lock the environment against other installations."""
     library = sysconfig.get_path("purelib")
     os.makedirs(library, exist_ok=True)
     descriptor = os.open(library, os.O_RDONLY)

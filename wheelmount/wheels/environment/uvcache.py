@@ -1,9 +1,9 @@
-"""A cache of uv's that is made of links into a tree: plain ``uv pip install`` then only links.
+"""Fill a cache of uv with links into a tree, so that plain ``uv pip install`` only makes links.
 
-uv takes a wheel from its cache if that has one of its name. For uv to choose from, the tree has
-metadata of its wheels, in wheels that can be read but not installed: what is not in the cache is an
-error, and never anything else. Where uv looks is learned from uv itself: it is made to install
-wheels of metadata only, and one that is nothing; then links take the place of what it has unpacked.
+uv takes a wheel from its cache if there is one of its name. To resolve, uv reads the tree's stubs:
+wheels with metadata only, which cannot be installed, so that uv fails if a wheel is missing in the
+cache. The layout of the cache is learned from uv: it installs wheels with metadata only and an
+empty wheel, and then links replace the files that it unpacked.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from .files import Work
 
 WHEELS = "wheels"
-"""Where a tree has directories with the names of wheels, one a plan."""
+"""Directory of a tree that has a directory of stubs for each plan."""
 
 PROBE = "wheelmount_probe"
-"""The package there whose wheel is one; it has nothing in it."""
+"""Package of the one complete wheel there, which is empty."""
 
 _TIMEOUT = 60.0
 _METADATA = ("METADATA", "WHEEL")
@@ -42,16 +42,16 @@ def fill(wheels: Sequence[dict[str, Any]], root: str, flat: str, cache: str) -> 
     """Fill a cache.
 
     Args:
-        wheels: of a plan.
-        root: of the tree, where it is mounted.
-        flat: directory in it with the names of those wheels.
-        cache: where it is to be; on the file system of environments, or they can't share links.
+        wheels: the wheels of a plan.
+        root: path of the mounted tree.
+        flat: directory in the tree with stubs of these wheels.
+        cache: directory of the cache, on the file system of environments, so that uv can link.
 
     Returns:
-        Variables with which uv uses it, and nothing else.
+        Environment variables that make uv use the cache, and no index.
 
     Raises:
-        Refusal: something is there, or there is no uv, or one that keeps its cache in another way.
+        Refusal: the directory is not empty, uv is missing, or uv has another layout of the cache.
     """
     cache = os.path.abspath(cache)
     if os.path.isdir(cache) and os.listdir(cache):
@@ -81,7 +81,7 @@ def fill(wheels: Sequence[dict[str, Any]], root: str, flat: str, cache: str) -> 
 
 
 def _write_stub(wheel: dict[str, Any], root: str, folder: str) -> None:
-    """A wheel of this name with metadata only."""
+    """Make a wheel of this name with metadata only."""
     info = wheel["info"]
     with zipfile.ZipFile(os.path.join(folder, wheel["filename"]), "w") as archive:
         for name in _METADATA:
@@ -92,7 +92,7 @@ def _write_stub(wheel: dict[str, Any], root: str, folder: str) -> None:
 
 
 def _install(pins: list[str], links: str, cache: str, place: str) -> None:
-    """Have uv install something to nowhere, from one directory, into its cache."""
+    """Make uv install packages from one directory, only to fill its cache."""
     command = ["uv", "pip", "install", "--quiet", "--offline", "--no-index", "--no-deps"]
     command += ["--python", sys.executable, "--find-links", links, "--target", f"{place}/target"]
     environment = {name: value for name, value in os.environ.items() if name[:3] != "UV_"}
@@ -112,14 +112,14 @@ def _install(pins: list[str], links: str, cache: str, place: str) -> None:
         raise Refusal(f"uv did not end within {_TIMEOUT:.0f} s", "try again") from None
     if done.returncode:
         reason = " ".join(done.stderr.split())
-        raise Refusal(f"uv takes none of these: {reason}", "install without its cache")
+        raise Refusal(f"uv rejects these wheels: {reason}", "install without its cache")
 
 
 def _only(pattern: str) -> str:
     found = glob.glob(pattern)
     if len(found) != 1:
         raise Refusal(
-            f"this uv keeps its cache in another way: {len(found)} of {pattern}",
+            f"this uv has another layout of its cache: {len(found)} of {pattern}",
             "install without it: python -I TREE/install PLAN symlink",
         )
     return found[0]
@@ -130,7 +130,7 @@ def _archives(cache: str) -> list[str]:
 
 
 def _links(wheel: dict[str, Any], root: str, archive: str) -> list[Work]:
-    """Makes a wheel's directory as uv unpacks it, of links; metadata are copies."""
+    """Make a wheel's directory as uv unpacks it: links to files, and copies of metadata."""
     work: list[Work] = []
     for scheme, folders in wheel["files"].items():
         source = os.path.join(root, wheel["directory"], scheme)
@@ -147,7 +147,7 @@ def _links(wheel: dict[str, Any], root: str, archive: str) -> list[Work]:
 
 
 def _write_record(wheel: dict[str, Any], root: str, archive: str) -> None:
-    """RECORD of the wheel as uv has it: with what is not at the top."""
+    """Return RECORD as uv stores it, with the files of ``.data``."""
     source = os.path.join(root, wheel["directory"], wheel["root"], wheel["info"], "RECORD")
     target = os.path.join(archive, wheel["info"], "RECORD")
     shutil.copyfile(source, target)
@@ -165,7 +165,7 @@ def _data(wheel: dict[str, Any]) -> str:
 
 
 def _entry_points(wheel: dict[str, Any], root: str) -> set[str]:
-    """Scripts that uv makes itself."""
+    """Return the names of scripts that uv makes itself."""
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     directory = os.path.join(root, wheel["directory"], wheel["root"], wheel["info"])
