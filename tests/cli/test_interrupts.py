@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,28 @@ def test_while_modules_are_imported(source: Path, workplace: Path, module: str) 
     )
     assert done.returncode == INTERRUPTED, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.fuse
+@pytest.mark.hosts
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_process_with_threads_of_monarch_s_ends_without_a_clean_up(
+    code: int, source: Path, workplace: Path
+) -> None:
+    """A thread that calls Python in the clean-up would abort the process: seen once in hundreds."""
+    program = """
+    import atexit, sys
+    from wheelmount.cli.main import main
+    class CleanUp:
+        def __del__(self):
+            print("clean-up", file=sys.__stderr__)
+    atexit.register(print, "at exit")
+    sys.kept = CleanUp()
+    main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), "run", "-q", source, "-"],
+        input=f"echo hello; exit {code}", capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, "hello\nat exit\n"), done.stderr
+    assert "clean-up" not in done.stderr

@@ -198,6 +198,18 @@ def test_all_kinds_of_files_come(source: Path, tmp_path: Path) -> None:
     assert b"left out: pipe (a device, a pipe or a socket)" in sent.stderr
     assert isinstance(lacking, SourceError)
     assert (tmp_path / "package" / "sub" / "module.py").exists()
+    # Both ends may leave something out.
+    (source / "package" / "out").symlink_to("/etc/passwd")
+    inbox = Inbox(tmp_path / "package")
+    for stream, data in (
+        ("stderr", sent.stderr),
+        ("stdout", _send(str(source / "package"), tmp_path, tmp_path).stdout),
+    ):
+        inbox("", stream, data)
+    lacking = inbox.close(1)
+    assert lacking is not None
+    assert "pipe (a device, a pipe or a socket)" in lacking.message
+    assert "'out' (it leads out)" in lacking.message
     sent = _send("nothing", source, tmp_path)
     assert (sent.returncode, sent.stdout, sent.stderr) == (1, b"", b"there is nothing at nothing\n")
 

@@ -10,6 +10,7 @@ UNREAD = 141
 """Exit code if the reader of the output is gone, as of a program that SIGPIPE ends."""
 
 try:
+    import atexit
     import contextlib
     import errno
     import importlib
@@ -96,6 +97,29 @@ def cli() -> None:
 
 
 def main() -> None:
+    """Run the command line, and end this process with the command's exit code."""
+    try:
+        _run()
+    except SystemExit as end:
+        if "monarch" in sys.modules:
+            _leave(end.code if isinstance(end.code, int) else int(end.code is not None))
+        raise
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process without Python's own clean-up.
+
+    A thread of Monarch's that calls Python during the clean-up aborts the process ("FATAL:
+    exception not rethrown", exit code 134), whatever the command ended with.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # unwritable; closed
+            stream.flush()
+    os._exit(code)
+
+
+def _run() -> NoReturn:
     """Run the command line; the only place that turns an error into an exit code."""
     try:
         _open_streams()

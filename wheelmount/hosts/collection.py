@@ -165,12 +165,13 @@ class Inbox:
         """
         os.close(self._writing)
         self._thread.join()
+        refused = f"not all that was sent is taken: {_some(self._refused, self._refusals)}"
         if code:
             lines = self._said.decode(errors="replace").strip().splitlines()
-            return SourceError(lines[-1] if lines else f"it was not sent: exit code {code}")
+            said = lines[-1] if lines else f"it was not sent: exit code {code}"
+            return SourceError(f"{said}; {refused}" if self._refused else said)
         if self._failure is None and self._refused:
-            some = _some(self._refused, self._refusals)
-            return TransferError(f"not all that was sent is taken: {some}")
+            return TransferError(refused)
         return self._failure
 
     def _work(self, reading: int) -> None:
