@@ -1,8 +1,8 @@
 """Draw the pictures of the documentation: ``python docs/pictures/draw.py``.
 
-Every picture is a list of boxes, lines of text and arrows, written below. The SVG files beside this
-one are made from it and are part of the repository, so that pages need no other program; a test
-compares them.
+Every picture is a list of boxes, lines of text and arrows, written below; charts show columns of
+tables of the pages. The SVG files beside this one are made from it and are part of the repository,
+so that pages need no other program; a test compares them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ FILLS = {
     "memory": "#e3f4e8",
     "disk": "#fdf3d8",
     "reader": "#e4effc",
+    "ours": "#2f7d4f",
+    "others": "#9aa7b5",
 }
 LINE = 19
 """Pixels from one line of text to the next."""
@@ -82,6 +84,12 @@ class Picture:
         self._parts.append(
             f'<polyline points="{path}" fill="none" stroke="{INK}" stroke-width="1.5"'
             f'{start}{dash} marker-end="url(#head)"/>'
+        )
+
+    def bar(self, x: int, y: int, w: int, kind: str) -> None:
+        """Draw a bar of a chart, as high as a line of text."""
+        self._parts.append(
+            f'<rect x="{x}" y="{y}" width="{w}" height="{LINE}" rx="2" fill="{FILLS[kind]}"/>'
         )
 
     def svg(self) -> str:
@@ -186,7 +194,65 @@ def architecture() -> Picture:
     return p
 
 
-PICTURES = {"overview.svg": overview, "architecture.svg": architecture}
+def _column(page: str, header: str, column: str) -> dict[str, str]:
+    """Return the cells of a column in a table of a page, by the first cell of each row."""
+    lines = (HERE.parent / page).read_text().splitlines()
+    first = lines.index(header)
+    place = _cells(header).index(column)
+    found = {}
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        cells = _cells(line)
+        found[cells[0]] = cells[place]
+    return found
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+
+
+def chart(title: str, values: dict[str, str]) -> Picture:
+    """Draw a bar for each value, with its name and number."""
+    p = Picture(720, 52 + 30 * len(values), title)
+    p.text(20, 30, title, bold=True)
+    most = max(map(float, values.values()))
+    for number, (name, value) in enumerate(values.items()):
+        y = 46 + 30 * number
+        p.text(20, y + 14, name)
+        width = max(2, round(350 * float(value) / most))
+        p.bar(310, y, width, "ours" if name.startswith("wheelmount") else "others")
+        p.text(318 + width, y + 14, value)
+    return p
+
+
+def delivery() -> Picture:
+    """Draw how long a file takes to all hosts, by each way that was measured."""
+    header = "| | seconds | leaves the client, × size |"  # noqa: RUF001
+    values = _column("compared.md", header, "seconds")
+    return chart("Seconds to deliver 1 GiB to four hosts, links of 1 Gbit/s", values)
+
+
+def first_import() -> Picture:
+    """Draw when a first import of torch ends, after the start of the command."""
+    header = "| | mounted | first `ls` | last page of the big file | import | everything |"
+    values = _column("benchmarks.md", header, "import")
+    return chart("Seconds until import torch has ended, while 1 GiB and torch arrive", values)
+
+
+def reads() -> Picture:
+    """Draw the speed of an import from a mount, relative to tmpfs."""
+    values = _column("compared.md", "| | small files | `import torch` |", "import torch")
+    return chart("Speed of import torch from a complete mount; tmpfs is 1", values)
+
+
+PICTURES = {
+    "overview.svg": overview,
+    "architecture.svg": architecture,
+    "delivery.svg": delivery,
+    "first_import.svg": first_import,
+    "reads.svg": reads,
+}
 
 
 def main() -> None:
