@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis
 import psutil
@@ -40,7 +40,7 @@ from hypothesis.stateful import (
 from tests.conftest import CHECKOUT, _mounts, _processes
 from tests.model.source import EDITS, Snapshot, Source, pick, snapshot
 from tests.model.test_model import EXAMPLES
-from tests.model.worlds import KILLS, Read
+from tests.model.worlds import KILLS, Read, run_instance
 from tests.mount.conformance import Directory
 from wheelmount import doctor
 from wheelmount.config import Settings
@@ -165,6 +165,8 @@ class HostsModel(RuleBasedStateMachine):
     """Edits of a source, and what clients, hosts and users do."""
 
     adapter: str
+    sif: ClassVar[Path | None] = None
+    """Image of containers that run, if there are to be any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +183,8 @@ class HostsModel(RuleBasedStateMachine):
         self._points: dict[str, str] = {}
         self._held: list[tuple[str, bytes, bytes, Read]] = []
         self._opened: list[int] = []
-        self._views: dict[Path, str] = {}
+        self._views: dict[Path, tuple[str, Callable[[], None]]] = {}
+        """Other places that show a mount: which one, and how to take them away."""
         self._viewed = False
         """Whether there were views: a container that began meanwhile has copies until it ends."""
         self._kills = 0
@@ -300,13 +303,14 @@ class HostsModel(RuleBasedStateMachine):
         self._torn = bool(self.client.ask("wait"))
 
     @precondition(lambda self: len(self._points) > 1)
-    @rule(which=pick, edits=EDITS, again=st.booleans())
-    def lose_a_host(self, which: int, edits: list[Any], again: bool) -> None:
+    @rule(which=pick, edits=EDITS, again=st.booleans(), agent=st.booleans())
+    def lose_a_host(self, which: int, edits: list[Any], again: bool, agent: bool) -> None:
+        """All of it, or the agent of the mount alone."""
         self._let_go_of_the_other()
         self._lost = True
         name = sorted(self._points)[which % len(self._points)]
         host = psutil.Process(self.client.ask("pids")[name])
-        family = [host, *host.children(recursive=True)]
+        family = [*([] if agent else [host]), *host.children(recursive=True)]
         family = [each for each in family if "wheelmount.mount.serve.server" not in each.cmdline()]
         for process in family:
             process.kill()
@@ -321,7 +325,7 @@ class HostsModel(RuleBasedStateMachine):
             changed = True
         self._followed()
         assert changed or self._expected == before
-        for path, at in list(self._views.items()):
+        for path, (at, _) in list(self._views.items()):
             if at == self._points[name]:
                 self._take_away(path)
         self._held = [each for each in self._held if each[0] != self._points[name]]
@@ -399,7 +403,7 @@ class HostsModel(RuleBasedStateMachine):
             unmount(["--force"])
         self._viewed = False
 
-    @precondition(lambda self: self._kills < KILLS)
+    @precondition(lambda self: self._kills < KILLS and self.adapter != "pyfuse3")
     @rule(which=pick)
     def kill_a_server(self, which: int) -> None:
         self._kills += 1
@@ -446,12 +450,24 @@ class HostsModel(RuleBasedStateMachine):
         path = self._place / "views" / os.urandom(3).hex()
         path.mkdir()
         subprocess.run(["mount", "--bind", at, path], check=True)
-        self._views[path] = at
+
+        def unmount() -> None:
+            subprocess.run(["umount", "--lazy", path], check=True)
+
+        self._views[path] = at, unmount
         self._viewed = True
 
+    @precondition(lambda self: self.sif is not None and len(self._views) < 2)
+    @rule(host=pick)
+    def run_a_container(self, host: int) -> None:
+        assert self.sif is not None
+        at = list(self._points.values())[host % len(self._points)]
+        name, runtime = os.urandom(3).hex(), self._place / "containers"
+        packages, stop = run_instance(runtime, f"i{name}", self.sif, Path(at))
+        self._views[packages] = at, stop
+
     def _take_away(self, path: Path) -> None:
-        subprocess.run(["umount", "--lazy", path], check=True)
-        del self._views[path]
+        self._views.pop(path)[1]()
 
     def _drop_held(self) -> None:
         self._held.clear()
@@ -466,7 +482,7 @@ class HostsModel(RuleBasedStateMachine):
             assert shown.keys() == self._expected.keys(), place
             for path, expected in self._expected.items():
                 found = shown[path]
-                if self.adapter != "devfuse" and not stat.S_ISDIR(expected.mode):
+                if self.adapter == "auto" and not stat.S_ISDIR(expected.mode):
                     found.nlink = expected.nlink  # see BindModel
                 assert found == expected, (place, path)
 
@@ -529,11 +545,17 @@ class DevfuseHosts(HostsModel):
     adapter = "devfuse"
 
 
-@pytest.mark.fuse
-@pytest.mark.hosts
-@pytest.mark.timeout(0 if EXAMPLES else 300)
-@pytest.mark.parametrize("model", [BindHosts, DevfuseHosts])
-def test_hosts(model: Callable[[], HostsModel]) -> None:
+class Pyfuse3Hosts(HostsModel):
+    adapter = "pyfuse3"
+
+
+class ContainedHosts(HostsModel):
+    """Hosts whose mounts are ``/packages`` of containers that keep running as well."""
+
+    adapter = "auto"
+
+
+def _run(model: Callable[[], HostsModel]) -> None:
     phases = set(hypothesis.Phase) if EXAMPLES else {hypothesis.Phase.generate}
     settings = hypothesis.settings(
         max_examples=EXAMPLES or 1,
@@ -544,3 +566,20 @@ def test_hosts(model: Callable[[], HostsModel]) -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     run_state_machine_as_test(model, settings=settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.fuse
+@pytest.mark.hosts
+@pytest.mark.timeout(0 if EXAMPLES else 300)
+@pytest.mark.parametrize("model", [BindHosts, DevfuseHosts, Pyfuse3Hosts])
+def test_hosts(model: Callable[[], HostsModel]) -> None:
+    _run(model)
+
+
+@pytest.mark.fuse
+@pytest.mark.hosts
+@pytest.mark.containers
+@pytest.mark.timeout(0 if EXAMPLES else 600)
+def test_hosts_with_running_containers(sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ContainedHosts, "sif", sif)
+    _run(ContainedHosts)

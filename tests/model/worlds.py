@@ -298,22 +298,35 @@ class _Instances(Mount):
 
     def __init__(self, source: Path, place: Path) -> None:
         super().__init__(source, place)
-        self._instances: list[Instance] = []
+        self._stops: list[Callable[[], None]] = []
 
     def view(self) -> Shown:
-        runtime = self._place / "containers"
-        instance = Instance(runtime, f"i{len(self._instances)}", "here")
-        container = Container(self.sif, instance.workdir, packages=self._served.mount)
-        record = instance.ensure(container)
-        self._instances.append(instance)
-        assert instance.run(container, ["test", "-d", PACKAGES]) == 0
-        (inside,) = psutil.Process(record.pid).children()
-        return Directory(Path(f"/proc/{inside.pid}/root{PACKAGES}"))
+        name = f"i{len(self._stops)}"
+        runtime, packages = self._place / "containers", self._served.mount
+        path, stop = run_instance(runtime, name, self.sif, packages)
+        self._stops.append(stop)
+        return Directory(path)
 
     def end(self) -> None:
-        for instance in self._instances:
-            assert instance.stop()
+        for stop in self._stops:
+            stop()
         super().end()
+
+
+def run_instance(
+    runtime: Path, name: str, sif: Path, packages: Path
+) -> tuple[Path, Callable[[], None]]:
+    """Start a container that keeps running; its ``/packages`` as seen from here, and its end."""
+    instance = Instance(runtime, name, "here")
+    container = Container(sif, instance.workdir, packages=packages)
+    record = instance.ensure(container)
+    assert instance.run(container, ["test", "-d", PACKAGES]) == 0
+    (inside,) = psutil.Process(record.pid).children()
+
+    def stop() -> None:
+        assert instance.stop()
+
+    return Path(f"/proc/{inside.pid}/root{PACKAGES}"), stop
 
 
 class ContainedFuse(_Instances):

@@ -80,6 +80,38 @@ def test_all_kinds_of_change_arrive(
     assert {s["adapter"] for s in mount.status().values()} == {mount._settings.adapter}
 
 
+@pytest.mark.parametrize("adapter", ["bind", "devfuse", "pyfuse3"])
+def test_extended_attributes_that_come_where_there_were_none(
+    workplace: Path, settings: Settings, adapter: str
+) -> None:
+    """The kernel is never told that there are none at all; a file of holes has no data."""
+    settings = replace(settings, adapter=adapter, store=MEMORY)
+    source, shown = workplace / "plain", workplace / "host0"
+    source.mkdir()
+    (source / "file").touch()
+    os.truncate(source / "file", 1 << 20)
+    with (
+        LocalHosts(1, settings, namespaces=False) as hosts,
+        remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        mount.wait(30)
+        for path in shown, shown / "file":
+            assert os.listxattr(path) == []
+            with pytest.raises(OSError, match="No data available"):
+                os.getxattr(path, "user.new")
+        if adapter != "pyfuse3":  # it has no call for that
+            descriptor = os.open(shown / "file", os.O_RDONLY)
+            with pytest.raises(OSError, match="No such device or address"):
+                os.lseek(descriptor, 0, os.SEEK_DATA)
+            os.close(descriptor)
+        for path in source, source / "file":
+            os.setxattr(path, "user.new", b"value")
+        assert mount.refresh()
+        for path in shown, shown / "file":
+            assert os.listxattr(path) == ["user.new"]
+            assert os.getxattr(path, "user.new") == b"value"
+
+
 def test_open_files_keep_their_bytes_and_are_freed_when_closed(
     mount: RemoteMount, source: Path, workplace: Path
 ) -> None:

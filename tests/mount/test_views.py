@@ -251,6 +251,45 @@ def test_who_is_in_a_tree_goes_on_with_all_of_it(
     until(lambda: served.generations == 1)
 
 
+EVALUATOR = """
+import os, sys
+for line in sys.stdin:
+    print(eval(line), flush=True)
+"""
+
+
+@pytest.mark.parametrize("adapter", ["devfuse", "pyfuse3"])
+def test_who_is_in_a_directory_that_is_gone_goes_on_in_all_of_it(
+    tree: Path, workplace: Path, settings: Settings, started: Any, adapter: str
+) -> None:
+    """By a server: what was never looked up before the refresh is there all the same."""
+    (tree / "sub" / "deep").mkdir()
+    (tree / "sub" / "deep" / "d").write_text("d")
+    (tree / "sub" / "moved").write_text("m")
+    served = Following(tree, workplace, settings, adapter)
+    try:
+        served.feed(keep=True)
+        walker = started(sys.executable, "-S", "-c", EVALUATOR, cwd=served.mount / "sub")
+        assert _ask(walker, "sorted(os.listdir())") == "['c', 'deep', 'moved']"
+        (tree / "sub" / "moved").rename(tree / "moved")
+        shutil.rmtree(tree / "sub")
+        served.follow()
+        assert not (served.mount / "sub").exists()
+        (tree / "moved").unlink()
+        served.follow()
+        until(lambda: served.generations == 2)
+        assert _ask(walker, "sorted(os.listdir())") == "['c', 'deep', 'moved']"
+        for path, text in (("c", "1"), ("deep/d", "d"), ("moved", "m")):
+            assert _ask(walker, f"open('{path}').read()") == text
+        assert _ask(walker, "os.chdir('deep')") == "None"
+        assert _ask(walker, "open('d').read()") == "d"
+        walker.kill()
+        walker.wait()
+        until(lambda: served.generations == 1)
+    finally:
+        served.end()
+
+
 @pytest.mark.parametrize("served", ["memory"], indirect=True)
 def test_many_refreshes_leave_nothing(served: Following, tree: Path) -> None:
     served.show()
@@ -297,6 +336,7 @@ def test_a_view_of_a_server_keeps_it(
         pytest.skip("needs root")
     served = Following(tree, workplace, settings, adapter)
     try:
+        served.feed(keep=True)
         (workplace / "view").mkdir()
         subprocess.run(["mount", "--bind", served.mount, workplace / "view"], check=True)
         with pytest.raises(MountError, match=f"busy: shown by the mount at {workplace}/view"):

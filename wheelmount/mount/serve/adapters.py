@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from wheelmount.errors import InputError
@@ -49,6 +49,12 @@ class Adapter(Protocol):
 
     def drop(self, number: int) -> None:
         """Have the kernel forget a file's bytes. Must not run on the threads of ``serve``."""
+
+    def drop_names(self, entries: Iterable[tuple[int, bytes]]) -> None:
+        """Have the kernel forget names, each of a directory's number.
+
+        Must not run on the threads of ``serve``.
+        """
 
     async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
         """Make the kernel forget names and attributes that change, and call ``flip`` in between.

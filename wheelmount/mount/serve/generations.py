@@ -11,7 +11,8 @@ import gc
 import logging
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
@@ -31,6 +32,9 @@ AGAIN, SELDOM = 2.0, 60.0
 """Seconds between searches for users of earlier generations: at first, and at last, after ever
 longer pauses. A generation is deleted after two searches that find no user."""
 
+NAMES_AGAIN = 5.0
+"""Seconds after which the kernel is to forget names in directories that are gone, once more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -45,6 +49,22 @@ class Kept:
     generations: int
     bytes: int
     users: list[str]
+
+
+@dataclass(slots=True)
+class Held:
+    """The inodes of an earlier generation that stay under FUSE, of those that later ones lack.
+
+    Attributes:
+        known: inodes that the kernel holds.
+        directories: those of them that are directories.
+        below: all that can be reached from such directories. A process there may still look up
+            any of it.
+    """
+
+    known: set[int]
+    directories: set[int] = field(default_factory=set)
+    below: set[int] = field(default_factory=set)
 
 
 class Generations:
@@ -74,14 +94,13 @@ class Generations:
         self._adapter: Adapter | None = None
         self._nursery: trio.Nursery | None = None
         self._token: trio.lowlevel.TrioToken | None = None
-        # Inodes of earlier generations that the newest lacks, but the kernel still holds.
         inodes = store.tree.inodes.keys()
-        self._held = {before: set(before.tree.inodes.keys() - inodes) for before in earlier}
+        self._held = {each: Held(set(each.tree.inodes.keys() - inodes)) for each in earlier}
         self._leaving: set[Store] = set()
         self._trees: dict[Store, Tree] = {}
         self._users: dict[Store, list[str]] = {}
         self._census = Users()
-        self._looking = False
+        self._looking = self._dropping = False
         self.changing = trio.Lock()
         """Lock that is held while the mount is changed or unmounted."""
 
@@ -215,29 +234,76 @@ class Generations:
         before = self.vfs.store
         change = await trio.to_thread.run_sync(self.vfs.changes, store)
         await self._adapter.refresh(change, lambda: self.vfs.replace(store))
-        held = set()
-        for number in before.tree.inodes.keys() - store.tree.inodes.keys():
-            if self._adapter.knows(number):
-                held.add(number)
-            else:
-                before.free(number)
-        self._held[before] = held
+        gone = before.tree.inodes.keys() - store.tree.inodes.keys()
+        self._held[before] = self._hold(before, gone)
+        if self._inhabited and not self._dropping and self._nursery is not None:
+            self._dropping = True
+            self._nursery.start_soon(self._drop_names)
+
+    @property
+    def _inhabited(self) -> bool:
+        """Whether the kernel holds a directory that the newest generation lacks."""
+        return any(held.directories for held in self._held.values())
+
+    async def _drop_names(self) -> None:
+        """Have the kernel forget what was looked up in directories that are gone.
+
+        It would keep them, and these directories for their sake, when their last user has left.
+        """
+        await trio.sleep(NAMES_AGAIN)
+        while self._inhabited and (adapter := self._adapter) is not None:
+            entries = [
+                (directory, name)
+                for store, held in self._held.items()
+                for directory in held.directories | held.below
+                if adapter.knows(directory)
+                for name in store.tree.names.get(directory, {})
+            ]
+            await trio.to_thread.run_sync(adapter.drop_names, entries)
+            await trio.sleep(NAMES_AGAIN)
+        self._dropping = False
+
+    def _hold(self, store: Store, gone: Set[int]) -> Held:
+        """Free the files of ``gone`` that no process can reach any more; return the others."""
+        adapter, inodes, names = self._adapter, store.tree.inodes, store.tree.names
+        known = {number for number in gone if adapter is not None and adapter.knows(number)}
+        held = Held(known, {number for number in known if inodes[number].is_directory})
+        pending = list(held.directories)
+        while pending:
+            new = set(names.get(pending.pop(), {}).values()) - held.below
+            held.below |= new
+            pending += new
+        reachable = [each.below for each in self._held.values()]
+        for number in gone - known - held.below:
+            if not any(number in below for below in reachable):
+                store.free(number)
+        return held
 
     def forgotten(self, number: int) -> None:
         """Free a file that only the kernel still referred to. May be called on any thread."""
-        if self._token is not None and any(number in held for held in list(self._held.values())):
+        if self._token is not None and any(
+            number in held.known for held in list(self._held.values())
+        ):
             self._token.run_sync_soon(self._free, number)
 
     def _free(self, number: int) -> None:
-        for store, held in self._held.items():
-            if number in held:
-                held.discard(number)
+        for store, held in list(self._held.items()):
+            if number not in held.known:
+                continue
+            held.known.discard(number)
+            if number in held.directories:
+                held.directories.discard(number)
+                if not held.directories:  # only now: a search for each would cost the tree
+                    del self._held[store]
+                    left = (held.known | held.below) - self.shown.tree.inodes.keys()
+                    self._held[store] = self._hold(store, left)
+            elif number not in held.below:
                 store.free(number)
         self._retire()
 
     def _retire(self) -> None:
         """Start deleting generations that no process can reach any more."""
-        needed = {self.shown, *(store for store, held in self._held.items() if held)}
+        needed = {self.shown, *(store for store, held in self._held.items() if held.known)}
         if self._adapter is not None:
             needed.add(self.vfs.store)
         for store in self._kept:

@@ -217,6 +217,10 @@ class DirectFuse:
         with contextlib.suppress(OSError):  # the kernel does not know it
             self._wire.drop_inode(number + abi.ROOT_ID, pages=True)
 
+    def drop_names(self, entries: Iterable[tuple[int, bytes]]) -> None:
+        """Have the kernel forget names, as ``Adapter`` says."""
+        self.invalidate(entries, ())
+
     def _drop_inode(self, number: int) -> None:
         with contextlib.suppress(OSError):  # no tree has it any more
             pages = self.vfs.inode(number).is_directory

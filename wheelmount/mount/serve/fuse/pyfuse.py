@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyfuse3
@@ -61,6 +61,10 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         """Have the kernel forget a file's bytes."""
         with contextlib.suppress(OSError):  # the kernel does not know it
             pyfuse3.invalidate_inode(number + pyfuse3.ROOT_INODE)
+
+    def drop_names(self, entries: Iterable[tuple[int, bytes]]) -> None:
+        """Have the kernel forget names, as ``Adapter`` says."""
+        _drop_names(entries)
 
     async def refresh(self, change: Change, flip: Callable[[], None]) -> None:
         """Change to a new tree at one moment for all readers, as ``Adapter`` says.
@@ -214,10 +218,14 @@ def _errors() -> Iterator[None]:
         raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
 
 
-def _invalidate(change: Change) -> None:
-    for directory, name in change.entries:
+def _drop_names(entries: Iterable[tuple[int, bytes]]) -> None:
+    for directory, name in entries:
         with contextlib.suppress(OSError):  # the kernel does not know it
             pyfuse3.invalidate_entry(directory + pyfuse3.ROOT_INODE, name)
+
+
+def _invalidate(change: Change) -> None:
+    _drop_names(change.entries)
     for directory in change.directories:
         with contextlib.suppress(OSError):
             pyfuse3.invalidate_inode(directory + pyfuse3.ROOT_INODE, attr_only=True)
