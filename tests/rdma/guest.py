@@ -253,7 +253,7 @@ def arrived(before: tuple[int, int], least: int) -> None:
 def shown(*patterns: str) -> None:
     """Check what ``wheelmount status`` says, which asks the hosts and does not wait long."""
     for _ in range(3):
-        status = wheelmount("status")
+        status = wheelmount("status", "--each")
         if all(re.search(pattern, status) for pattern in patterns):
             return
     raise AssertionError(f"status does not say {patterns}")
