@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from wheelmount import config
@@ -28,9 +28,8 @@ ORIGINAL, SOURCE = SHARE / "source", Path("/source")
 NETWORK = "eth0"
 PATIENCE = 300.0
 HOST, SECOND = "tls://10.9.0.2:26600", "tls://10.9.0.1:26601"
-WITHOUT, LOCKED = "tls://10.9.0.2:26602", "tls://10.9.0.2:26603"
-"""Hosts on the other machine: one without a device that Monarch takes, and one that may lock 64 KiB
-of memory."""
+LOCKED = "tls://10.9.0.2:26602"
+"""A host on the other machine that may lock 64 KiB of memory."""
 
 APART = "unshare", "--mount", "sh", "-c", f'umount {SOURCE}; exec "$@"', "sh"
 """Starts a program on the client's machine that does not see the client's directory."""
@@ -310,23 +309,32 @@ def ahead() -> None:
     same()
 
 
+@contextlib.contextmanager
+def beside(*, device: bool = True) -> Iterator[None]:
+    """Have a second host, on the client's machine, in the context; see ``worker``."""
+    down()
+    process = worker(SECOND, *APART, device=device)
+    try:
+        yield
+    finally:
+        try:
+            down()
+        finally:
+            process.kill()
+            process.wait()
+
+
 @case
 def second() -> None:
     """A host takes blocks from another."""
     size = make(ORIGINAL, 8, seed=2)
-    down()
-    beside = worker(SECOND, *APART)
-    try:
+    with beside():
         session(HOST, SECOND, fanout=1)
         before = received()
         wheelmount("mount", str(SOURCE))
         arrived(before, size)
         shown(r"10\.9\.0\.1 .* by rdma from 10\.9\.0\.2 ", r"10\.9\.0\.2 .* by rdma from client ")
         same()
-        down()
-    finally:
-        beside.kill()
-        beside.wait()
 
 
 def scenario(name: str, *arguments: str, module: str = "tests.rdma.scenarios") -> None:
@@ -345,32 +353,28 @@ def scenario(name: str, *arguments: str, module: str = "tests.rdma.scenarios") -
     assert done.returncode == 0, f"{name}: exit code {done.returncode}"
 
 
-for name in "registrations", "large", "path", "mixed", "locked":
+for name in "registrations", "large", "path", "locked":
     CASES[name] = functools.partial(scenario, name, name)
 
 
 @case
+def mixed() -> None:
+    with beside(device=False):
+        scenario("mixed", "mixed")
+
+
+@case
 def dead() -> None:
-    down()
-    beside = worker(SECOND, *APART)
-    try:
+    with beside():
         scenario("dead", "dead")
-    finally:
-        beside.kill()
-        beside.wait()
 
 
 @case
 def patterns() -> None:
     """Pieces of memory one by one, as one, and scattered."""
-    down()
-    beside = worker(SECOND, *APART)
-    try:
+    with beside():
         hosts = f"{HOST},{SECOND.removeprefix('tls://')}"
         scenario("patterns", "--rounds", "1", "--hosts", hosts, module="benchmarks.rdma")
-    finally:
-        beside.kill()
-        beside.wait()
 
 
 @case
@@ -395,7 +399,7 @@ def loss() -> None:
 
 
 def client(cases: Sequence[str]) -> int:
-    for address in HOST, SECOND, WITHOUT, LOCKED:
+    for address in HOST, SECOND, LOCKED:
         path = STATE / f"{address.rpartition(':')[2]}"
         path.write_bytes(issue_for(Address.parse(address), config.load()))
         path.rename(path.with_suffix(".pem"))
@@ -422,8 +426,6 @@ def client(cases: Sequence[str]) -> int:
 def host() -> None:
     cases = os.environ["CASES"].split(",")
     worker(HOST)
-    if "mixed" in cases:
-        worker(WITHOUT, device=False)
     if "locked" in cases:
         worker(LOCKED, "setpriv", "--bounding-set=-ipc_lock", "prlimit", "--memlock=65536")
     (STATE / "host").touch()
