@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -252,6 +253,21 @@ def test_a_session_leaves_workers_as_they_were(lab: Lab, source: Path) -> None:
         done = lab.run(LOGIN, run, stdin=None, input="cat .hidden")
         assert done.stdout.count("hidden\n") == 2, done.stderr
     assert lab.run(LOGIN, [*command, "down"]).returncode == 0
+    _assert_clean(lab)
+
+
+def test_a_mount_on_this_machine_is_shown_once_though_its_session_shows_it_too(
+    lab: Lab, source: Path
+) -> None:
+    command = [sys.executable, "-m", "wheelmount.cli.main"]
+    assert lab.run("host0", [*command, "up", "--hosts", _spec(lab, 2)]).returncode == 0
+    done = lab.run("host0", [*command, "mount", str(source), PATH])
+    assert done.returncode == 0, done.stderr
+    mounts = json.loads(lab.run("host0", [*command, "status", "--json"]).stdout)["mounts"]
+    assert sorted(mount["host"] for mount in mounts) == sorted(
+        lab.address(name) for name in ("host0", "host1")
+    )
+    assert lab.run("host0", [*command, "down"]).returncode == 0
     _assert_clean(lab)
 
 

@@ -79,10 +79,14 @@ def _rate(
     now = time.monotonic()
     for record in mounts:
         if "held" in record:
-            key = record["identity"], record["host"]
+            key = _key(record)
             last, held = before.get(key, (now, record["held"]))
             record["rate"] = max(0, record["held"] - held) / (now - last) if now > last else 0.0
             before[key] = now, record["held"]
+
+
+def _key(record: Mapping[str, Any]) -> tuple[str, str]:
+    return record["identity"], record["host"]
 
 
 def _look(settings: Settings) -> Found:
@@ -101,7 +105,8 @@ def _look(settings: Settings) -> Found:
         if isinstance(found, WheelmountError):
             state["lost"] = found.message
         else:
-            mounts += [mount | {"visible": False} for mount in found[0]]
+            known = {_key(mount) for mount in mounts}  # this machine can be a host of it, too
+            mounts += [each | {"visible": False} for each in found[0] if _key(each) not in known]
             state["overlays"] = found[1]
     return {"sessions": standing, "mounts": mounts}
 
