@@ -53,7 +53,7 @@ FOR_VERBS = {
     "PYTHONPATH": os.environ["TOP"],  # for what is not installed: this, and benchmarks
     "WHEELMOUNT_FETCH_TIMEOUT": "60",
     "WHEELMOUNT_READ_TIMEOUT": "180",
-    "WHEELMOUNT_START_TIMEOUT": "300",
+    "WHEELMOUNT_START_TIMEOUT": "150",
     "WHEELMOUNT_TRANSPORT": "rdma",
 }
 LOSS_BOUND = 300.0
