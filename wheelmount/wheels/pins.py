@@ -1,7 +1,7 @@
 """Compare hashes that requirements pin with the chosen files.
 
-uv drops them while it resolves for another machine than this. pip and uv refuse to install what has
-another hash, so a wheelhouse does not hold it either.
+uv ignores them when it resolves for another machine. pip and uv refuse to install a file with
+another hash, so a wheelhouse does not accept it either.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Pins:
     Attributes:
         hashes: by normalized name, ``ALGORITHM:HEX`` of each file that may be used.
         exact: names of packages that are also tied to one version, or to a URL.
-        required: whether every package has to be pinned.
+        required: whether every package must be pinned.
     """
 
     hashes: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -49,10 +49,10 @@ class Pins:
         """Return the pins of requirements, and of files of requirements, on a target.
 
         Raises:
-            InputError: a hash of no known algorithm, or of no known package.
+            InputError: a hash has an unknown algorithm, or no package.
         """
         if wanted.lock:
-            return cls()  # has a hash of every file, which is compared in any case
+            return cls()  # a lock has a hash of every file, which is always compared
         required = wanted.require_hashes or any(
             os.environ.get(name, "0").lower() in ("1", "true", "yes", "on") for name in _REQUIRE
         )
@@ -77,7 +77,7 @@ class Pins:
                     f"{line.file} pins {name} by {min(unknown).partition(':')[0]}",
                     hint=f"pin it by {', '.join(ALGORITHMS)}",
                 )
-            # Of two lines both count, as with pip.
+            # Hashes of two lines for one package both count, as with pip.
             found[name] = found[name] & hashes if name in found else hashes
         return cls(found, frozenset(exact), required)
 
@@ -94,7 +94,7 @@ class Pins:
 
     @classmethod
     def of_texts(cls, texts: Iterable[str]) -> Pins:
-        """The same as ``texts`` gave."""
+        """Make pins of the result of ``texts``."""
         found: dict[str, frozenset[str]] = {}
         for text in texts:
             name, _, one = text.partition(" ")
@@ -102,7 +102,7 @@ class Pins:
         return cls(found)
 
     def texts(self) -> tuple[str, ...]:
-        """``NAME ALGORITHM:HEX`` of each hash."""
+        """Return ``NAME ALGORITHM:HEX`` of each hash."""
         return tuple(
             f"{name} {one}" for name in sorted(self.hashes) for one in sorted(self.hashes[name])
         )
@@ -112,12 +112,12 @@ class Pins:
 
         Args:
             lock: the resolved lock.
-            target: for which it was resolved.
-            built: names of packages that were built here, and compared before.
+            target: the target of the lock.
+            built: names of packages that were built on this machine, and already compared.
 
         Raises:
-            WheelError: a file of the target that is pinned to another hash, or one that has to be
-                pinned and is not; all of them are named.
+            WheelError: files of the target are pinned to other hashes, or are not pinned although
+                they must be; the message names all of them.
         """
         if not self.hashes and not self.required:
             return lock
@@ -148,7 +148,7 @@ class Pins:
         """Compare the hashes of one file.
 
         Raises:
-            WheelError: the package is pinned, and not to one of these.
+            WheelError: the package is pinned to other hashes.
         """
         allowed = self.hashes.get(package)
         if allowed is not None and not allowed & as_texts(hashes) and _comparable(allowed, hashes):
@@ -156,7 +156,7 @@ class Pins:
 
 
 def as_texts(hashes: Mapping[str, str]) -> frozenset[str]:
-    """Hashes by algorithm as ``ALGORITHM:HEX``."""
+    """Return hashes by algorithm as ``ALGORITHM:HEX``."""
     return frozenset(f"{name}:{value}".lower() for name, value in hashes.items())
 
 
@@ -171,13 +171,13 @@ def _is_exact(one: Requirement) -> bool:
 
 
 def _of_url(url: str | None) -> frozenset[str]:
-    """Hashes that a URL has in its fragment."""
+    """Return the hashes in the fragment of a URL."""
     pairs = parse_qsl(urlsplit(url).fragment) if url and "://" in url else []
     return frozenset(f"{name}:{value}".lower() for name, value in pairs if name in ALGORITHMS)
 
 
 def _narrow(package: Package, allowed: frozenset[str]) -> Package:
-    """A package with the files that may be used."""
+    """Return a package with only the files that have an allowed hash."""
     files: list[PackageWheel | PackageSdist | PackageArchive] = [*(package.wheels or ())]
     files += [one for one in (package.sdist, package.archive) if one is not None]
     kept = [
@@ -198,7 +198,7 @@ def _narrow(package: Package, allowed: frozenset[str]) -> Package:
 
 
 def _comparable(allowed: Iterable[str], hashes: Mapping[str, str]) -> bool:
-    """Whether hashes are of an algorithm that was pinned; else only the file's bytes tell."""
+    """Return whether an algorithm was pinned; if not, the file must be hashed."""
     return any(one.partition(":")[0] in hashes for one in allowed)
 
 

@@ -1,7 +1,7 @@
 """Prove that pip, by its own rules, can install requirements from one directory.
 
-uv takes a prerelease where nothing else will do, and counts only the lower bounds of
-``Requires-Python``; pip does not, so what is complete for uv need not be so for pip.
+uv accepts a prerelease if there is no other version, and ignores upper bounds of
+``Requires-Python``. pip does neither, so a directory can be complete for uv and not for pip.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from wheelmount.wheels.proof import Question
 from wheelmount.wheels.target import Target
 
 TIMEOUT = 600.0
-"""Seconds that pip may resolve for."""
+"""Seconds that pip may take to resolve."""
 
 
 def prove_with_pip(question: Question, directory: Path) -> Gap | None:
-    """Have pip resolve a question from a directory alone, and install nothing.
+    """Make pip resolve a question from a directory alone; nothing is installed.
 
     Returns:
-        What is wrong, in pip's words; None where it would install all.
+        The requirements that pip does not find, with its message; None if pip finds all.
 
     Raises:
-        InputError: a target other than this Python: pip resolves for that one only.
-        UnavailableError: there is no pip.
-        WaitError: it took too long.
+        InputError: the target is not this Python; pip resolves for this Python only.
+        UnavailableError: pip is not installed.
+        WaitError: pip did not end within ``TIMEOUT``.
     """
     if question.target != Target.here():
         raise InputError(
@@ -55,7 +55,7 @@ def prove_with_pip(question: Question, directory: Path) -> Gap | None:
             done = child.run(command, timeout=TIMEOUT, environ=clean_environment())
         except subprocess.TimeoutExpired:
             raise WaitError(
-                f"pip did not end within {TIMEOUT:.0f} s", hint="ask for less at a time"
+                f"pip did not end within {TIMEOUT:.0f} s", hint="check fewer requirements at a time"
             ) from None
     if not done.code:
         return None
@@ -65,5 +65,5 @@ def prove_with_pip(question: Question, directory: Path) -> Gap | None:
     reason = " ".join(line.removeprefix("ERROR:").strip() for line in said) or "pip gave no reason"
     lacking = ", ".join(absent(done.stderr))
     options = " ".join(pinned("pip"))
-    hint = f"have pip install just what was resolved: {options} -r {directory}/{REQUESTS_NAME}/…"
+    hint = f"let pip install the resolved versions: {options} -r {directory}/{REQUESTS_NAME}/…"
     return Gap(question.target, (), f"pip refuses {lacking or 'them'}: {reason}", hint)

@@ -30,8 +30,8 @@ from wheelmount.wheels.wanted import Wanted
 class Question:
     """The requirements that one offline resolution has to prove.
 
-    Requirements that stand in a file only are known by ``pins``, which also tie the proof to the
-    versions that were locked. ``hashes`` are those that files of a package must have one of.
+    Requirements of files are known by ``pins``, which also fix the versions to the locked ones. A
+    file of a package in ``hashes`` must have one of its hashes.
     """
 
     wanted: Wanted
@@ -45,8 +45,8 @@ class Known:
     """The recorded facts about a wheel.
 
     Attributes:
-        hashes: SHA-256 it may have; all of them must agree.
-        verified: whether bytes with one of these hashes were looked into before.
+        hashes: recorded SHA-256 hashes; the file must have all of them.
+        verified: whether the contents of a file with one of these hashes were checked before.
         trusted: whether its RECORD may be wrong.
         untouched: whether nothing was written to the file since it was hashed.
     """
@@ -61,15 +61,15 @@ def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
     """Resolve a question from a directory alone.
 
     Returns:
-        The wheels it comes to and nothing; or, where there is no solution, all wheels of the
-        directory (a damaged one may be the reason) and what is missing.
+        The chosen wheels and None; or, without a solution, all wheels of the directory (a damaged
+        one may be the reason) and the gap.
 
     Raises:
         WaitError: uv took too long.
         UnavailableError: uv is not installed.
     """
     asked = question.wanted.adding(question.pins)
-    if not (asked.requirements or asked.files):  # none of it is for this target
+    if not (asked.requirements or asked.files):  # no requirement applies to this target
         return [], None
     # Without the cache: a proof reads the bytes that are there, and leaves nothing behind. No
     # lock either: for its hashes uv would unpack every wheel, ten times as long as hashing.
@@ -99,7 +99,7 @@ class Examined:
     """The result of reading a wheel.
 
     Attributes:
-        sha256: of its bytes.
+        sha256: hash of its bytes.
         fault: its first fault, in words; empty if there is none.
     """
 
@@ -110,15 +110,15 @@ class Examined:
 def examine(
     wheels: Iterable[Path], known: Mapping[str, Known], *, contents: bool
 ) -> dict[str, Examined]:
-    """Read wheels, all processors at it, and find those that are damaged or other ones than known.
+    """Read wheels on all processors, and find damaged ones and those with other hashes than known.
 
     Args:
         wheels: the files.
-        known: what is remembered, by file name.
-        contents: whether all are read and unpacked, those too that were looked into before.
+        known: the recorded facts, by file name.
+        contents: whether to read and unpack all wheels, also those that were checked before.
 
     Returns:
-        What came of each, by file name.
+        The result for each wheel, by file name.
     """
 
     def read(wheel: Path) -> tuple[str, Examined]:
@@ -131,12 +131,12 @@ def examine(
 def find_unpinned(
     question: Question, chosen: Iterable[Path], examined: Mapping[str, Examined]
 ) -> list[Unsound]:
-    """Wheels of packages that are pinned to hashes, where no file has one of those.
+    """Find wheels of pinned packages of which no file has a pinned hash.
 
     Args:
-        question: what was asked.
-        chosen: the wheels it came to, less those that were built here.
-        examined: what came of reading them.
+        question: the question.
+        chosen: the chosen wheels, without those that were built on this machine.
+        examined: the results of reading them.
     """
     found = []
     by_package: dict[str, list[Path]] = {}
@@ -185,7 +185,7 @@ def _gap(question: Question, failure: Failure, wheels: list[Path]) -> Gap:
 
 
 def _lines(file: Path) -> Iterable[Requirement]:
-    """The plain requirements of a file, to explain a failure with; options are passed over."""
+    """Yield the requirements of a file, without options, to explain a failure."""
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             yield without_url(Requirement(line.partition(" #")[0].strip()))

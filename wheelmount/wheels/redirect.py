@@ -1,9 +1,9 @@
 """Configure plain pip and uv for a directory of wheels: two files, and at most two variables.
 
-Bound at ``/etc/pip.conf`` and ``/etc/uv/uv.toml`` the files alone do it. Both tools let a user's or
-a project's configuration speak over those; ``environment`` takes that away. What remains are
-variables (``PIP_*``, ``UV_*``) and options that say otherwise: start with ``clean_environment``,
-and without a network where it must be sure.
+Bound at ``/etc/pip.conf`` and ``/etc/uv/uv.toml``, the files suffice. The configuration of a user
+or a project overrides them; the variables of ``environment`` prevent that. Other variables
+(``PIP_*``, ``UV_*``) and options still override the files: start from ``clean_environment``, and
+without a network to be sure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pip_conf(packages: str = PACKAGES) -> str:
         InputError: the path is not absolute or can't be written in a file.
     """
     path = checked_path(packages)
-    # pip splits the value at white space, which a URL has none of.
+    # A URL, because pip splits the value at white space.
     links = PurePosixPath(path).as_uri() if any(c.isspace() for c in path) else path
     return _file("pip.conf").replace(f"find-links = {PACKAGES}\n", f"find-links = {links}\n")
 
@@ -39,14 +39,14 @@ def uv_toml(packages: str = PACKAGES, *, system: bool = True) -> str:
 
     Args:
         packages: absolute path of the directory, as uv will see it.
-        system: whether ``uv pip install`` goes to the system's Python, as a container wants it.
-            uv then passes over a virtual environment, even an active one, unless told
-            ``--no-system`` or ``-p``: give False where people work in one.
+        system: whether ``uv pip install`` installs into the system's Python, as containers need it.
+            uv then ignores a virtual environment, even an active one, without ``--no-system`` or
+            ``-p``: give False for users with virtual environments.
 
     Raises:
         InputError: the path is not absolute or can't be written in a file.
     """
-    # Strings of JSON without escapes beyond these are strings of TOML too.
+    # JSON strings with no other escapes are TOML strings, too.
     links = json.dumps(checked_path(packages), ensure_ascii=False)
     text = _file("images/uv.toml").replace(f'["{PACKAGES}"]', f"[{links}]")
     return text if system else text.partition("\n[pip]\n")[0]
@@ -66,14 +66,14 @@ def environment(pip_conf: str = PIP_CONF, uv_toml: str = UV_TOML) -> dict[str, s
     ``UV_CONFIG_FILE`` only. They also serve where the files can't be bound under ``/etc``.
 
     Args:
-        pip_conf: where the text of ``pip_conf`` stands.
-        uv_toml: where the text of ``uv_toml`` stands.
+        pip_conf: path of the file with the text of ``pip_conf``.
+        uv_toml: path of the file with the text of ``uv_toml``.
     """
     return {"PIP_CONFIG_FILE": pip_conf, "UV_CONFIG_FILE": uv_toml}
 
 
 def checked_path(packages: str) -> str:
-    """The path of a directory of wheels, if it can stand in a file and on a command line.
+    """Return the path of a directory of wheels, checked for use in files and command lines.
 
     Raises:
         InputError: it is not absolute, or has control characters.

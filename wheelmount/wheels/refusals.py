@@ -11,10 +11,10 @@ from wheelmount.wheels.lockfile import Wheel
 
 
 def refuse_unpinned(file: Path, wheel: Wheel) -> None:
-    """Compare a file with what the requirements pin it to.
+    """Compare a file with its pinned hashes.
 
     Raises:
-        WheelError: none of the pinned hashes is the file's.
+        WheelError: the file has none of them.
     """
     if not wheel.pinned or f"sha256:{wheel.sha256}" in wheel.pinned:
         return
@@ -27,13 +27,13 @@ def refuse_unpinned(file: Path, wheel: Wheel) -> None:
 
 
 def refuse_unsound(file: Path, wheel: Wheel, trusted: Collection[str]) -> None:
-    """Look into a wheel: its form, and all of its contents.
+    """Check the form and all contents of a wheel.
 
     Raises:
-        WheelError: it is not sound, naming the wheel and what is wrong.
+        WheelError: it is not sound; the message names the wheel and its fault.
     """
     if not wheel.filename.endswith(".whl"):
-        return  # a source distribution: what is built of it is looked into
+        return  # a source distribution: the wheel that is built of it is checked
     record = wheel.package not in trusted
     if not (faults := find_faults(file, wheel.filename, record=record)):
         return

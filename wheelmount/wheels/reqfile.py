@@ -1,7 +1,7 @@
-"""Files of requirements (``requirements.txt``), as far as wheelmount has to understand them itself.
+"""Read the parts of requirements files (``requirements.txt``) that uv does not report.
 
-uv reads them whole. What it drops while it resolves is read here: the hashes that pin files
-(``--hash``, ``--require-hashes``), and where packages are to come from.
+uv reads these files completely. Its result lacks the hashes that pin files (``--hash``,
+``--require-hashes``) and the indexes of packages, which are read here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _OPTION = re.compile(r"\s--?[a-z]")
 _HASH = re.compile(r"\s--hash(?:=|\s+)([a-z0-9]+):([0-9a-fA-F]+)")
 
-# Other spellings of options that are looked for.
+# Short forms of the options that are read.
 _LONG = {"-r": "--requirement", "-c": "--constraint", "-i": "--index-url", "-f": "--find-links"}
 
 
@@ -42,8 +42,8 @@ class Line:
     """A requirement or an option in a file.
 
     Attributes:
-        file: where it stands.
-        option: such as ``--index-url``, in its long form; empty for a requirement.
+        file: the file that contains it.
+        option: the option's long form, such as ``--index-url``; empty for a requirement.
         text: the value of the option, or the requirement without options of its own.
         hashes: ``ALGORITHM:HEX`` of each ``--hash``, in lower case.
     """
@@ -54,9 +54,9 @@ class Line:
     hashes: frozenset[str] = frozenset()
 
     def requirement(self) -> Requirement | None:
-        """The requirement that it is, ``NAME @ LOCATION`` for a path or the URL of a file.
+        """Return the requirement, ``NAME @ LOCATION`` for a path or the URL of a file.
 
-        None where no name can be told.
+        None if the name of the package is unknown.
         """
         with suppress(InvalidRequirement):
             return Requirement(self.text)
@@ -74,9 +74,9 @@ class Line:
 
 
 def read_lines(files: Iterable[Path]) -> Iterator[Line]:
-    """All requirements and options of files, and of the files that they name.
+    """Yield all requirements and options of files, and of the files that they name.
 
-    Files that can't be read are passed over: uv says what is wrong with them.
+    Unreadable files are skipped: uv reports them.
     """
     seen: set[Path] = set()
     waiting = list(files)
@@ -100,7 +100,7 @@ def rewrite(file: Path, changes: Mapping[Line, str], folder: Path) -> Path:
 
     Args:
         file: the original.
-        changes: what takes the place of a requirement.
+        changes: new texts of changed requirements.
         folder: a private directory for the copies, which may hold credentials.
 
     Returns:
@@ -130,11 +130,11 @@ def rewrite(file: Path, changes: Mapping[Line, str], folder: Path) -> Path:
 
 
 def anchored(file: Path, folder: Path) -> str:
-    """The text of a file of requirements in which the files it names are absolute paths.
+    """Return the text of a file of requirements, with absolute paths of the files that it names.
 
     Args:
         file: the file.
-        folder: where relative paths in it count from.
+        folder: directory that its relative paths start at.
     """
     lines = []
     for line, text in _logical_lines(file):
@@ -144,13 +144,13 @@ def anchored(file: Path, folder: Path) -> str:
 
 
 def _path_of(line: Line) -> str:
-    """The path that an option names, which counts from the file's own directory; else nothing."""
+    """Return the path that an option names, relative to its file; empty if it names none."""
     named = line.option in ("--requirement", "--constraint", "--find-links")
     return line.text if named and "://" not in line.text else ""
 
 
 def _logical_lines(file: Path) -> Iterator[tuple[Line, str]]:
-    """Each requirement and option of one file, and the same as it stands there."""
+    """Yield each requirement and option of one file, parsed and as written."""
     text = file.read_text(encoding="utf-8-sig", errors="replace")
     for plain in _CONTINUED.sub(" ", text).splitlines():
         line = _parse(file, _VARIABLE.sub(_value, _COMMENT.sub("", plain)).strip())
@@ -172,7 +172,7 @@ def _parse(file: Path, text: str) -> Line | None:
         name, value = _LONG.get(text[:2], text[:2]), text[2:].lstrip("= ")
     try:
         value = " ".join(shlex.split(value))
-    except ValueError:  # an apostrophe, which is a character like others
+    except ValueError:  # an apostrophe, an ordinary character here
         value = value.strip()
     return Line(file, name, value)
 
@@ -182,15 +182,15 @@ def _value(found: re.Match[str]) -> str:
 
 
 def name_of(line: Line) -> str:
-    """Normalized name of the package that a line with hashes is about.
+    """Return the normalized name of the package that a line with hashes pins.
 
     Raises:
-        InputError: none can be told.
+        InputError: the line does not name it.
     """
     requirement = line.requirement()
     if requirement is None:
         raise InputError(
-            f"{line.file} pins {line.text!r} by a hash, and does not say which package it is",
+            f"{line.file} pins {line.text!r} by a hash, without the name of its package",
             hint="write NAME @ URL --hash=…",
         )
     return canonicalize_name(requirement.name)

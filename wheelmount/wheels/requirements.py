@@ -14,8 +14,8 @@ from wheelmount.errors import InputError, SourceError
 def parse_requirements(texts: Iterable[str]) -> list[Requirement]:
     """Parse requirements such as ``"pandas[performance]>=2; python_version > '3.10'"``.
 
-    What passes can hold no option (``--index-url …``) and no second line, both of which pip and uv
-    would obey in a file of requirements.
+    Valid requirements contain neither options (``--index-url …``) nor further lines, which pip and
+    uv would obey in a file of requirements.
 
     Raises:
         InputError: one of them is not a requirement.
@@ -25,7 +25,7 @@ def parse_requirements(texts: Iterable[str]) -> list[Requirement]:
         if "\n" in text or "\r" in text or text.lstrip().startswith("-"):
             raise InputError(
                 f"{text!r} is not a requirement",
-                hint="give one package each, such as 'numpy>=2'; options are not taken here",
+                hint="give one package each, such as 'numpy>=2', and no options",
             )
         try:
             parsed.append(Requirement(text))
@@ -43,7 +43,7 @@ def local_path(text: str) -> Path | None:
     """Return the absolute path of a text that is a path, or None if it is a requirement.
 
     Raises:
-        SourceError: nothing is there.
+        SourceError: the path does not exist.
     """
     if not text.startswith((".", "/")):
         return None
@@ -62,12 +62,12 @@ def wheel_at(path: Path) -> Requirement:
     try:
         name = parse_wheel_filename(path.name)[0]
     except InvalidWheelFilename as error:
-        raise InputError(str(error), hint="give the wheel its name back") from None
+        raise InputError(str(error), hint="restore the file name of the wheel") from None
     return Requirement(f"{name} @ {path.as_uri()}")
 
 
 def without_url(requirement: Requirement) -> Requirement:
-    """The same requirement with ``@ URL`` taken off: what a wheelhouse can answer by name."""
+    """Return the requirement without ``@ URL``: a wheelhouse has its package by name."""
     if requirement.url is None:
         return requirement
     named = Requirement(str(requirement))
@@ -76,10 +76,10 @@ def without_url(requirement: Requirement) -> Requirement:
 
 
 def existing_files(files: Iterable[Path], option: str = "-r") -> list[Path]:
-    """Files of requirements as absolute paths (so that none begins with ``-``).
+    """Return files of requirements as absolute paths (so that none begins with ``-``).
 
     Raises:
-        SourceError: one does not exist or is no file.
+        SourceError: one does not exist or is not a file.
     """
     found = []
     for file in files:

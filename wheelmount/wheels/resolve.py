@@ -49,29 +49,28 @@ def resolve(
 ) -> Pylock:
     """Resolve requirements for a target, and write the lock file; a lock is taken as it is.
 
-    The lock that is returned has the credentials of URLs that were given with some; the file has
-    none.
+    The returned lock keeps credentials of given URLs; the file has none.
 
     Index, credentials, proxies and certificates are uv's, from the caller's environment and
-    ``uv.toml``. An earlier lock at ``output`` has no say in the versions: asked again, a
-    requirement gets what is newest.
+    ``uv.toml``. An earlier lock at ``output`` is ignored: versions are
+    the newest.
 
     Args:
-        wanted: what to resolve.
-        target: what to resolve for; only wheels that install there count.
-        output: where the lock is written, whole or not at all; relative paths in it count from
-            its directory.
+        wanted: the requirements.
+        target: the target; only wheels that install there count.
+        output: path of the lock, which is written atomically; relative paths in it start at its
+            directory.
         progress: told of the one step, ``resolve``.
-        pins: hashes that files are pinned to; default those of ``wanted``.
-        built: names of packages that were built here, whose sources were compared with pins.
+        pins: pinned hashes; default those of ``wanted``.
+        built: names of packages that were built on this machine, whose sources were compared.
 
     Raises:
-        InputError: a file that can't be parsed, or a lock whose files lie beside it.
-        SourceError: a file that files of requirements name or the directory of ``output`` is
+        InputError: a file cannot be parsed, or a lock has files beside it.
+        SourceError: a file that files of requirements name, or the directory of ``output``, is
             missing.
         ResolveError: no solution: an unknown package, no wheel for the target, a conflict.
-        WheelError: a file that is pinned to another hash.
-        UnavailableError: the index can't be reached or refuses, or uv is not installed.
+        WheelError: a file is pinned to another hash.
+        UnavailableError: the index cannot be reached or refuses, or uv is not installed.
         WaitError: uv took too long.
     """
     # A new file, because uv keeps to the versions of an output that exists; beside the final one,
@@ -79,7 +78,7 @@ def resolve(
     mark = "-" if "." in output.stem else "."
     fresh = output.with_name(f"{output.stem}{mark}{uuid.uuid4().hex}.toml")
     try:
-        # What uv says of a directory that can't be written sounds like a conflict: try it first.
+        # Test that the directory is writable: uv would report this like a conflict.
         fresh.touch()
         fresh.unlink()
         warnings = [one for one in [uvsettings.passed_over()] if one and not wanted.lock]
@@ -91,7 +90,7 @@ def resolve(
                 outcome = compile_requirements(wanted, target, options, warn=warnings.append)
                 if isinstance(outcome, Failure):
                     raise error_of(outcome, target)
-            # What was built here lies beside the lock, wherever the directory goes.
+            # Built wheels are beside the lock, also when the directory is moved.
             text = fresh.read_text(encoding="utf-8")
             text = text.replace(f'path = "{output.parent.absolute()}/', 'path = "')
             found = parse_lock(text, str(output))
@@ -99,7 +98,7 @@ def resolve(
             table = dict(lock.to_dict())
             if lock is not found or public(table) != table:
                 text = tomli_w.dumps(public(table))
-            fresh.unlink()  # uv's is for our eyes only, see compile_requirements
+            fresh.unlink()  # uv's lock may contain credentials, see compile_requirements
             fresh.write_text(text, encoding="utf-8")
             task.note(f"{len(lock.packages)} packages for {target}")
         for warning in warnings:
@@ -119,9 +118,9 @@ def read_lock(file: Path, wanted: Wanted) -> Pylock:
     """Read the lock among the wanted files.
 
     Raises:
-        InputError: one that can't be used by itself.
-        SourceError: one that can't be read.
-        WheelError: no lock at all.
+        InputError: it needs files beside it.
+        SourceError: it cannot be read.
+        WheelError: it is not a lock.
     """
     return parse_lock(_lock_text(file, wanted), str(file))
 
@@ -130,7 +129,7 @@ def _lock_text(file: Path, wanted: Wanted) -> str:
     if file.name == UV_LOCK_NAME:
         outcome = export_lock(file, wanted)
         if isinstance(outcome, Failure):
-            raise InputError(f"{file}: {outcome.reason}", hint="make it anew with uv lock")
+            raise InputError(f"{file}: {outcome.reason}", hint="make it again: uv lock")
         return outcome
     text = file.read_text(encoding="utf-8", errors="replace")
     for package in parse_lock(text, str(file)).packages:
@@ -154,7 +153,7 @@ def error_of(failure: Failure, target: Target) -> WheelmountError:
     if failure.kind is Kind.NO_SOURCE_BUILD:
         return ResolveError(
             f"no wheel of {subject} for {target}: only a source distribution exists",
-            hint=f"take another version, or have it built here: --build {subject}",
+            hint=f"take another version, or build it on this machine: --build {subject}",
         )
     if failure.kind is Kind.NO_FITTING_WHEEL:
         return ResolveError(
@@ -203,7 +202,7 @@ def error_of(failure: Failure, target: Target) -> WheelmountError:
 
 
 def _versions(package: str, target: Target) -> str:
-    """A hint with the versions that there are of a package, the newest first."""
+    """Return a hint with the existing versions of a package, the newest first."""
     from wheelmount.wheels.listed import offered_versions  # with httpx, which takes long to load
 
     lines = ["--no-deps", "--no-annotate", "--emit-index-annotation"]
@@ -213,13 +212,13 @@ def _versions(package: str, target: Target) -> str:
         answer = ""
     newest = isinstance(answer, str) and _NEWEST.match(answer)
     if not newest:
-        return "take a version that there is"
+        return "choose an existing version"
     found = offered_versions(package, newest["index"] or "", target) or [newest["version"]]
     return f"for this target there are {package} {', '.join(found)}"
 
 
 def _with_yanked(lock: Pylock, warnings: Iterable[str]) -> Pylock:
-    """A lock that says of packages that were taken back, and why, what uv has said of them."""
+    """Return the lock with the reasons of yanked packages from uv's warnings."""
     reasons = {}
     for warning in warnings:
         if found := _YANKED.search(warning):
@@ -236,6 +235,6 @@ def _with_yanked(lock: Pylock, warnings: Iterable[str]) -> Pylock:
 
 
 def _wanted_by(failure: Failure) -> str:
-    """`` (wanted by Y)`` where the missing package is somebody's dependency."""
+    """Return `` (wanted by Y)`` if the missing package is a dependency of Y."""
     found = re.search(rf"(\S+) depends? on {re.escape(failure.subject)}\b", failure.reason)
     return f" (wanted by {found[1]})" if found else ""

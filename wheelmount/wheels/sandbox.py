@@ -26,7 +26,7 @@ _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _RDONLY = 442, -100, 0x8000, 1
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _CLEAR_ALL = 38, 24, 47, 4
 
 HIDDEN = ("/home", "/root", "/run", "/var/run", "/tmp", "/var/tmp", "/dev/shm", "/mnt", "/media")
-"""Hidden from builds, besides the home: files and sockets of users and of services."""
+"""Directories hidden from builds, besides the home: files and sockets of users and services."""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -59,8 +59,8 @@ def command(argv: Sequence[str], place: Path, keep: Iterable[str]) -> list[str]:
 
     Args:
         argv: the command to run there.
-        place: the one directory that it may write to, and that its home is in.
-        keep: files and directories that it has to see, wherever they are.
+        place: the only directory that it may write to; contains its home.
+        keep: files and directories that it needs, also in hidden directories.
     """
     own = os.path.realpath(os.path.expanduser("~"))
     around = os.path.dirname(os.path.realpath(place))  # which only this user may enter
@@ -75,7 +75,7 @@ def command(argv: Sequence[str], place: Path, keep: Iterable[str]) -> list[str]:
 
 
 def environment(place: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables for programs there: none that may be a secret."""
+    """Return variables for programs in the sandbox, without any that may be secret."""
     passed = {name: environ[name] for name in (*_PASSED, *_COMPILERS) if name in environ}
     return {**passed, "HOME": str(place), "TMPDIR": str(place), "USER": "nobody"}
 
@@ -91,13 +91,13 @@ def _unshare() -> list[str]:
 def main(text: str) -> None:
     """Make the sandbox around this process, and execute the command."""
     plan = json.loads(text)
-    # uv keeps what a build prints: where memory runs out, this ends, and not the user's processes.
+    # uv keeps the output of a build: if memory runs out, the kernel ends this process first.
     with (
-        contextlib.suppress(OSError),  # a container may not let it be written
+        contextlib.suppress(OSError),  # a container may forbid it
         open("/proc/self/oom_score_adj", "w", encoding="ascii") as score,
     ):
         score.write("1000")
-    os.umask(0o022)  # others have to come through directories that are made
+    os.umask(0o022)  # other users must be able to enter the directories that are made
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     if plan["hide"]:
         _detach(plan["place"], plan["keep"], plan["hide"])
@@ -107,7 +107,7 @@ def main(text: str) -> None:
 
 
 def _detach(place: str, keep: list[str], hide: list[str]) -> None:
-    """Let go of mounts below what is hidden: else they could not end as long as this place is."""
+    """Detach mounts below hidden directories: they could not be unmounted elsewhere otherwise."""
     with open("/proc/self/mountinfo", "rb") as table:
         mounted = [line.split()[4] for line in table]
     libc = ctypes.CDLL(None)
@@ -127,7 +127,7 @@ def _hide(place: str, keep: list[str], hide: list[str]) -> None:
         _make(os.path.join(stash, str(number)), path)
         _mount(path, os.path.join(stash, str(number)), None, _MS_BIND | _MS_REC)
     _devices(stash)
-    # What is under what is hidden anyway would only be in the way.
+    # Directories below hidden ones need not be hidden again.
     tops = [p for p in dict.fromkeys(map(os.path.realpath, hide)) if os.path.isdir(p)]
     stashed = os.open(stash, os.O_PATH)
     for top in (p for p in tops if not any(_is_below(p, [o]) for o in tops if o != p)):
@@ -147,7 +147,7 @@ def _hide(place: str, keep: list[str], hide: list[str]) -> None:
 
 
 def _devices(stash: str) -> None:
-    """A /dev with nothing in it that is a piece of the machine."""
+    """Mount a /dev without devices of the machine."""
     folder = os.path.join(stash, "dev")
     os.mkdir(folder)
     for name in _DEVICES:

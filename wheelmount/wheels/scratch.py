@@ -18,8 +18,8 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
     """Make a private directory for the context; also delete those that killed runs left.
 
     Args:
-        parent: where it is made, and has to be on one file system with what it is moved to;
-            default where temporary files go.
+        parent: directory to make it in, on the file system that files are moved to later;
+            default the directory of temporary files.
     """
     folder = parent or Path(tempfile.gettempdir())
     for left in abandoned(folder):
@@ -36,7 +36,7 @@ def abandoned(folder: Path) -> list[Path]:
     """Return scratch directories whose makers have ended, so that their locks are free."""
     found = []
     for place in folder.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # of another user, held, or gone by now
+        with contextlib.suppress(OSError):  # of another user, in use, or deleted meanwhile
             held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,9 +52,9 @@ def _make(folder: Path) -> tuple[Path, int]:
         place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
         try:
             held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # taken for abandoned before it was held
+        except FileNotFoundError:  # another process deleted it before it was locked
             continue
-        with contextlib.suppress(OSError):  # NFS knows no locks of directories
+        with contextlib.suppress(OSError):  # NFS has no locks of directories
             fcntl.flock(held, fcntl.LOCK_SH)
         if place.is_dir():
             return place, held
@@ -62,11 +62,11 @@ def _make(folder: Path) -> tuple[Path, int]:
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Write a file whole or not at all, and leave nothing else behind."""
+    """Write a file atomically, and leave no other file behind."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         fresh.unlink(missing_ok=True)
-        with fresh.open("xb") as stream:  # where others may write, they may have put a link there
+        with fresh.open("xb") as stream:  # other users may have put a link there
             stream.write(data)
         fresh.replace(file)
     except BaseException:
@@ -76,7 +76,7 @@ def write_whole(file: Path, data: bytes) -> None:
 
 
 def clear_fresh(folder: Path) -> None:
-    """Remove what ``write_whole`` had begun where it was killed; the caller keeps others away."""
+    """Remove files of a killed ``write_whole``; the caller must hold a lock."""
     for file in folder.glob(".*.*[0-9]"):
         if file.suffix[1:].isdecimal() and file.is_file():
             with contextlib.suppress(OSError):

@@ -32,13 +32,13 @@ class Shipment:
     plan: str
 
     def command(self, python: str, mounted: str, mode: str) -> tuple[str, ...]:
-        """The command that installs on a host.
+        """Return the command that installs on a host.
 
         Args:
             python: interpreter of the environment to install into.
-            mounted: where the tree is mounted there.
-            mode: ``copy`` or ``symlink``; or ``uv``, and a directory as one more argument, for a
-                cache with which uv installs by links.
+            mounted: path of the mounted tree on the host.
+            mode: ``copy`` or ``symlink``; or ``uv``, which needs a directory as one more argument,
+                to fill a cache there with which uv installs by links.
         """
         return python, "-I", f"{mounted}/{PROGRAM}", f"{mounted}/{self.plan}", mode
 
@@ -53,22 +53,22 @@ def prepare(
     bytecode: bool = True,
     tree: str | None = None,
 ) -> Shipment:
-    """Unpack wheels that were not unpacked before, and make the tree that is to be mounted.
+    """Unpack missing wheels, and make the tree to mount.
 
     Args:
         house: directory of a wheelhouse, whose wheels have been checked.
-        wheels: names of those to install together.
-        target: for which they were chosen.
-        cache: directory for what is unpacked; it may be deleted when no command runs.
-        progress: told of the steps ``unpack`` and ``compile``, if there is something to do.
-        bytecode: whether to make it, if this machine has the target's Python.
-        tree: name of a tree that is to grow; default one of its own for these wheels.
+        wheels: names of the wheels to install together.
+        target: the target that they were chosen for.
+        cache: directory for unpacked wheels; it may be deleted while no command runs.
+        progress: informed of the steps ``unpack`` and ``compile``, if they are needed.
+        bytecode: whether to compile bytecode, if this machine has the target's Python.
+        tree: name of a tree to add to; default a new one for these wheels.
 
     Raises:
-        WheelError: wheels that can't be unpacked, or that can't be in one environment.
-        SourceError: the cache can't be written.
+        WheelError: wheels cannot be unpacked, or exclude each other.
+        SourceError: the cache cannot be written.
         StoreError: no space is left.
-        UnavailableError: the Python that makes bytecode failed.
+        UnavailableError: the Python that compiles bytecode failed.
     """
     chosen = items_of(house, wheels)
     unpacked = Unpacked(cache)
@@ -92,11 +92,11 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A wheel of a wheelhouse that is to be installed.
+    """A wheel of a wheelhouse to install.
 
     Attributes:
-        filename: its name there.
-        sha256: of its bytes.
+        filename: its file name.
+        sha256: hash of its bytes.
         requested: see ``Item``.
         direct_url: likewise.
     """
@@ -127,13 +127,13 @@ def items_of(house: Path, wheels: Sequence[str]) -> list[Chosen]:
 
 
 def _asked(request: Request) -> dict[str, str | None]:
-    """By normalized name, the URL that was asked for, if any."""
+    """Return the requested URL of each package, by normalized name; None without a URL."""
     found = [Requirement(text) for text in (*request.requirements, *request.builds)]
     return {canonicalize_name(one.name): one.url for one in found}
 
 
 def _direct_url(url: str, sha256: str) -> dict[str, Any]:
-    """The content of ``direct_url.json`` (PEP 610) for a URL that was asked for."""
+    """Return the content of ``direct_url.json`` (PEP 610) for a requested URL."""
     if url.startswith("git+"):
         address, _, commit = url.removeprefix("git+").rpartition("@")
         return {"url": address, "vcs_info": {"vcs": "git", "commit_id": commit}}

@@ -7,8 +7,8 @@
     simple/numpy/numpy-2.4.6-….whl -> ../../numpy-2.4.6-….whl
     simple/numpy/numpy-2.4.6-….whl.metadata
 
-Tools that want an index get ``file:///…/simple/``, or the same through any web server. Pages carry
-hashes, so that they check what they install without being asked.
+Tools use ``file:///…/simple/`` as their index, or the same directory through a web server. Pages
+have hashes, so tools check wheels by default.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class _File:
 
 
 def write_index(directory: Path, known: Mapping[str, Entry]) -> None:
-    """Bring the index of a directory in line with the wheels that are there.
+    """Update the index of a directory to its wheels.
 
-    Files that are right already are not touched: a mount that follows the directory sends what
-    is new, and nothing where nothing is. Wheels that can't be read are not listed.
+    Unchanged files are not touched, so a refresh of a mount sends only changes. Unreadable wheels
+    are not listed.
 
     Args:
         directory: the directory of wheels; the caller must hold its lock.
-        known: hashes of wheels by name; others are taken anew.
+        known: hashes of wheels by name; other wheels are hashed.
     """
     root = directory / INDEX_NAME
     files = [listed for wheel in directory.glob("*.whl") if (listed := _list(wheel, root, known))]
@@ -96,7 +96,7 @@ def _list(wheel: Path, root: Path, known: Mapping[str, Entry]) -> _File | None:
 
 
 def _metadata(wheel: Path, folder: Path, entry: Entry) -> bytes:
-    """METADATA of a wheel, which lies beside its link: with the time of the wheel it is from."""
+    """Return METADATA of a wheel, from the file beside its link if that is current."""
     file = folder / f"{wheel.name}.metadata"
     if file.is_file() and file.stat().st_mtime_ns == entry.mtime_ns:
         return file.read_bytes()
@@ -167,7 +167,7 @@ def _json(**content: object) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all, and only where it changes something."""
+    """Write a file atomically, if its content changes."""
     if file.is_file() and file.read_text(encoding="utf-8") == text:
         return
     write_whole(file, text.encode())

@@ -1,7 +1,7 @@
 """Build the sources in a lock on this machine, and put their wheels into the lock.
 
-A lock that was given, and files of requirements, name repositories, projects and archives, which
-only the lock of their resolution tells.
+Given locks and files of requirements may name repositories, projects and archives, which only the
+resolved lock lists completely.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class BuiltLock:
     """The result of building the sources of a lock.
 
     Attributes:
-        lock: the same lock with wheels for what it had in source.
-        origins: where each built wheel is from, by its file name, without credentials.
+        lock: the lock, with wheels in place of sources.
+        origins: URL or path of the source of each built wheel, by file name, without credentials.
     """
 
     lock: Pylock
     origins: dict[str, str]
 
     def text(self) -> str:
-        """The lock as it is written: without credentials."""
+        """Return the text of the lock without credentials."""
         return tomli_w.dumps(public(dict(self.lock.to_dict())))
 
 
@@ -66,19 +66,19 @@ def build_locked(
     the index only where ``wanted.builds`` names them.
 
     Args:
-        lock: what ``wanted`` was resolved to, or is.
+        lock: the resolved or given lock.
         wanted: the requirements.
-        target: for which the wheels must be.
-        directory: of the wheelhouse.
-        progress: told of the one step, ``build``, where there is something to build.
+        target: the target that the wheels must fit.
+        directory: directory of the wheelhouse.
+        progress: informed of the one step, ``build``, if it is needed.
         own: directories whose code is the user's, besides those of a lock that the user gave.
 
     Raises:
-        ResolveError: a source that does not build, or not for the target; a source distribution
-            of the index that is not to be built.
+        ResolveError: a source does not build, or not for the target; or a source distribution of
+            the index may not be built.
         SourceError: a source cannot be fetched.
         UnavailableError: git or uv is not installed.
-        WheelError: what was built is not sound.
+        WheelError: a built wheel is not sound.
     """
     allowed = {canonicalize_name(one.name) for one in wanted.builds}
     todo = [
@@ -92,7 +92,7 @@ def build_locked(
     whole = [package for package in lock.packages if package not in todo]
     chosen_wheels(dataclasses.replace(lock, packages=whole), target)  # fail before anything is made
     base = directory.absolute()
-    if wanted.lock:  # uv counts the paths that it prints from where it runs
+    if wanted.lock:  # paths that uv prints start at its working directory
         base = Path.cwd() if wanted.lock.name == UV_LOCK_NAME else wanted.lock.parent
     origins: dict[str, str] = {}
     made: dict[int, Package] = {}
@@ -115,7 +115,7 @@ def build_locked(
 
 
 def _bring(package: Package, base: Path, folder: Path) -> tuple[Path, str]:
-    """The directory or source distribution to build, and where it is from."""
+    """Return the directory or source distribution to build, and its origin."""
     from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
 
     if isinstance(package.vcs, PackageVcs):

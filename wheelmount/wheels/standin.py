@@ -1,8 +1,8 @@
-"""A stand-in for an interpreter that this machine need not have, for uv to resolve for.
+"""A stand-in for a target's interpreter, so that uv can resolve without that interpreter.
 
-uv takes implementation and ABI from an interpreter, which it runs to ask, and only version and
-platform from its options. The stand-in is the Python that runs this, but for what it says of those
-two. It is a program of its own, run by path.
+uv learns implementation and ABI by running an interpreter; its options only set version and
+platform. The stand-in is the running Python with another answer to uv's question. It is a program,
+run by path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def interpreter(target: Target) -> Iterator[str]:
     """Yield the path of an interpreter of the target's implementation and ABI, or a stand-in."""
     here = sys.implementation.name, "t" in getattr(sys, "abiflags", "")
     if here == (target.implementation, target.free_threaded):
-        yield sys.executable  # uv has the rest from its options
+        yield sys.executable  # uv's options say the rest
         return
     environment = target.environment()
     facts = {
@@ -45,7 +45,7 @@ def interpreter(target: Target) -> Iterator[str]:
 
 
 def main(facts: str, arguments: Sequence[str]) -> int:
-    """Run Python with these arguments; what it says of itself in JSON gets these facts."""
+    """Run Python with these arguments, and replace the facts in its JSON output."""
     done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, check=False)
     said = done.stdout
     with contextlib.suppress(ValueError):

@@ -6,8 +6,8 @@
     wheels/0c41….json       what the wheel of that SHA-256 consists of
     wheels/0c41…-cpython-311.json    the same with bytecode
 
-Wheels of one package for several targets, or of several versions, have most files in common, and
-so have unpacked wheels of different wheelhouses. All may be deleted at any time: it is made again.
+Wheels of one package for several targets or of several versions have most files in common, and so
+do different wheelhouses. The cache may be deleted at any time: it is made again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from installer.scripts import ScriptSection
 
 _SHEBANG = "python"
-"""What stands for the interpreter in scripts (binary distribution format, PEP 427)."""
+"""Placeholder of the interpreter in scripts (binary distribution format, PEP 427)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,16 @@ class Content:
 
     @property
     def row(self) -> tuple[str, str]:
-        """Hash and size as RECORD has them."""
+        """Return hash and size as in RECORD."""
         digest = base64.urlsafe_b64encode(bytes.fromhex(self.sha256)).rstrip(b"=").decode()
         return f"sha256={digest}", str(self.size)
 
     @property
     def time(self) -> int:
-        """The time that files of it have, in seconds.
+        """Return the mtime of files with this content, in seconds.
 
-        Made of the content, so that files that are the same can be one, and that files that differ
-        never pass for the same with those who compare times: bytecode, and tools that copy.
+        It is computed from the content, so that equal files can share an inode, and programs that
+        compare times (Python's bytecode, copying tools) never mistake different files for equal.
         """
         return _EPOCH + int(self.sha256[:8], 16) % _YEARS
 
@@ -88,12 +88,12 @@ class Recipe:
     """The files of an unpacked wheel.
 
     Attributes:
-        sha256: of the wheel.
-        root: scheme of what lies at its top: ``purelib`` or ``platlib``.
+        sha256: hash of the wheel.
+        root: scheme of the files at its top: ``purelib`` or ``platlib``.
         info: name of its directory ``.dist-info``.
         files: by scheme, contents by path.
         bytecode: contents by path, in the scheme of the root.
-        tag: of that bytecode; empty without.
+        tag: tag of the bytecode's files; empty without bytecode.
     """
 
     sha256: str
@@ -105,7 +105,7 @@ class Recipe:
 
     @classmethod
     def read(cls, file: Path) -> Recipe:
-        """Read what ``write`` has written."""
+        """Read a recipe that ``write`` wrote."""
         data = json.loads(file.read_text(encoding="utf-8"))
         for files in (*data["files"].values(), data["bytecode"]):
             files.update({path: Content(*content) for path, content in files.items()})
@@ -119,7 +119,7 @@ class Recipe:
         write_whole(file, json.dumps(data).encode())
 
     def schemes(self) -> Iterator[tuple[str, dict[str, Content]]]:
-        """Each scheme, and contents by path in it, bytecode among them."""
+        """Yield each scheme with its contents by path, bytecode included."""
         for scheme, files in self.files.items():
             yield scheme, {**files, **self.bytecode} if scheme == self.root else files
 
@@ -128,7 +128,7 @@ class Unpacked:
     """A directory of unpacked wheels. Any number of processes may use one.
 
     Args:
-        directory: where it is, or will be.
+        directory: path of the cache; made if it is missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -140,19 +140,19 @@ class Unpacked:
         compiler: Compiler | None = None,
         progress: Progress = SILENT,
     ) -> list[Recipe]:
-        """Unpack wheels that are not there yet.
+        """Unpack the wheels that the cache lacks.
 
         Args:
             wheels: files and the SHA-256 that each must have.
-            compiler: what makes their bytecode; none without.
-            progress: told of the steps ``unpack`` and ``compile``, if there is something to do.
+            compiler: compiles their bytecode; None for no bytecode.
+            progress: informed of the steps ``unpack`` and ``compile``, if they are needed.
 
         Returns:
-            What each of them consists of, in order.
+            The recipe of each wheel, in order.
 
         Raises:
-            WheelError: one that can't be unpacked, or that has another hash.
-            SourceError: the directory can't be written.
+            WheelError: a wheel cannot be unpacked, or has another hash.
+            SourceError: the directory cannot be written.
             StoreError: no space is left.
         """
         with disk_errors(self.directory):
@@ -166,7 +166,7 @@ class Unpacked:
         return [found[digest] for _, digest in wheels]
 
     def object(self, content: Content) -> Path:
-        """The file of a content."""
+        """Return the path of the file with a content."""
         name = content.sha256 + ("x" if content.executable else "")
         return self.directory / "objects" / name[:2] / name
 
@@ -177,7 +177,7 @@ class Unpacked:
     def _find(self, digest: str, compiler: Compiler | None) -> Recipe | None:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             recipe = Recipe.read(self._recipe(digest, compiler))
-            # Sizes too: a machine that lost its power may have left names without bytes.
+            # Compare sizes, too: a power failure may leave files without bytes.
             contents = (c for _, files in recipe.schemes() for c in files.values())
             if all(self.object(content).stat().st_size == content.size for content in contents):
                 os.utime(self._recipe(digest, compiler))  # the last use, for ``cache prune``
@@ -220,7 +220,7 @@ class Unpacked:
         return [recipe for _, recipe in recipes]
 
     def _keep(self, folder: Path, recipe: Recipe) -> None:
-        """Move contents to where they are found by their hashes."""
+        """Move contents to their places by hash."""
         for scheme, files in recipe.schemes():
             for path, content in files.items():
                 file = self.object(content)
@@ -234,7 +234,7 @@ class _StopError(Exception):
 
 
 class _Folder(WheelDestination):
-    """A directory that a wheel is unpacked into, one directory a scheme."""
+    """A directory that a wheel is unpacked into, with a directory for each scheme."""
 
     def __init__(self, folder: Path, recipe: Recipe, stop: threading.Event) -> None:
         self._folder = folder
@@ -284,11 +284,11 @@ class _Folder(WheelDestination):
 
 
 _NOT_OF_A_WHEEL = ("RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "LINKS", "direct_url.json")
-"""Signatures, and what is written where it is installed."""
+"""Files that are not installed: signatures, and files that installers write."""
 
 
 class _Source(WheelFile):
-    """A wheel without what is not installed: bytecode of its own, and parts of its metadata."""
+    """A wheel without the files that are not installed: its own bytecode, parts of its metadata."""
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         for record, stream, executable in super().get_contents():
@@ -313,7 +313,7 @@ def _unpack(wheel: Path, digest: str, folder: Path, stop: threading.Event) -> Re
                 installer.install(_Source(archive), _Folder(folder, recipe, stop), {})
     except (*UNREADABLE, InvalidWheelSource, InvalidRecordEntry) as error:
         if isinstance(error, OSError) and error.errno:
-            raise  # of the disk, not of the archive
+            raise  # an error of the disk, not of the archive
         reason = " ".join(str(error).split()) or type(error).__name__
         raise WheelError(
             f"{wheel.name} cannot be unpacked: {reason}",
@@ -323,7 +323,7 @@ def _unpack(wheel: Path, digest: str, folder: Path, stop: threading.Event) -> Re
 
 
 def _bytecode(root: Path, paths: Iterable[str]) -> dict[str, Content]:
-    """What has become of the sources that compile, as contents."""
+    """Return the contents of the bytecode of the sources that compiled."""
     found = {}
     for path in paths:
         file = root / path

@@ -29,7 +29,7 @@ _TRUE = ("1", "true", "yes", "on", "t", "y")
 
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str:
-    """A setting, such as ``keyring-provider``; empty where it is not set."""
+    """Return a setting, such as ``keyring-provider``; empty if it is not set."""
     variable = environ.get(f"UV_{name.upper().replace('-', '_')}")
     if variable is not None:
         return variable
@@ -41,7 +41,7 @@ def text(name: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """A setting that is on or off, such as ``native-tls``."""
+    """Return a setting that is on or off, such as ``native-tls``."""
     return text(name, environ).lower() in _TRUE
 
 
@@ -54,7 +54,7 @@ def insecure_hosts(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def of_indexes(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The settings of uv's configuration that say where packages are from, as one table."""
+    """Return the settings of indexes in uv's configuration, as one table."""
     found: dict[str, Any] = {}
     for table in tables(environ):
         for settings in (table, table.get("pip", {})):
@@ -67,13 +67,13 @@ def of_indexes(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def use_indexes(default: str, more: Sequence[str], links: Sequence[str]) -> None:
-    """Have uv, and downloads, use indexes that were named on the command line, in this process.
+    """Make uv and downloads of this process use indexes of the command line.
 
-    By variables, and not by arguments of uv, which other users see.
+    They are passed as variables: other users can see the arguments of uv.
 
     Args:
-        default: URL in place of PyPI's; empty to leave it.
-        more: URLs of indexes that count before that one.
+        default: URL of the default index; empty for PyPI.
+        more: URLs of indexes that are searched before it.
         links: URLs or paths of directories and pages with links to wheels.
     """
     if default:
@@ -87,7 +87,7 @@ def use_indexes(default: str, more: Sequence[str], links: Sequence[str]) -> None
 
 
 def passed_over(environ: Mapping[str, str] = os.environ) -> str:
-    """A warning where pip's own configuration names an index, and uv's none; else nothing."""
+    """Return a warning if only pip's configuration names an index; empty otherwise."""
     own = [name for name in environ if re.fullmatch(r"UV_(?:DEFAULT_)?INDEX(?:_URL)?", name)]
     if own or any(
         {"index", "index-url"} & {*table, *table.get("pip", {})} for table in tables(environ)
@@ -118,9 +118,9 @@ def _of_pip(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def tables(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
-    """The tables of uv's configuration files, in the order in which they count.
+    """Yield the tables of uv's configuration files, by precedence.
 
-    One that can't be read is passed over: uv says what is wrong with it.
+    Unreadable files are skipped: uv reports them.
     """
     for file in _files(environ):
         try:

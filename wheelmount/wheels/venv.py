@@ -1,8 +1,8 @@
 """Make virtual environments to mount on hosts, of links to unpacked wheels.
 
-An environment is named by what is in it and never changed, so that it can be mounted by any number
-of commands, and is made once. It works wherever it is mounted: its programs look for their
-interpreter beside them, and its interpreter is a link to one that hosts have at the same path.
+The name of an environment is a hash of its contents, and it never changes, so it is made once and
+any number of commands can mount it. It works at any path: its programs look for their interpreter
+beside them, and its interpreter is a link to one that hosts have at the same path.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.unpacked import Unpacked
 
 _VERSION = 1
-"""Version of the layout of environments; those of other versions are made again."""
+"""Version of the layout; environments of other versions are made again."""
 
 _INSTALLER = b"wheelmount\n"
 
 NOTE = "wheelmount.json"
 """Name of the file in each environment that describes it."""
 
-# Shell and Python both can read this: the interpreter beside the program.
+# A shell and Python can both run this: it starts the interpreter beside the program.
 _SHEBANG = (
     b'#!/bin/sh\n\'\'\'exec\' "$(dirname -- "$(realpath -- "$0")")"/python "$0" "$@"\n\' \'\'\'\n'
 )
@@ -51,8 +51,8 @@ class Environment:
     """An environment in the cache.
 
     Attributes:
-        folder: where it is.
-        packages: ``NAME==VERSION`` of each package in it.
+        folder: its directory.
+        packages: ``NAME==VERSION`` of each of its packages.
         python: version of its Python.
     """
 
@@ -62,11 +62,11 @@ class Environment:
 
     @classmethod
     def read(cls, folder: Path) -> Environment:
-        """What a directory says that it is.
+        """Read the description of an environment.
 
         Raises:
-            OSError: it says nothing.
-            ValueError: likewise.
+            OSError: the description cannot be read.
+            ValueError: the description is malformed.
         """
         data = json.loads((folder / NOTE).read_text(encoding="utf-8"))
         return cls(folder, tuple(data["packages"]), data["python"])
@@ -80,29 +80,29 @@ def make(
     cache: Path,
     progress: Progress = SILENT,
 ) -> tuple[Environment, bool]:
-    """Make the environment of some wheels, unless it is there.
+    """Make the environment of some wheels, unless it exists.
 
     Args:
-        house: directory of a wheelhouse that has the wheels as they were resolved.
-        wheels: names of those that are to be in it.
-        target: what they were chosen for.
-        python: path of the interpreter, on hosts too; or one that is to be brought along.
-        cache: directory for environments and for what is unpacked, of this user alone.
-        progress: told of the steps ``unpack``, ``compile`` and ``environment``, if there is
-            something to do.
+        house: directory of a wheelhouse with the resolved wheels.
+        wheels: names of the wheels to install.
+        target: the target that they were chosen for.
+        python: path of the interpreter on hosts, or an interpreter to put into the environment.
+        cache: private directory for environments and unpacked wheels.
+        progress: informed of the steps ``unpack``, ``compile`` and ``environment``, if they are
+            needed.
 
     Returns:
-        The environment, and whether it had to be made.
+        The environment, and whether it was made now.
 
     Raises:
-        ConfigError: the directory for environments is open to others.
-        WheelError: wheels that can't be unpacked, or that can't be in one environment.
-        SourceError: the cache can't be written.
+        ConfigError: other users may write to the directory of environments.
+        WheelError: wheels cannot be unpacked, or exclude each other.
+        SourceError: the cache cannot be written.
         StoreError: no space is left.
-        UnavailableError: the Python that makes bytecode failed.
+        UnavailableError: the Python that compiles bytecode failed.
     """
     chosen = items_of(house, wheels)
-    # Not by what was named: what has come as a dependency is as good.
+    # Not by the requested names: a dependency is the same package.
     each = sorted((one.filename, one.sha256, repr(one.direct_url)) for one in chosen)
     text = repr((_VERSION, str(target), python, each))
     folder = directory(cache) / hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -155,11 +155,11 @@ def every(cache: Path) -> Iterator[Environment]:
 
 
 def directory(cache: Path) -> Path:
-    """Where environments are, which no other user may write.
+    """Return the directory of environments; made if it is missing.
 
     Raises:
-        ConfigError: another user may.
-        SourceError: it can't be made.
+        ConfigError: another user may write to it.
+        SourceError: it cannot be made.
     """
     folder = cache / "environments"
     with disk_errors(folder):
@@ -175,7 +175,7 @@ def directory(cache: Path) -> Path:
 
 
 def _base(part: Path, target: Target, python: str) -> None:
-    """What an environment without packages has."""
+    """Make an environment without packages."""
     release = target.minor_release
     (part / "bin").mkdir()
     _library(part, target).mkdir(parents=True)
@@ -188,7 +188,7 @@ def _base(part: Path, target: Target, python: str) -> None:
 
 
 def _name_python(part: Path, program: str) -> None:
-    """Have an interpreter by its other names too."""
+    """Link the other names of an interpreter to it."""
     for name in ("python", "python3"):
         if not (part / "bin" / name).is_symlink():
             (part / "bin" / name).symlink_to(program)
@@ -203,7 +203,7 @@ def _library(part: Path, target: Target) -> Path:
 def _place(
     part: Path, item: Item, passed: set[tuple[str, ...]], target: Target, unpacked: Unpacked
 ) -> None:
-    """Bring the files of a wheel into an environment, its RECORD last."""
+    """Link the files of a wheel into an environment, its RECORD last."""
     recipe, library = item.recipe, _library(part, target)
     places = {
         "purelib": library,
@@ -246,7 +246,7 @@ def _place(
 
 
 def _script(script: bytes) -> bytes:
-    """A program whose first line names Python, with the interpreter beside it in that place."""
+    """Return a script whose first line starts the interpreter beside it."""
     if not script.startswith(b"#!python"):
         return script
     return _SHEBANG + script.partition(b"\n")[2]

@@ -31,7 +31,7 @@ UV_LOCK_NAME = "uv.lock"
 PRE, NO_DEPS = "--prerelease=allow", "--no-deps"
 """Options of uv, see ``Wanted.flags``."""
 
-# What in a file names other files, or wheels and projects on this machine.
+# Lines of a file that name other files, or wheels and projects on this machine.
 _OTHERS = re.compile(
     rb"^\s*(?:-[rcef]\b|--(?:requirement|constraint|editable|find-links)\b|\.|/)"
     rb"|file:|git\+|\b(?:path|git|dynamic)\s*=",
@@ -55,12 +55,12 @@ class Wanted:
         groups: normalized names of dependency groups (PEP 735) of the same.
         projects: absolute paths of projects and source distributions to build.
         builds: packages whose source distributions in the index, or in a lock, are to be built.
-        overrides: requirements that take the place of all others of their names.
-        flags: options of uv that change what is chosen: ``--prerelease=allow``, ``--no-deps``,
+        overrides: requirements that replace all others of their names.
+        flags: options of uv that change the chosen versions: ``--prerelease=allow``, ``--no-deps``,
             ``--exclude-newer=…``.
         override_files: absolute paths of files of such requirements.
-        confined: whether builds of strangers' sources run in a sandbox.
-        require_hashes: whether all that they come to has to be pinned by hashes.
+        confined: whether builds of foreign sources run in a sandbox.
+        require_hashes: whether all packages must be pinned by hashes.
     """
 
     requirements: tuple[Requirement, ...] = ()
@@ -97,9 +97,9 @@ class Wanted:
         with ``.`` or ``/``.
 
         Raises:
-            InputError: nothing is required, one of them can't be parsed, a lock does not stand
-                alone, or extras or groups are of no project.
-            SourceError: a file that does not exist.
+            InputError: there are no requirements, one cannot be parsed, a lock is combined with
+                others, or there are extras or groups without a project.
+            SourceError: a file does not exist.
         """
         texts = [_named(text) for text in requirements]
         paths = [path for text in texts if (path := local_path(text))]
@@ -139,7 +139,7 @@ class Wanted:
 
     @property
     def lock(self) -> Path | None:
-        """The lock among the files."""
+        """The lock among the files, if there is one."""
         locks = [f for f in self.files if f.name == UV_LOCK_NAME or is_valid_pylock_path(f)]
         return locks[0] if locks else None
 
@@ -152,7 +152,7 @@ class Wanted:
 
     @property
     def by_name(self) -> bool:
-        """Whether it is all names, which mean the same on another machine."""
+        """Whether all requirements are names, which mean the same on another machine."""
         return self == Wanted(self.requirements) and not any(one.url for one in self.requirements)
 
     @property
@@ -160,12 +160,12 @@ class Wanted:
         return [file for file in self.files if file.name in (PROJECT_NAME, UV_LOCK_NAME)]
 
     def repositories(self) -> list[Requirement]:
-        """What ``[tool.uv.sources]`` of its projects take from git, as requirements with URLs.
+        """Return the git sources of its projects (``[tool.uv.sources]``), as requirements with URLs.
 
-        uv would clone them itself, and tell git their passwords as arguments.
+        uv would clone them itself, and pass their passwords to git as arguments.
 
         Raises:
-            InputError: a repository without an address, or a name that is none.
+            InputError: a repository has no address, or a name is invalid.
         """
         found = []
         for file in self._own:
@@ -184,7 +184,7 @@ class Wanted:
         return found
 
     def _needed(self, project: dict[str, Any]) -> Iterator[Requirement]:
-        """The requirements of a ``pyproject.toml``, extras and groups asked for among them."""
+        """Yield the requirements of a ``pyproject.toml``, with the requested extras and groups."""
         table = project.get("project", {})
         texts = list(table.get("dependencies", ()))
         for extra, more in table.get("optional-dependencies", {}).items():
@@ -196,7 +196,7 @@ class Wanted:
                 yield Requirement(text)
 
     def options(self) -> list[str]:
-        """The arguments of ``uv pip compile`` for all but the requirements as strings."""
+        """Return the arguments of ``uv pip compile`` for all but the string requirements."""
         return [
             *(f"--constraints={file}" for file in self.constraints),
             *(f"--extra={name}" for name in self.extras),
@@ -207,10 +207,10 @@ class Wanted:
         ]
 
     def digest(self) -> str:
-        """A hash of all that an answer depends on, but for the index.
+        """Return a hash of everything that a resolution depends on, except for the index.
 
-        Empty where that can't be told: files that name others, and what lies on this machine and
-        may have been built anew.
+        Empty if that is unknown: for files that name others, and for wheels and projects on this
+        machine, which may have changed.
         """
         digest = hashlib.sha256(
             repr(
@@ -229,10 +229,10 @@ class Wanted:
         return "" if local or self.projects else digest.hexdigest()
 
     def with_files(self, change: Callable[[Path], Path]) -> Wanted:
-        """The same with others in place of its files of requirements, but for projects and locks.
+        """Return a copy with other files of requirements; projects and locks stay.
 
         Args:
-            change: gives the other of each file.
+            change: returns the replacement of a file.
         """
 
         def changed(files: Iterable[Path]) -> tuple[Path, ...]:
@@ -252,7 +252,7 @@ class Wanted:
 
 
 def _repository(needed: Requirement, source: dict[str, object]) -> Requirement:
-    """A requirement whose entry in ``[tool.uv.sources]`` has ``git``, with that as its URL."""
+    """Return a requirement with the URL of its ``git`` entry in ``[tool.uv.sources]``."""
     revision = next((source[key] for key in ("rev", "tag", "branch") if key in source), "")
     url = f"git+{source['git']}{f'@{revision}' if revision else ''}"
     url += f"#subdirectory={source['subdirectory']}" if "subdirectory" in source else ""
@@ -270,7 +270,7 @@ def _repository(needed: Requirement, source: dict[str, object]) -> Requirement:
 
 
 def _named(text: str) -> str:
-    """A requirement, with its name where it is the bare URL of a wheel or source distribution."""
+    """Return a requirement; the bare URL of a wheel or source distribution gets its name."""
     if text.startswith(("http://", "https://")):
         one = Line(Path(), "", text).requirement()
         return str(one) if one is not None else text
