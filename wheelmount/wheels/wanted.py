@@ -160,7 +160,7 @@ class Wanted:
         return [file for file in self.files if file.name in (PROJECT_NAME, UV_LOCK_NAME)]
 
     def repositories(self) -> list[Requirement]:
-        """Return the git sources of its projects (``[tool.uv.sources]``), as requirements with URLs.
+        """Return git sources of its projects (``[tool.uv.sources]``), as requirements with URLs.
 
         uv would clone them itself, and pass their passwords to git as arguments.
 
