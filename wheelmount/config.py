@@ -89,11 +89,11 @@ class Settings:
     """Hosts that one host sends a block to; 0 to choose by size and number of hosts."""
 
     compress: str = "auto"
-    """Whether bytes are sent compressed: ``auto`` where that is faster, ``always`` or ``never``."""
+    """Whether bytes are sent compressed: ``auto`` if that is faster, ``always`` or ``never``."""
 
     transport: str = "auto"
-    """How bytes of files travel: ``rdma`` by RDMA devices and in no other way, ``tcp`` by none, or
-    ``auto`` for what is faster from one host to another, where both have a device."""
+    """How bytes of files travel: ``rdma`` only by RDMA devices, ``tcp`` never by them, ``auto`` by
+    the faster way between two hosts that both have a device."""
 
     read_timeout: float = 60.0
     """Seconds that a read in the mount waits for its bytes before it fails with EIO."""
@@ -132,7 +132,7 @@ class Settings:
     """Directory for wheelhouses and images that can be made again."""
 
     cache_size: int = 0
-    """Most bytes of the cache, kept by ``wheelmount install``; 0 for no bound."""
+    """Bytes to which ``wheelmount install`` reduces the cache at its end; 0 for no limit."""
 
     state_dir: str = dataclasses.field(
         default_factory=lambda: platformdirs.user_state_dir("wheelmount")
@@ -400,7 +400,7 @@ def _table(file: Found, name: str) -> dict[str, Any] | None:
                 return None
             table = table[key]
     if not isinstance(table, dict):
-        raise ConfigError(f"{file.path}: tool.wheelmount is no table", hint="correct the file")
+        raise ConfigError(f"{file.path}: tool.wheelmount is not a table", hint="correct the file")
     return table
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COUNT = 65536
-"""Ids of a range, which is what containers have."""
+"""Number of ids in a range that a container needs."""
 
 USERS, GROUPS = Path("/etc/subuid"), Path("/etc/subgid")
 
@@ -19,9 +19,9 @@ class Ids:
     """Ranges of ids of this user.
 
     Attributes:
-        user: first of the user ids.
-        group: first of the group ids.
-        count: how many of either.
+        user: first user id.
+        group: first group id.
+        count: number of user ids, and of group ids.
     """
 
     user: int
@@ -29,13 +29,13 @@ class Ids:
     count: int = COUNT
 
     def mapped(self) -> bool:
-        """Whether this process's namespace has them, each as itself; and real root not."""
+        """Return whether this process's namespace maps each id to itself, and does not map root."""
         both = (("uid", self.user), ("gid", self.group))
         return all([str(first)] * 2 + [str(self.count)] in _map(kind) for kind, first in both)
 
 
 def ids() -> Ids | None:
-    """Those of this user; None if there are none, or fewer than a container has."""
+    """Return this user's ranges; None if there are none, or fewer ids than a container needs."""
     user, group = (_first(file) for file in (USERS, GROUPS))
     return None if user is None or group is None else Ids(user, group)
 

@@ -131,10 +131,10 @@ def exec_privileges() -> list[str]:
 
 
 def own_ids() -> str:
-    """What a user namespace of a container is to map, a line each; empty where apptainer says it.
+    """Return the id maps for a container's user namespace; empty if apptainer makes them itself.
 
-    In the namespace that a host on this machine has, which has the user's subordinate ids too, this
-    process may map them itself: root in the container is this user, as by ``--fakeroot``.
+    In the namespace of a host on this machine, which has the user's subordinate ids, this process
+    may map them itself: root in the container is this user, as with ``--fakeroot``.
     """
     if os.geteuid() == 0 or _root_is_real():
         return ""
@@ -221,7 +221,8 @@ def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], ob
         reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
         raise ContainerError(
             f"{reference} cannot be pulled: {reason or f'exit code {code}'}",
-            hint=advice or "see whether `apptainer pull` can, and is logged in where it has to be",
+            hint=advice
+            or "try `apptainer pull`; a private registry needs `apptainer registry login`",
         )
 
 
@@ -255,11 +256,11 @@ def _logged(
 
 
 def make_overlay(path: Path, size: int) -> None:
-    """Make an overlay in one file, for containers of this user.
+    """Make an overlay in one file for containers of this user.
 
     Args:
         path: the file.
-        size: MiB, 64 or more; unused parts take no room.
+        size: MiB, 64 or more; unused parts take no space.
 
     Raises:
         ContainerError: it cannot be made.
@@ -297,7 +298,8 @@ def inspect(image: Path) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise ContainerError(
-            f"{image} does not say what it is within {DESCRIPTION_TIMEOUT:.0f} s", hint=wrong
+            f"the description of {image} was not read within {DESCRIPTION_TIMEOUT:.0f} s",
+            hint=wrong,
         ) from None
     if done.code:
         said = _reason(done.stderr + done.stdout)
@@ -305,7 +307,7 @@ def inspect(image: Path) -> dict[str, Any]:
     try:
         attributes: dict[str, Any] = json.loads(done.stdout)["data"]["attributes"]
     except (ValueError, TypeError, KeyError):
-        raise ContainerError(f"{image} says nonsense of itself", hint=wrong) from None
+        raise ContainerError(f"{image} has a malformed description", hint=wrong) from None
     return attributes
 
 
@@ -338,7 +340,7 @@ def _reason(output: str) -> str:
 
 _KNOWN = {
     "/etc/subuid": "run examples/setup.sh, or as root: apptainer config fakeroot --add USER",
-    "failed to change uid and gids": "images with files of several users are built by who has "
+    "failed to change uid and gids": "to build images with files of several users, you need "
     "subordinate ids: as root: apptainer config fakeroot --add USER",
     "user namespace": "ordinary users need user namespaces: sysctl user.max_user_namespaces",
     "Requesting capability set": "set 'root default capabilities = no' in apptainer.conf",
@@ -350,7 +352,7 @@ _KNOWN = {
     "cgroups v2 for ordinary users): leave --memory and --cpus out, or have Slurm bound the job",
     "No space left": "free some space, or set TMPDIR to a larger directory",
     "HTTP response to HTTPS client": "for a registry without TLS: APPTAINER_NO_HTTPS=true",
-    "unauthorized": "see whether the name is right, and log in: apptainer registry login",
+    "unauthorized": "check the name, and log in: apptainer registry login",
     "/dev/fuse": "load the fuse module; as root: chmod 666 /dev/fuse",
 }
 """Advice for known failures, by a part of their message."""

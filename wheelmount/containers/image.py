@@ -39,11 +39,11 @@ def inspect(sif: Path) -> Image:
 
     Raises:
         SourceError: the file does not exist.
-        ContainerError: it is no image.
+        ContainerError: it is not an image.
         UnavailableError: apptainer is missing.
     """
     check(sif)
-    if sif.is_dir():  # apptainer takes any for an image, and has nothing to say of it
+    if sif.is_dir():  # apptainer accepts any directory as an image, and has no description of it
         raise ContainerError(f"{sif} is a directory and no image", hint="give the file of an image")
     attributes = apptainer.inspect(sif.absolute())
     return Image(sif, attributes.get("labels") or {}, attributes.get("deffile") or "")
@@ -84,18 +84,18 @@ def build(
 
     Args:
         definition: the ``.def`` file.
-        sif: where the image goes; its directory is made. Beside it ``SIF.stamp`` says what it was
-            made of, ``SIF.log`` tells about a build that runs or failed, ``.SIF.lock`` stays.
+        sif: path of the image; its directory is made. Beside it, ``SIF.stamp`` records its inputs,
+            ``SIF.log`` is the log of a running or failed build, and ``.SIF.lock`` stays.
         build_args: values for the definition's ``{{ names }}``.
-        progress: told about a build, not about an image that is kept.
+        progress: informed of a build, not of an image that is up to date.
 
     Returns:
         True if it was built, False if it was there.
 
     Raises:
         SourceError: the definition, or a file it copies, is missing.
-        InputError: a build argument that is not one.
-        ContainerError: the build failed; an image that was there before still is.
+        InputError: a build argument is invalid.
+        ContainerError: the build failed; an earlier image is still there.
         UnavailableError: apptainer is missing.
     """
     definition, sif = definition.absolute(), sif.absolute()
@@ -160,7 +160,7 @@ def lock(sif: Path, progress: Progress) -> Iterator[None]:
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout:
-            progress.log(f"waiting for another process that makes {sif.name}")
+            progress.log(f"waiting for another process that builds {sif.name}")
             lock.acquire()
     except OSError as error:
         raise ContainerError(
@@ -173,7 +173,7 @@ def lock(sif: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-# --- which image a file is ------------------------------------------------------------------------
+# --- identity of an image -------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

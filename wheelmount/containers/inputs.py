@@ -28,10 +28,10 @@ def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SourceError(
             f"definition {definition} cannot be read: {reason}",
-            hint="wheelmount's own go by their names: wheelmount image build python",
+            hint="name one of wheelmount's own: wheelmount image build python",
         ) from None
     digest = blake3(text.encode())
-    # Values that are paths of files tell by what is in these, see below.
+    # Files count by their contents, see below.
     named = sources(text, build_args)
     plain = {name: value for name, value in build_args.items() if value not in named}
     digest.update(json.dumps(sorted(plain.items())).encode())
@@ -40,7 +40,7 @@ def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
         found = sorted(glob.glob(source, root_dir=definition.parent))  # noqa: PTH207
         if not found:
             raise SourceError(
-                f"{definition.name} needs {source}, which is not there",
+                f"{definition.name} needs {source}, which does not exist",
                 hint=f"relative paths start at {definition.parent}; --build-arg gives others",
             )
         for name in found:
@@ -54,9 +54,9 @@ def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
 
 
 def sources(text: str, build_args: Mapping[str, str]) -> list[str]:
-    """The paths of this machine, patterns among them, that a definition starts from or copies.
+    """Return the paths and patterns of this machine that a definition starts from or copies.
 
-    That is ``From`` after ``Bootstrap: localimage``, and ``%files``.
+    These are ``From`` after ``Bootstrap: localimage``, and ``%files``.
     """
     values: dict[str, str] = {}
     for line in _section(text, "%arguments"):
@@ -80,7 +80,7 @@ def _bases(text: str) -> Iterator[str]:
 
 
 def _section(text: str, name: str) -> Iterator[str]:
-    """The lines of one section. ``%files from STAGE`` is another: it copies inside the build."""
+    """Yield the lines of a section; ``%files from STAGE`` is another, which copies in the build."""
     current = ""
     for line in map(str.strip, text.splitlines()):
         if line.startswith("%"):

@@ -314,7 +314,7 @@ def tree_of(plan: str) -> str:
 
 
 def _first(wheel: dict[str, Any]) -> Iterator[str]:
-    """Return one file that is linked in mode ``symlink``."""
+    """Yield one file that is linked in mode ``symlink``."""
     passed = {path for scheme, path in wheel["passed"] if scheme == wheel["root"]}
     for folder, names in wheel["files"].get(wheel["root"], {}).items():
         if folder.split("/")[0] != wheel["info"]:
