@@ -1,10 +1,10 @@
-"""This wheelmount with its Python and all that it needs, for hosts that have none of it.
+"""Send this installation of wheelmount, with its Python, to hosts that have none.
 
-A bundle is an archive of two directories: ``python``, the interpreter that runs this with the
-libraries of the system that it needs (but glibc's), and ``venv``, a virtual environment of it with
-the packages that hosts need. It works wherever it lies. A host keeps bundles in a private directory
-of the user's, each under its key; ``SCRIPT`` runs there, starts the one that is wanted, and asks
-for it where it is not there.
+A bundle is an archive of two directories: ``python``, the running interpreter with the system
+libraries that it needs (without glibc's), and ``venv``, a virtual environment with the packages
+that hosts need. It works at any path. A host keeps bundles in a private directory of the user, by
+their keys. ``SCRIPT`` runs on the host: it starts the requested bundle, and asks for it if it is
+missing.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from wheelmount.progress import Progress, Task
 log = logging.getLogger("wheelmount")
 
 UNPACK = 120.0
-"""Seconds that a host may take to unpack it, beyond those in which hosts are to start."""
+"""Seconds that a host may take to unpack a bundle, beyond the time for its start."""
 
 GLANCE = 200
-"""Milliseconds between looks at whether what is sent is still wanted."""
+"""Milliseconds between checks whether the host still takes the bundle."""
 
 FORMAT = "1"
-"""Of bundles; part of each key."""
+"""Version of the layout of bundles; part of each key."""
 
 LEFT_OUT = frozenset({"clusterscope", "flask", "numpy", "pyarrow", "py-spy"})
-"""Packages that torchmonarch asks for and nothing uses on hosts: 240 MB of 700."""
+"""Requirements of torchmonarch that hosts do not use: 240 MB of 700."""
 
 _PARTS_LEFT_OUT = "monarch/gradient/", "monarch/monarch_dashboard/", "tests/", "zstandard/_cffi."
-"""Beginnings of files that nothing uses on hosts; ``tests`` is torchmonarch's."""
+"""Prefixes of files that hosts do not use; ``tests`` is torchmonarch's."""
 
 _STDLIB_LEFT_OUT = shutil.ignore_patterns(
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"),
@@ -67,10 +67,10 @@ _STDLIB_LEFT_OUT = shutil.ignore_patterns(
 )
 
 _SOURCES = ".c", ".pyx", ".h", ".cpp", ".pyi"
-"""Endings of files of packages that nothing reads where they run."""
+"""Suffixes of files that packages do not read when they run."""
 
 _OF_GLIBC = re.compile(r"(ld-linux|lib(c|m|dl|rt|pthread|util|resolv|nsl|anl|mvec|nss_\w+)\.so\b)")
-"""Beginnings of the names of glibc's libraries, which are the host's own everywhere."""
+"""Prefixes of the names of glibc's libraries, which every host has."""
 
 _OPTIONAL = ("pyfuse3",)
 """Packages that hosts use where they are installed."""
@@ -81,30 +81,30 @@ _PROGRAMS = frozenset({"uv"})
 _OWN = Path(wheelmount.__file__).parent
 
 KEPT_BUNDLES = 3
-"""Bundles that a client keeps."""
+"""Number of bundles that a client keeps."""
 
 PIECE = 1 << 20
-"""Bytes that are read or sent at once."""
+"""Bytes that are read or sent at a time."""
 
 GROUP = 16
-"""Parts of an archive, of 4 MiB, that are compressed at the same time at most."""
+"""Most parts of an archive, of 4 MiB each, that are compressed at the same time."""
 
 SCRIPT = " ".join(
     line.strip()
     for line in Path(__file__).with_suffix(".sh").read_text().splitlines()
     if not line.startswith("#")
 )
-"""Program of ``sh`` that starts Python on a host, by the client's path or else of the bundle."""
+"""Program of ``sh`` that starts Python on a host: at the client's path, or from the bundle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """An archive to be sent.
+    """An archive to send.
 
     Attributes:
-        path: of the archive.
-        size: of it, in bytes.
-        digest: SHA-256 of it.
+        path: path of the archive.
+        size: its size, in bytes.
+        digest: its SHA-256.
     """
 
     path: Path
@@ -112,7 +112,7 @@ class Bundle:
     digest: str
 
     def order(self, path: str = "") -> bytes:
-        """The line by which ``SCRIPT`` takes it: what comes behind, or what lies there already."""
+        """Return the line that tells ``SCRIPT`` to read the archive from its input or a path."""
         return f"{self.size} {self.digest} {path}\n".encode()
 
     def pieces(self) -> Iterator[bytes]:
@@ -124,11 +124,11 @@ class Bundle:
 
 
 class Delivery:
-    """Sends the bundle to hosts that ask for it, to all at the same time. A context manager.
+    """Sends the bundle to hosts that ask for it, to all at the same time, as a context manager.
 
     Args:
-        settings: of the client.
-        progress: told about it.
+        settings: settings of the client.
+        progress: informed of the transfer.
     """
 
     def __init__(self, settings: Settings, progress: Progress) -> None:
@@ -144,10 +144,10 @@ class Delivery:
         self._error: WheelmountError | None = None
 
     def send(self, pipe: int) -> None:
-        """Begin to send it.
+        """Begin to send the bundle to a host.
 
         Args:
-            pipe: descriptor that leads to the input of ``SCRIPT``.
+            pipe: descriptor of the pipe to the input of ``SCRIPT``.
         """
         if self._task is None:
             self._task = self._context.enter_context(self._progress.task("bring", unit="B"))
@@ -157,7 +157,7 @@ class Delivery:
 
     @property
     def since(self) -> float:
-        """Until when hosts had much to do with it, by ``time.monotonic``; may be in the future.
+        """Time until which hosts were busy with it, by ``time.monotonic``; may be in the future.
 
         Raises:
             UnavailableError: it cannot be made.
@@ -169,7 +169,7 @@ class Delivery:
     def _send(self, pipe: int, task: Task) -> None:
         try:
             with self._lock:
-                self._since = math.inf  # it takes the time that it takes
+                self._since = math.inf  # no time limit while the bundle is made
                 bundle = make(self._settings)
                 self._since = time.monotonic()
                 self._total += bundle.size
@@ -188,7 +188,7 @@ class Delivery:
                 os.set_blocking(pipe, blocking)
         except WheelmountError as error:
             self._error = error
-        except OSError as error:  # what it says tells why
+        except OSError as error:  # the output of the script tells why
             log.debug("bundle: not taken: %s", error)
 
     def _write(self, pipe: int, piece: bytes) -> None:
@@ -211,28 +211,28 @@ class Delivery:
 
 @functools.cache
 def key() -> str:
-    """Name of the bundle: a hash of all that it is made of, as far as that is known by hashes."""
+    """Return the name of the bundle: a hash of its parts, as far as their hashes are known."""
     digest = hashlib.sha256()
     parts = [FORMAT, sys.version, platform.machine(), *platform.libc_ver(), *sorted(LEFT_OUT)]
     for file in _own_files():
         digest.update(f"{file}\0".encode() + file.read_bytes())
     for distribution in _distributions():
         parts += [distribution.metadata["Name"], distribution.version]
-        parts.append(distribution.read_text("RECORD") or "")  # hashes of all of its files
+        parts.append(distribution.read_text("RECORD") or "")  # has the hashes of its files
     for part in parts:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]
 
 
 def command(token: str, argv: list[str], settings: Settings, *, waits: bool = False) -> list[str]:
-    """The command that runs Python on a host, with this wheelmount.
+    """Return the command that runs Python with this version of wheelmount on a host.
 
     Args:
-        token: before each line that the host says.
+        token: prefix of each line that the host prints.
         argv: arguments of Python.
-        settings: of the client; say where hosts keep bundles, if it is not the default.
-        waits: where it is not there, wait until another process has brought it; else it takes
-            it from its input.
+        settings: settings of the client, with the directory of bundles on hosts.
+        waits: if the bundle is missing, wait until another process has brought it; otherwise read
+            it from the input.
     """
     hint = "set WHEELMOUNT_PYTHON to a Python with wheelmount there, or WHEELMOUNT_CACHE_DIR"
     cache = settings.cache_dir if settings.cache_dir != Settings().cache_dir else ""
@@ -251,10 +251,10 @@ def command(token: str, argv: list[str], settings: Settings, *, waits: bool = Fa
 
 
 def make(settings: Settings) -> Bundle:
-    """The bundle of this process, from the cache if it was made before.
+    """Return the bundle of this process, from the cache if it was made before.
 
     Raises:
-        UnavailableError: it cannot be made, and why.
+        UnavailableError: it cannot be made; the message tells why.
     """
     directory = private_directory(settings.own_cache() / "bundles")
     path = directory / f"{key()}.tar.gz"
@@ -290,7 +290,7 @@ def _used(path: Path) -> float:
 
 
 def _distributions() -> list[metadata.Distribution]:
-    """Those that wheelmount needs on hosts, itself left out."""
+    """Return the distributions that wheelmount needs on hosts, without itself."""
     found: dict[str, metadata.Distribution] = {}
     waiting = ["wheelmount", *(name for name in _OPTIONAL if importlib.util.find_spec(name))]
     while waiting:
@@ -312,7 +312,7 @@ def _own_files() -> list[Path]:
 
 
 def _gather(root: Path) -> None:
-    """Bring together what a bundle has."""
+    """Copy the parts of a bundle to a directory."""
     python, venv = root / "python", root / "venv"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     program, packages = python / "bin" / "python", venv / "lib" / version / "site-packages"
@@ -338,12 +338,12 @@ def _gather(root: Path) -> None:
         shutil.copy2(path, library / name)
     for binary in binaries:
         _loosen(binary)
-    # RPATH, and not RUNPATH: it goes for all that the program loads.
+    # RPATH and not RUNPATH: it applies to all libraries that the program loads.
     _patchelf("--force-rpath", "--set-rpath", "$ORIGIN/../lib", program)
 
 
 def _loosen(binary: Path) -> None:
-    """Have a module look for libraries where it lies itself, and then where the program does."""
+    """Make a module look for libraries in its own directory, then in the program's."""
     before = _patchelf("--print-rpath", binary).strip()
     kept = ":".join(path for path in before.split(":") if path.startswith("$ORIGIN"))
     if kept:
@@ -353,7 +353,7 @@ def _loosen(binary: Path) -> None:
 
 
 def _copy(distribution: metadata.Distribution, packages: Path, scripts: Path) -> None:
-    """Bring the files of a package with the bytecode that is there, and programs."""
+    """Copy the files of a package, with existing bytecode and its programs."""
     for file in distribution.files or []:
         source = Path(str(distribution.locate_file(file)))
         name = str(file)
@@ -385,8 +385,8 @@ def _is_binary(path: Path) -> bool:
 
 
 def _libraries(binaries: list[Path], root: Path) -> Iterator[tuple[str, str]]:
-    """Libraries of the system, but glibc's, that programs and modules need: names and paths."""
-    # Those that the interpreter's own lie beside are found as they lie there.
+    """Yield names and paths of system libraries, without glibc's, that binaries need."""
+    # Libraries beside the interpreter's own are found at their places.
     search = os.pathsep.join(filter(None, [sysconfig.get_config_var("LIBDIR")]))
     environ = {**variables.for_programs(), "LD_LIBRARY_PATH": search, "LC_ALL": "C"}
     found = {}
@@ -407,7 +407,7 @@ def _patchelf(*arguments: str | Path) -> str:
 
 
 def _pack(root: Path, path: Path) -> None:
-    """Write an archive, the same each time, and quickly rather than small: it is sent once."""
+    """Write an archive: reproducible, and fast rather than small, as it is sent once."""
 
     def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0
@@ -421,7 +421,9 @@ def _pack(root: Path, path: Path) -> None:
             archive.add(root / name, name, filter=anonymous)
     with plain.open("rb") as source, path.open("wb") as target, ThreadPoolExecutor() as threads:
         while pieces := [piece for _ in range(GROUP) if (piece := source.read(4 * PIECE))]:
-            target.writelines(threads.map(_compress, pieces))  # gzip reads one after the other
+            target.writelines(
+                threads.map(_compress, pieces)
+            )  # gzip accepts several members in a row
 
 
 def _compress(piece: bytes) -> bytes:

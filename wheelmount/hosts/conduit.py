@@ -1,11 +1,11 @@
-"""A command's input or output over a connection of its own, for much of it.
+"""A separate connection for large input or output of a command.
 
-Little of it travels in Monarch's messages, each of which is answered before the next; this is as
-fast as the connection, whose buffers make the faster end wait. What comes is in frames, and the end
-of a stream is a frame too: a connection that ends before was cut.
+Small output travels in Monarch's messages, each of which is answered before the next. A connection
+is faster, and its buffers make the faster end wait. It carries frames. The end of a stream is a
+frame, too, so a connection that ends without it was cut.
 
-On one machine a command need not have its streams passed on at all: the client hands it its own
-(``lend``), and the kernel's pipe is all that is between the command and the reader or writer.
+On one machine, the client can pass its own descriptors to the command (``lend``). Then only the
+kernel's pipe is between the command and the reader or writer.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from wheelmount.hosts import sockets
 from wheelmount.hosts.sockets import Ticket
 
 HELLO = struct.Struct("<16s16sBI")
-"""What a caller says first: secret, key of the command, ``GIVE``, ``TAKE`` or ``LEND``, and bytes
-of a frame at most."""
+"""The first message of a caller: secret, key of the command, ``GIVE``, ``TAKE`` or ``LEND``, and
+the most bytes of a frame."""
 
 GIVE, TAKE, LEND = 0, 1, 2
-"""Whether the caller sends input, receives output, or hands descriptors over."""
+"""Whether the caller sends input, receives output, or passes descriptors."""
 
 FRAME = struct.Struct("<BI")
-"""Before the bytes of a frame: of which stream they are, or ``END``, and how many."""
+"""Header of a frame: number of the stream, or ``END``, and number of bytes."""
 
 STREAMS = "stdin", "stdout", "stderr"
-"""By their numbers in ``FRAME``."""
+"""Streams by their numbers in ``FRAME``."""
 
 END = 255
 
 MOST = 4 << 20
-"""Bytes that a caller may allow a frame to have."""
+"""Most bytes of a frame that a caller may allow."""
 
 
 def send(connection: socket.socket, stream: str, data: bytes | memoryview) -> None:
@@ -50,7 +50,7 @@ def send(connection: socket.socket, stream: str, data: bytes | memoryview) -> No
 
 
 def end(connection: socket.socket) -> None:
-    """Send the frame behind which nothing follows.
+    """Send the frame that ends a stream.
 
     Raises:
         OSError: the connection failed.
@@ -59,11 +59,11 @@ def end(connection: socket.socket) -> None:
 
 
 def receive(connection: socket.socket, limit: int) -> tuple[str, bytes] | None:
-    """The stream and the bytes of the next frame; None at the end.
+    """Receive stream and bytes of the next frame; None at the end.
 
     Raises:
-        ConnectionError: the connection was cut, or something else came.
-        OSError: it failed.
+        ConnectionError: the connection was cut, or sent something other than a frame.
+        OSError: the connection failed.
     """
     number, size = FRAME.unpack(_exactly(connection, FRAME.size))
     if number == END:
@@ -81,22 +81,22 @@ def receive(connection: socket.socket, limit: int) -> tuple[str, bytes] | None:
 
 
 def call(ticket: Ticket, key: str, way: int, limit: int) -> socket.socket:
-    """Connect to where a command runs.
+    """Connect to the process that runs a command.
 
     Args:
-        ticket: of the process that runs it.
-        key: of the command.
+        ticket: address and secret of the process.
+        key: key of the command.
         way: ``GIVE``, ``TAKE`` or ``LEND``.
-        limit: bytes of a frame at most.
+        limit: most bytes of a frame.
 
     Raises:
-        UnreachableError: it cannot be reached.
+        UnreachableError: the process cannot be reached.
         OSError: the connection failed.
     """
     connection = sockets.connect(ticket.where)
     try:
         connection.sendall(HELLO.pack(ticket.secret, key.encode(), way, limit))
-        connection.settimeout(None)  # a command may say nothing for days
+        connection.settimeout(None)  # a command may print nothing for days
     except BaseException:
         connection.close()
         raise
@@ -104,11 +104,11 @@ def call(ticket: Ticket, key: str, way: int, limit: int) -> socket.socket:
 
 
 def answer(connection: socket.socket, secret: bytes) -> tuple[str, int, int] | None:
-    """What a caller wants: key of a command, way, limit; None if it does not know the secret.
+    """Receive a caller's key of a command, way and limit; None if its secret is wrong.
 
     Raises:
-        ConnectionError: it has hung up.
-        OSError: the connection failed, or nothing came in time.
+        ConnectionError: the caller has closed the connection.
+        OSError: the connection failed, or the caller sent nothing in time.
     """
     said, key, way, limit = HELLO.unpack(_exactly(connection, HELLO.size))
     if not hmac.compare_digest(said, secret):
@@ -117,15 +117,15 @@ def answer(connection: socket.socket, secret: bytes) -> tuple[str, int, int] | N
 
 
 def lend(connection: socket.socket, streams: Mapping[str, int]) -> None:
-    """Hand descriptors over, to a process of this machine; wait until it has them.
+    """Pass descriptors to a process of this machine, and wait until it has them.
 
     Args:
-        connection: a call by ``LEND``.
+        connection: a connection made with ``LEND``.
         streams: the descriptors, by stream.
 
     Raises:
-        ConnectionError: it was cut.
-        OSError: it failed, or there was no answer in time.
+        ConnectionError: the connection was cut.
+        OSError: the connection failed, or there was no answer in time.
     """
     names = bytes(STREAMS.index(stream) for stream in streams)
     connection.settimeout(sockets.CONNECT_TIMEOUT)
@@ -134,11 +134,11 @@ def lend(connection: socket.socket, streams: Mapping[str, int]) -> None:
 
 
 def borrow(connection: socket.socket) -> dict[str, int]:
-    """Take descriptors that a caller hands over, by stream. They are to be closed.
+    """Receive descriptors from a caller, by stream; this process must close them.
 
     Raises:
-        ConnectionError: it was cut, or something else came.
-        OSError: it failed.
+        ConnectionError: the connection was cut, or sent something else.
+        OSError: the connection failed.
     """
     names, descriptors, *_ = socket.recv_fds(connection, len(STREAMS), len(STREAMS))
     known = [STREAMS[number] for number in names if number < len(STREAMS)]
@@ -150,7 +150,7 @@ def borrow(connection: socket.socket) -> dict[str, int]:
 
 
 def borrowed(connection: socket.socket) -> None:
-    """Say that the descriptors are here, and wait until the caller hangs up.
+    """Confirm that the descriptors have arrived, and wait until the caller closes the connection.
 
     Raises:
         OSError: the connection failed.
