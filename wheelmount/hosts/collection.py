@@ -1,7 +1,8 @@
-"""What commands leave on hosts, brought back: ``python -m wheelmount.hosts.collection`` sends it.
+"""Copy files that commands left on hosts to the client (``--collect``).
 
-It comes as an archive (tar) by a command's standard output. A host's answer is data: nothing of it
-may come to lie outside the directory that is for this host, nor lead there.
+``python -m wheelmount.hosts.collection`` sends them from a host, as an archive (tar) on its
+standard output. The client does not trust hosts: no file may be written outside the directory of
+its host, and no link may lead out of it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from wheelmount.errors import (
 )
 
 VARIABLE = "WHEELMOUNT_OUTPUT"
-"""Names the directory of its own that a command has for what is to be brought back."""
+"""Variable with a command's private directory for files to collect."""
 
 OUTPUT = f"${VARIABLE}"
-"""That directory, as a path begins that is in it. One without it stands for the host's root, or
-for where the command starts."""
+"""Prefix of paths in that directory. Other paths start at the host's root, or at the directory in
+which the command starts."""
 
 ARCHIVE = ""
-"""In place of a path: the archive beside that directory, which the command itself has made."""
+"""Stands for a path: the archive beside that directory, which the command itself has made."""
 
 PIECE = 1 << 20
 """Bytes that are read or written at a time."""
@@ -43,36 +44,36 @@ _TAR: Any = {"copybufsize": PIECE, "encoding": "utf-8", "errors": "surrogateesca
 """Of both ends of an archive."""
 
 HEADER = 64 << 10
-"""Bytes of a name or of other headers that a member may have."""
+"""Most bytes of a member's name, or of its other headers."""
 
 LONGEST = 4095
-"""Bytes of a path (PATH_MAX)."""
+"""Most bytes of a path (PATH_MAX)."""
 
 LINKS = 100_000
-"""Symbolic links of a host, which are kept in memory until the end."""
+"""Most symbolic links of a host, which are kept in memory until the end."""
 
 NAMES = 64 << 20
-"""Bytes of their names and of what they lead to, all together."""
+"""Most bytes of the names and targets of these links together."""
 
 KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE)
 """What is sent."""
 
 NAMED = 3
-"""Of what was refused or left out, how many are named."""
+"""Number of refused or omitted files that a message names."""
 
 SAID = 16 << 10
-"""Bytes that are kept of a host's messages about it."""
+"""Bytes that are kept of a host's messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What is to be brought back from all hosts of a command, and where to.
+    """The files to collect from all hosts of a command, and their destination.
 
     Attributes:
-        path: of a host or of its container; relative to where the command starts; it may begin
-            with ``OUTPUT``.
-        directory: in which each host has one of its own, by its name.
-        overwrite: whether those may have something in them.
+        path: path on a host or in its container, relative to the directory in which the command
+            starts; may begin with ``OUTPUT``.
+        directory: destination, with a directory for each host, by its name.
+        overwrite: whether these directories may contain files.
     """
 
     path: str
@@ -81,16 +82,16 @@ class Collection:
 
     @property
     def output(self) -> bool:
-        """Whether the path is in a command's own directory for what is to be brought back."""
+        """Whether the path is in a command's private directory for files to collect."""
         return is_output(self.path)
 
     def prepare(self, hosts: Sequence[str]) -> None:
         """Make the directories.
 
         Raises:
-            InputError: one has something in it.
-            SourceError: one cannot be made.
-            UnavailableError: this Python cannot unpack what others have sent.
+            InputError: a directory is not empty.
+            SourceError: a directory cannot be made.
+            UnavailableError: this Python cannot unpack untrusted archives.
         """
         if not hasattr(tarfile, "data_filter"):
             raise UnavailableError(
@@ -121,7 +122,7 @@ class Inbox:
     """Unpacks a host's archive as it arrives; an ``Output``.
 
     Args:
-        directory: where to; it is there.
+        directory: destination; must exist.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -138,10 +139,10 @@ class Inbox:
         self._thread.start()
 
     def __call__(self, _host: str, stream: str, data: bytes) -> None:
-        """Take more of it.
+        """Receive a part of the archive.
 
         Raises:
-            TransferError: it cannot be unpacked, and the rest need not come.
+            TransferError: the archive cannot be unpacked; the rest is not needed.
         """
         if stream == "stderr":
             self._said = (self._said + data)[-SAID:]
@@ -154,14 +155,14 @@ class Inbox:
             raise TransferError("the rest is not wanted") from None
 
     def close(self, code: int | None) -> WheelmountError | None:
-        """Wait until all is unpacked.
+        """Wait until everything is unpacked.
 
         Args:
-            code: that the sender ended with: not 0 where it could not send all; None where the
-                rest was not wanted.
+            code: exit code of the sender, not 0 if it could not send everything; None if the rest
+                was not needed.
 
         Returns:
-            Why not all that there was is in the directory; None if it is.
+            An error if files are missing in the directory; None if all are there.
         """
         os.close(self._writing)
         self._thread.join()
@@ -178,7 +179,7 @@ class Inbox:
         try:
             with open(reading, "rb", buffering=0) as file:
                 self._unpack(file)
-                while file.read(PIECE):  # what fills the last block up
+                while file.read(PIECE):  # the padding of the last block
                     pass
         except OSError as error:
             self._failure = SourceError(
@@ -208,7 +209,7 @@ class Inbox:
                     names += sum(length)
                     if len(links) > LINKS or names > NAMES:
                         raise tarfile.ReadError("it has too many symbolic links")
-            for member in links:  # behind all else: nothing is written by way of one
+            for member in links:  # last, so that no file is written through a link
                 self._place(archive, member)
         for member in links:
             self._check(self._directory / member.name)
@@ -225,7 +226,7 @@ class Inbox:
             if not member.issym() and not member.islnk():
                 archive.extract(member, self._directory, filter="data")
                 return
-            # Not by tarfile, which would look for what a link names in all that follows.
+            # Not by tarfile, which would search the rest of the archive for the target of a link.
             place.parent.mkdir(parents=True, exist_ok=True)
             if member.issym():
                 place.symlink_to(checked.linkname)
@@ -241,7 +242,7 @@ class Inbox:
             self._refuse(member.name, "a link to what has not come")
 
     def _check(self, path: Path) -> None:
-        """Take a link away that leads out by way of others."""
+        """Remove a link that leads out through other links."""
         own = os.path.realpath(self._directory)
         try:
             real = os.path.realpath(path, strict=True)
@@ -261,7 +262,7 @@ class Inbox:
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose headers take a bounded part of memory."""
+    """A member of an archive, with a limit on the memory of its headers."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         of_all = self.type == tarfile.XGLTYPE  # each adds to what is kept
@@ -275,7 +276,7 @@ class _Member(tarfile.TarInfo):
 
 
 def is_output(path: str) -> bool:
-    """Whether a path is ``OUTPUT``, or in that."""
+    """Return whether a path is ``OUTPUT``, or below it."""
     return path == OUTPUT or path.startswith(f"{OUTPUT}/")
 
 
@@ -326,7 +327,7 @@ def _find(path: str, start: str, output: str) -> str | None:
 
 
 def _send(top: str) -> list[str]:
-    """Send a file, or what is in a directory; gives what of it cannot be sent."""
+    """Send a file, or the contents of a directory; return the files that cannot be sent."""
     left_out = []
 
     def walk() -> Iterator[str]:

@@ -31,15 +31,14 @@ class LocalHosts(Hosts):
     """``count`` hosts named ``host0``, ``host1``, …
 
     Args:
-        count: how many.
-        settings: where their sockets lie and how long they may take to start.
-        namespaces: give each a mount namespace of its own, so that all can mount at one path. What
-            is mounted is seen by commands on them then, and not by the caller. Where the machine
-            does not allow that they share the caller's, and ``namespaces`` says False once they
-            are made.
-        guarded: end them when this process ends. Else they stay until ``stop``.
-        within: by name, a process in whose mount namespace a host is to be. Replaces ``count`` and
-            ``namespaces``.
+        count: number of hosts.
+        settings: settings with the directory of sockets, and the time that hosts may take to start.
+        namespaces: give each host a mount namespace, so that all can mount at one path. Commands on
+            hosts see these mounts, the caller does not. If the machine does not allow this, hosts
+            share the caller's namespace, and the attribute ``namespaces`` is False.
+        guarded: end the hosts when this process ends; otherwise they stay until ``stop``.
+        within: for each host's name, a process whose mount namespace the host is to use. Replaces
+            ``count`` and ``namespaces``.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class LocalHosts(Hosts):
         self._processes: list[subprocess.Popen[bytes]] = []
         name = f"hosts-{secrets.token_hex(4)}"
         self.directory = self._settings.private_runtime() / name
-        """Where their sockets and logs lie."""
+        """Directory of their sockets and logs."""
 
     def start(self) -> None:
-        """Start them, and wait until each answers."""
+        """Start the hosts, and wait until each answers."""
         runtime.start()
         self.directory.mkdir(mode=0o700)
         guard = None
@@ -72,7 +71,7 @@ class LocalHosts(Hosts):
                 guard, self._guard = os.pipe()
             for name in self._names:
                 self._processes.append(self._spawn(name, guard))
-            # Only then attached to: Monarch may give up a host that does not listen yet.
+            # Attach only then: Monarch may give up a host that does not listen yet.
             self._await_ready()
             self._hosts = self._await_answers(self._settings.start_timeout)
         except BaseException:
@@ -84,7 +83,7 @@ class LocalHosts(Hosts):
 
     @property
     def addresses(self) -> list[str]:
-        """Where Monarch reaches each."""
+        """Return Monarch's address of each host."""
         return [f"ipc://{self.directory}/{name}" for name in self._names]
 
     @property
@@ -145,24 +144,24 @@ class LocalHosts(Hosts):
                 raise HostError(f"{name} does not answer: {refusal}")
 
     def attach(self) -> None:
-        """Reach hosts that run."""
+        """Connect to running hosts."""
         self.check()
         self._hosts = self._reached()
 
     def leave(self) -> dict[str, Any]:
-        """Let go of them without stopping them; they must not be guarded."""
+        """Disconnect from the hosts without stopping them; they must not be guarded."""
         self._processes = []
         return {"directory": str(self.directory), "names": self._names}
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> LocalHosts:
-        """Hosts that another process left."""
+        """Return hosts that another process left running."""
         hosts = cls(len(record["names"]), settings, namespaces=False, guarded=False)
         hosts._names, hosts.directory = record["names"], Path(record["directory"])
         return hosts
 
     def stop(self) -> None:
-        """Stop them and all that runs on them."""
+        """Stop the hosts and all their processes."""
         worker.end(*(self.directory / name for name in self._names))
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -179,7 +178,7 @@ class LocalHosts(Hosts):
 
 
 def _refusal(path: Path) -> str | None:
-    """Why nothing listens at a socket; None if something does."""
+    """Return why no process listens at a socket; None if one does."""
     try:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(path))
@@ -189,7 +188,7 @@ def _refusal(path: Path) -> str | None:
 
 
 def unshare() -> list[str]:
-    """The start of a command that runs in a mount namespace of its own."""
+    """Return the first words of a command that runs in a new mount namespace."""
     # "slave": what is mounted outside later is still seen inside, never the other way round.
     command = ["unshare", "--mount", "--propagation", "slave"]
     if os.geteuid() != 0:
@@ -200,9 +199,9 @@ def unshare() -> list[str]:
 
 @functools.cache
 def _same_ids() -> tuple[str, ...]:
-    """Options of unshare(1) by which this user's ids are in a namespace what they are outside.
+    """Return options of unshare(1) that keep this user's ids in a namespace.
 
-    With the user's subordinate ids, which containers need, where they can be mapped.
+    They also map the user's subordinate ids, which containers need, if that is possible.
     """
     ranges = subordinate.ids()
     if ranges is not None:
@@ -219,7 +218,7 @@ def _same_ids() -> tuple[str, ...]:
 
 
 def _enter(pid: int) -> list[str]:
-    """The start of a command that runs in the mount namespace of a process."""
+    """Return the first words of a command that runs in the mount namespace of a process."""
     theirs, ours = (Path(f"/proc/{each}/ns/mnt") for each in (pid, "self"))
     if theirs.samefile(ours):
         return []
@@ -231,7 +230,7 @@ def _enter(pid: int) -> list[str]:
 
 @functools.cache
 def namespaces_allowed() -> bool:
-    """Whether this user may make mount namespaces here."""
+    """Return whether this user may make mount namespaces on this machine."""
     if shutil.which("unshare") is None:
         return False
     environ = variables.for_programs()

@@ -1,8 +1,8 @@
 """Sessions: hosts that stay when a command ends, with mounts that commands left on them.
 
-A session is a private directory on the machine where it was made: what its hosts are (JSON), the
-Monarch handles of actors that wait on them (pickled, so only ever read from that directory), and a
-lock that a process holds while it changes any of it.
+A session is a private directory on the machine where it was made. It has a record of the hosts
+(JSON), Monarch handles of actors that wait on them (pickled, so only ever read from that
+directory), and a lock that a process holds while it changes the session.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from wheelmount.hosts.spec import HostSpec, parse
 from wheelmount.lock import try_lock
 
 VERSION = 1
-"""Of what is written; another one is not read."""
+"""Version of the record's format; records of other versions are refused."""
 
 DEFAULT = "default"
-"""Name of the session that commands use when they are told neither hosts nor a session."""
+"""Name of the session that commands use by default."""
 
 GLANCE = 0.05
 """Seconds between tries to lock a session."""
@@ -40,16 +40,16 @@ _RECORD, _HANDLES, _LOCK = "session.json", "handles", "lock"
 
 @dataclass(slots=True)
 class Record:
-    """What is known about a session without asking its hosts.
+    """The record of a session, which is known without asking its hosts.
 
     Attributes:
-        spec: what its hosts were made of.
-        kind: of the hosts; key of ``spec.KINDS``.
-        names: of the hosts.
-        hosts: of ``Hosts.leave``.
-        created: seconds since the epoch.
-        notes: what others keep here, by their own keys; fit for JSON.
-        version: of this format.
+        spec: the specification that the hosts were made from.
+        kind: kind of the hosts, a key of ``spec.KINDS``.
+        names: names of the hosts.
+        hosts: result of ``Hosts.leave``.
+        created: time of creation, in seconds since the epoch.
+        notes: further data by key, fit for JSON.
+        version: version of this format.
     """
 
     spec: str
@@ -62,14 +62,14 @@ class Record:
 
 
 class Session:
-    """One session, whether it is there or not.
+    """A session, which may or may not exist.
 
     Args:
         name: letters, digits, ``.``, ``_`` and ``-``.
-        settings: say where it lies, and how long to wait for others.
+        settings: settings with the directory of sessions, and the time to wait for a lock.
 
     Raises:
-        InputError: the name cannot be one.
+        InputError: the name is invalid.
     """
 
     def __init__(self, name: str, settings: Settings) -> None:
@@ -83,20 +83,20 @@ class Session:
 
     @classmethod
     def all(cls, settings: Settings) -> list[Session]:
-        """Those that are there, in order of their names."""
+        """Return all sessions, sorted by name."""
         found = [cls(path.name, settings) for path in sorted(_directory(settings).iterdir())]
         return [session for session in found if session.exists]
 
     @property
     def exists(self) -> bool:
-        """Whether it was made and not ended."""
+        """Whether the session exists."""
         return (self.directory / _RECORD).exists()
 
     def read(self) -> Record:
-        """What is known about it.
+        """Return the record.
 
         Raises:
-            HostError: there is none, or one of another version.
+            HostError: the session does not exist, or is of another version.
         """
         try:
             record = json.loads((self.directory / _RECORD).read_text())
@@ -116,10 +116,10 @@ class Session:
         _replace(self.directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
 
     def check(self, record: Record) -> None:
-        """Check that it is still the session that was read.
+        """Check that this is still the session that was read.
 
         Raises:
-            HostError: it was ended, or ended and made anew.
+            HostError: it was ended, or ended and made again.
         """
         with contextlib.suppress(HostError):
             if self.read().created == record.created:
@@ -130,7 +130,7 @@ class Session:
         )
 
     def handles(self) -> dict[str, Any]:
-        """What was given to ``keep``."""
+        """Return the handles that ``keep`` stored."""
         try:
             handles: dict[str, Any] = pickle.loads((self.directory / _HANDLES).read_bytes())  # noqa: S301 - private, see above
         except FileNotFoundError:
@@ -146,7 +146,7 @@ class Session:
         """Lock the session during the context.
 
         Raises:
-            WaitError: another process does, for longer than hosts may take to start.
+            WaitError: another process held the lock for longer than hosts may take to start.
         """
         timeout = self.settings.start_timeout
         deadline = time.monotonic() + timeout
@@ -189,13 +189,13 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def hosts_by_default(settings: Settings) -> str:
-    """Where hosts come from if nothing is said: the settings, a session, an allocation, or here.
+    """Return the default hosts: of the settings, a session, an allocation, or this machine.
 
     Args:
-        settings: in force.
+        settings: the settings in force.
 
     Returns:
-        What ``hosts_named`` reads.
+        A text for ``hosts_named``.
     """
     if settings.hosts:
         return settings.hosts
@@ -208,11 +208,11 @@ def hosts_named(text: str, settings: Settings) -> HostSpec:
     """Read what ``spec.parse`` reads, or ``session:NAME`` for the hosts of a session.
 
     Args:
-        text: where hosts come from.
-        settings: in force.
+        text: the specification of hosts.
+        settings: the settings in force.
 
     Raises:
-        InputError: it names no hosts.
+        InputError: the specification is invalid.
         HostError: there is no such session.
     """
     kind, _, name = text.partition(":")

@@ -1,8 +1,8 @@
 """``slurm:N``: nodes of a Slurm job, on which ``srun`` starts workers.
 
-Monarch's own SlurmJob does not understand what the ``squeue`` of Slurm 22.05 prints, so a job is
-submitted here; all else is Monarch's. A job that ends with its command is an ``srun`` of this
-process, one of a session is submitted by ``sbatch``; inside an allocation it is a step of that.
+Monarch's own SlurmJob does not understand the output of ``squeue`` of Slurm 22.05, so this module
+submits the job; Monarch does everything else. A job for one command is an ``srun`` of this process,
+and the job of a session is submitted by ``sbatch``. Inside an allocation it is a step.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:  # it takes long to load, and only what starts nodes needs it
 log = logging.getLogger("wheelmount")
 
 PORTS = range(20000, 30000)
-"""Of which a job gets one, by chance: jobs that share a node must not have the same."""
+"""Ports of which a job gets a random one: jobs that share a node must have different ports."""
 
 TRIES = 3
-"""Ports that are tried where other programs of a node have the port already."""
+"""Number of ports that are tried if another program of a node has the port already."""
 
 NEW_JOB = "new-job"
-"""Option by which a job of its own is made from within an allocation; none of ``sbatch``."""
+"""Option for a new job from inside an allocation; not an option of ``sbatch``."""
 
 CHECK_INTERVAL = 3.0
 """Least seconds between two questions to Slurm whether a job still has its nodes."""
@@ -55,22 +55,22 @@ FLAGS = frozenset(
 """Options of ``sbatch`` that need no value."""
 
 GLANCE = 0.2
-"""Seconds between looks at the queue at first; they grow tenfold."""
+"""Seconds between checks of the queue at first; they grow tenfold."""
 
 SLOWEST = 1e6
-"""Bytes a second that ``sbcast`` brings at least."""
+"""Least rate of ``sbcast``, in bytes a second."""
 
 SHORT = 0.05
-"""Seconds between looks at what nodes have said."""
+"""Seconds between checks of the output of nodes."""
 
 GRACE = 10.0
-"""Seconds in which nodes end what runs on them when their input ends."""
+"""Seconds in which nodes must end their processes after the end of their input."""
 
 KILL_TIMEOUT = 2.0
-"""Seconds that ``srun`` has to end when it is told to."""
+"""Seconds in which ``srun`` must end after a signal."""
 
 ANSWER = 10.0
-"""Seconds that what listens at a node has to show its certificate."""
+"""Seconds in which a process that listens at a node must show its certificate."""
 
 STOP_TIMEOUT = 30.0
 """Seconds that a job may take to end after it was cancelled; Slurm's KillWait is 30 by default."""
@@ -80,7 +80,7 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
     """Read ``N[,OPTION[=VALUE]]…``: nodes, and long options of ``sbatch`` without their dashes.
 
     Raises:
-        InputError: it is something else.
+        InputError: the text is invalid.
     """
     hint = "give slurm:N, for example slurm:4,partition=gpu,time=1:00:00"
     count, words = counted("slurm", text, "nodes", hint)
@@ -104,9 +104,9 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
 
 
 def allocation() -> str | None:
-    """The hosts of the allocation that this process runs in, as for ``--hosts``; None if in none.
+    """Return the hosts of this process's allocation, as for ``--hosts``; None outside of one.
 
-    What a host of wheelmount's runs is in an allocation too, but is to use its own machine.
+    A command on one of wheelmount's hosts is in an allocation, too, but uses its own machine.
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes or "SLURM_JOB_ID" not in os.environ or "WHEELMOUNT_HOST" in os.environ:
@@ -115,12 +115,12 @@ def allocation() -> str | None:
 
 
 def _begins(word: str) -> bool:
-    """Whether a word is an option, and not more of the value before it."""
+    """Return whether a word is an option, and not a part of the value before it."""
     return word in FLAGS or re.match(r"[a-z][a-z-]*=", word) is not None
 
 
 _ENDED = re.compile(r"tasks? [\d,-]+: (Exited|Terminated|Killed|Out Of Memory)")
-"""Lines of ``srun`` that come before or after those that tell why."""
+"""Lines of ``srun`` that say only that a task ended, and not why."""
 
 _ABORTED = "Job step aborted"
 """The line of ``srun`` for a step that was ended from outside: the job's state tells why."""
@@ -131,7 +131,7 @@ _STEP = "--overlap", "--mem=0", "--cpu-bind=none"
 
 
 class _BusyPortError(HostError):
-    """On a node, another program listens at the port that workers were to have."""
+    """On a node, another program listens at the port of the workers."""
 
 
 def _ports() -> list[int]:
@@ -140,7 +140,7 @@ def _ports() -> list[int]:
 
 
 def _words(token: str, said: bytes) -> list[dict[str, Any]]:
-    """What launchers say, of all that a step prints."""
+    """Return the messages of launchers among the output of a step."""
     heard = (launcher.hear(token, line) for line in said.splitlines())
     return [words for words in heard if words is not None]
 
@@ -153,20 +153,20 @@ def _check(said: Sequence[dict[str, Any]]) -> None:
 
 
 def _lacking(said: Sequence[dict[str, Any]]) -> list[str]:
-    """Nodes that lack wheelmount, by what they say."""
+    """Return the nodes that lack wheelmount, from their messages."""
     return [str(words["lacks"]) for words in said if "lacks" in words]
 
 
 class SlurmHosts(NetworkHosts):
-    """Nodes of one job, named as Slurm names them; wheelmount is brought where there is none.
+    """Nodes of one job, with Slurm's names; wheelmount is sent to nodes without it.
 
     Args:
-        count: nodes.
+        count: number of nodes.
         options: long options of ``sbatch`` without their dashes.
-        settings: in force; ``python`` is the Python there.
-        guarded: end the job when this process ends. Else it stays until ``stop``.
+        settings: the settings in force; ``python`` is the Python on the nodes.
+        guarded: end the job when this process ends; otherwise it stays until ``stop``.
         apart: give a host on this process's own node a mount namespace.
-        progress: told about waiting.
+        progress: informed of waits.
     """
 
     def __init__(
@@ -195,9 +195,9 @@ class SlurmHosts(NetworkHosts):
         """Submit the job, wait until it runs, and until each node answers.
 
         Raises:
-            UnavailableError: there is no Slurm here.
-            HostError: Slurm does not take the job, or it ends again.
-            WaitError: it did not run within ``queue_timeout``.
+            UnavailableError: Slurm is not installed.
+            HostError: Slurm rejects the job, or the job ends.
+            WaitError: the job did not run within ``queue_timeout``.
         """
         self._start_authority()
         first, *others = _ports()
@@ -211,10 +211,10 @@ class SlurmHosts(NetworkHosts):
             raise
 
     def _start_at(self, port: int) -> None:
-        """Have workers listen at a port of each node.
+        """Start workers that listen at a port of each node.
 
         Raises:
-            _BusyPortError: on a node, another program does.
+            _BusyPortError: another program of a node has the port.
         """
         self._addresses, self._token = [], secrets.token_hex(4)
         try:
@@ -260,7 +260,7 @@ class SlurmHosts(NetworkHosts):
 
     def _wanted(self) -> list[str]:
         options = [f"--{option}" for option in self._options]
-        # One worker a node, however many tasks a node was asked for.
+        # One worker on each node, for any number of tasks.
         tasks = [f"--ntasks={self._count}", "--ntasks-per-node=1"]
         return [f"--job-name={self._name}", f"--nodes={self._count}", *options, *tasks]
 
@@ -278,7 +278,7 @@ class SlurmHosts(NetworkHosts):
                 stdin=subprocess.PIPE,
                 stdout=self._messages,
                 stderr=self._messages,
-                env=self._environment(),  # it goes on to the nodes
+                env=self._environment(),  # srun passes it on to the nodes
                 start_new_session=True,  # a ^C is for the client, which ends it in order
             )
         except FileNotFoundError:
@@ -299,9 +299,9 @@ class SlurmHosts(NetworkHosts):
             self._step.stdin.flush()
 
     def _submit(self, port: int) -> None:
-        """Submit a job of its own, with the authority of its nodes, which are not known yet.
+        """Submit a new job, with the authority for its nodes, which are not known yet.
 
-        Slurm keeps its script for its owner's eyes only.
+        Only the owner of a job can read its script.
         """
         credentials = self.authority().encode()
         run = ["srun", f"--ntasks={self._count}", "--ntasks-per-node=1", *_STEP, "--input=all"]
@@ -316,16 +316,16 @@ class SlurmHosts(NetworkHosts):
         self._job = said.strip().partition(";")[0]
 
     def _bring(self, job: str) -> None:
-        """Bring wheelmount to the nodes that have none, where their workers wait for it.
+        """Send wheelmount to the nodes without it, whose workers wait for it.
 
         Raises:
-            HostError: one cannot take it.
+            HostError: a node cannot receive it.
         """
         if self._settings.python:
             return
         if self._step is not None:
             lacking = self._await_words()
-        else:  # what workers of a session say goes nowhere
+        else:  # the output of a session's workers is not kept
             lacking = _lacking(self._ask_nodes(job, self._names))
         if lacking:
             from wheelmount.hosts import bundle
@@ -337,7 +337,7 @@ class SlurmHosts(NetworkHosts):
                 task.advance(made.size * len(lacking))
 
     def _send(self, job: str, made: Bundle) -> None:
-        """Have Slurm copy the bundle to all nodes, and those that lack it take it from there."""
+        """Copy the bundle to all nodes by ``sbcast``; nodes without wheelmount unpack it."""
         path = f"/tmp/{self._name}.tar.gz"  # noqa: S108 - Slurm takes no file that is there already
         where = self._look_for_step() or job
         try:
@@ -350,10 +350,10 @@ class SlurmHosts(NetworkHosts):
                 self._run_for(self._settings.start_timeout, [*step, "rm", "-f", path])
 
     def _await_words(self) -> list[str]:
-        """Wait until each node has said that it listens; return those that lack wheelmount.
+        """Wait until each node reports that it listens; return those that lack wheelmount.
 
         Raises:
-            HostError: one says that it cannot have it.
+            HostError: a node reports an error.
         """
         deadline = time.monotonic() + self._settings.start_timeout
         while not self._step_ended():
@@ -367,26 +367,26 @@ class SlurmHosts(NetworkHosts):
         return []
 
     def _heard(self) -> list[dict[str, Any]]:
-        """What workers of the step have said."""
+        """Return the output of the step's workers."""
         self._messages.seek(0)
         return _words(self._token, self._messages.read())
 
     def _ask_nodes(
         self, job: str, nodes: Sequence[str], order: bytes = b""
     ) -> list[dict[str, Any]]:
-        """Ask nodes for wheelmount in a step of its own.
+        """Ask nodes in a new step whether they have wheelmount.
 
         Args:
-            job: that has them.
-            nodes: to be asked.
-            order: of the bundle, for those that lack it.
+            job: the job of the nodes.
+            nodes: the nodes to ask.
+            order: order of the bundle, for nodes without wheelmount.
 
         Returns:
-            What they say.
+            Their output.
 
         Raises:
-            HostError: one says that it cannot.
-            WaitError: it takes too long.
+            HostError: a node reports an error.
+            WaitError: the step takes too long.
         """
         from wheelmount.hosts import bundle
 
@@ -399,17 +399,17 @@ class SlurmHosts(NetworkHosts):
 
     @staticmethod
     def _step_of(job: str, nodes: Sequence[str]) -> list[str]:
-        """The beginning of a command that runs another once on each of some nodes of a job."""
+        """Return the first words of a command that runs another once on each of some nodes."""
         command = ["srun", f"--jobid={job}", f"--nodelist={','.join(nodes)}"]
         command += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
         return [*command, *_STEP, "--input=all", "--"]
 
     def _run_for(self, timeout: float, command: list[str], given: bytes = b"") -> bytes:
-        """Run a command of Slurm as long as the nodes are there; return what it prints.
+        """Run a command of Slurm while the job runs; return its output.
 
         Raises:
-            HostError: they are gone, or ``sbcast`` fails.
-            WaitError: it takes longer than ``timeout`` seconds.
+            HostError: the job has ended, or the command fails.
+            WaitError: the command takes longer than ``timeout`` seconds.
         """
         log.debug("run: %s", shlex.join(command))
         deadline = time.monotonic() + timeout
@@ -477,7 +477,7 @@ class SlurmHosts(NetworkHosts):
         return look(f"--name={self._name}" if self._job is None else f"--jobs={self._job}")
 
     def _said(self) -> str:
-        """What ``srun`` said last, if it can be of why a task ended and not only that it did."""
+        """Return the last message of ``srun`` that tells why a task ended."""
         if self._step is None:
             return "it is gone"
         for words in self._heard():
@@ -512,7 +512,7 @@ class SlurmHosts(NetworkHosts):
                 raise _BusyPortError(f"{address} is another program's", hint="try again")
 
     def _is_ours(self, address: Address) -> bool:
-        """Whether what listens there has a certificate of these hosts' authority."""
+        """Return whether the listening process has a certificate of these hosts' authority."""
         context = ssl.create_default_context(cadata=self.authority().public())
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # the authority is of these hosts alone
@@ -522,7 +522,7 @@ class SlurmHosts(NetworkHosts):
                 context.wrap_socket(connection),
             ):
                 return True
-        except OSError:  # it has another certificate, says nothing, or hangs up
+        except OSError:  # it has another certificate, is silent, or closes the connection
             return False
 
     def check_lease(self) -> None:
@@ -552,7 +552,7 @@ class SlurmHosts(NetworkHosts):
         if step is not None:
             if step.stdin is not None:
                 with contextlib.suppress(OSError):
-                    step.stdin.close()  # the end of their input ends them, if they are guarded
+                    step.stdin.close()  # guarded workers end when their input ends
             with contextlib.suppress(subprocess.TimeoutExpired):
                 step.wait(GRACE if self._addresses else 0)
         if self._job is not None:
@@ -561,7 +561,7 @@ class SlurmHosts(NetworkHosts):
         elif not self._guarded:
             self._cancel_step()
         if step is not None:
-            for end in (step.terminate, step.kill):  # it waits for nodes that are gone
+            for end in (step.terminate, step.kill):  # it may wait for lost nodes
                 if step.poll() is None:
                     end()
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -576,7 +576,7 @@ class SlurmHosts(NetworkHosts):
             started = time.monotonic()
             while (found := self._look()) is not None:
                 waited = time.monotonic() - started
-                # Completing is ending what runs there, or waiting for a node that is gone.
+                # A completing job ends its processes, or waits for a lost node.
                 if waited > STOP_TIMEOUT or (found.state == "COMPLETING" and waited > GRACE):
                     break
                 time.sleep(GLANCE)
@@ -613,11 +613,11 @@ class SlurmHosts(NetworkHosts):
         super().check(patience)
 
     def ended(self) -> str | None:
-        """Why Slurm has taken the nodes back."""
+        """Return why Slurm has taken the nodes back."""
         return None if self._job is None else verdict(self._job)
 
     def leave(self) -> dict[str, Any]:
-        """Let go of them without stopping them; they must not be guarded."""
+        """Disconnect from the nodes without stopping the job; it must not be guarded."""
         self._step = None
         return {
             "count": self._count,
@@ -628,7 +628,7 @@ class SlurmHosts(NetworkHosts):
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> SlurmHosts:
-        """Hosts that another process left."""
+        """Return hosts that another process left running."""
         hosts = cls(record["count"], (), settings, guarded=False)
         hosts._job, hosts._token = record["job"], record["token"]
         hosts.recall(record)

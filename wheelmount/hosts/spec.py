@@ -1,4 +1,4 @@
-"""``--hosts SPEC``: where hosts are to come from."""
+"""Parse ``--hosts SPEC``, the specification of hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wheelmount.hosts.ssh import SshHosts, Target
 from wheelmount.progress import SILENT, Progress
 
 MOST_LOCAL = 64
-"""Hosts that one machine is asked to play at most; each is some 50 MB of processes."""
+"""Most hosts of ``local:N``; each takes some 50 MB for its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class HostSpec:
     Attributes:
         kind: ``local``, ``ssh``, ``slurm``, ``kubernetes``, ``tls`` or ``tcp``.
         count: number of hosts.
-        addresses: where they listen; of ``tls`` and ``tcp``.
-        targets: where ssh goes to; of ``ssh``.
-        options: of the job; of ``slurm`` and ``kubernetes``.
-        session: name of the session whose hosts they are, if they are there already.
-        only: names of those of them that are to run commands; empty for all.
+        addresses: addresses of the hosts, for ``tls`` and ``tcp``.
+        targets: destinations of ssh, for ``ssh``.
+        options: options of the job, for ``slurm`` and ``kubernetes``.
+        session: name of the session that has the hosts, if they run already.
+        only: names of the hosts that run commands; empty for all.
     """
 
     kind: str
@@ -67,13 +67,14 @@ class HostSpec:
         guarded: bool = True,
         progress: Progress = SILENT,
     ) -> Hosts:
-        """The hosts, not started yet.
+        """Return the hosts, not started yet.
 
         Args:
-            settings: in force.
+            settings: the settings in force.
             namespaces: give hosts on this machine mount namespaces; see ``LocalHosts``.
-            guarded: end them when this process ends. Else they stay until they are stopped.
-            progress: told about waiting.
+            guarded: end the hosts when this process ends; otherwise they stay until they are
+                stopped.
+            progress: informed of waits.
         """
         if self.addresses:
             return NetworkHosts(self.addresses, settings)
@@ -103,7 +104,7 @@ def parse(text: str) -> HostSpec:
     """Read ``local:N``, ``ssh:HOST,…``, ``slurm:N,…``, ``kubernetes:N,…`` or ``tls://HOST:PORT,…``.
 
     Raises:
-        InputError: it is nothing that hosts can be made of.
+        InputError: the text is not a valid specification.
     """
     text = text.strip()
     if "://" in text:
