@@ -135,7 +135,7 @@ class _BusyPortError(HostError):
 
 
 def _ports() -> list[int]:
-    """What to try, in order."""
+    """Return the ports to try, in order."""
     return secrets.SystemRandom().sample(PORTS, TRIES)
 
 
@@ -367,7 +367,7 @@ class SlurmHosts(NetworkHosts):
         return []
 
     def _heard(self) -> list[dict[str, Any]]:
-        """Return the output of the step's workers."""
+        """Return the messages of the step's workers."""
         self._messages.seek(0)
         return _words(self._token, self._messages.read())
 
