@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from wheelmount.errors import InputError
 
-_Said = TypeVar("_Said", bound=Hashable)
+_Value = TypeVar("_Value", bound=Hashable)
 
 MOST = 1 << 16
 """Names that folded ones may stand for."""
@@ -97,13 +97,13 @@ def _each(part: str, text: str) -> Iterator[str]:
             yield f"{head}{number:0{width}}{tail}"
 
 
-def alike(said: Iterable[tuple[str, _Said]]) -> list[tuple[str, _Said]]:
+def alike(said: Iterable[tuple[str, _Value]]) -> list[tuple[str, _Value]]:
     """Hosts that say the same, folded, with what they say; in the order of the first of each.
 
     Args:
         said: names of hosts, each with what it says.
     """
-    groups: dict[_Said, list[str]] = {}
+    groups: dict[_Value, list[str]] = {}
     for name, words in said:
         groups.setdefault(words, []).append(name)
     return [(fold(names), words) for words, names in groups.items()]

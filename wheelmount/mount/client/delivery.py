@@ -122,13 +122,13 @@ class Delivery:
             task.total(self.layout.size * len(calls))
             self._task = task
             outcome = runtime.gather(
-                calls, bound, lambda name, error: self._lose(name, error, agents)
+                calls, bound, lambda name, error: self._mark_lost(name, error, agents)
             )
             if not any(isinstance(end, WheelmountError) for end in outcome.values()):
                 task.note(f"{self.layout.size / 1e6:.1f} MB to {len(calls)} hosts")
         return outcome
 
-    def _lose(self, name: str, error: WheelmountError, agents: Mapping[str, Any]) -> None:
+    def _mark_lost(self, name: str, error: WheelmountError, agents: Mapping[str, Any]) -> None:
         """If the host is lost, tell the other hosts."""
         if isinstance(error, HostError):
             log.warning("%s is lost: %s", name, error.message)

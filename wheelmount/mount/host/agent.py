@@ -275,9 +275,9 @@ class Agent(Actor):  # type: ignore[misc]
         await self._give(source, block_size)
 
     async def _give(self, source: Origin, block_size: int) -> None:
-        recut = ReblockedStore(self._shown, block_size)
-        if recut.layout.key not in self._receivers:  # it arrived in blocks of another size
-            await self._receive(recut, source, Route())
+        reblocked = ReblockedStore(self._shown, block_size)
+        if reblocked.layout.key not in self._receivers:  # it arrived in blocks of another size
+            await self._receive(reblocked, source, Route())
 
     @concurrent_endpoint
     async def describe(self, offset: int, size: int) -> bytes:

@@ -148,7 +148,7 @@ class DirectFuse:
         Cancelling this leaves a thread that takes one more request: end the process then.
         """
         async with trio.open_nursery() as self._nursery:
-            self._later = Pending(self._wire, self._nursery)
+            self._pending = Pending(self._wire, self._nursery)
             if self._resumed:
                 self._wire.resend()
             await trio.to_thread.run_sync(self._loop, abandon_on_cancel=True)
@@ -310,7 +310,7 @@ class DirectFuse:
         if self._valid and self._listings.is_current(position):
             self._answer_list(unique, number, position, size, plus=plus, keep=True)
         else:
-            self._later.start(self._list_unkept, unique, number, position, size, plus)
+            self._pending.start(self._list_unkept, unique, number, position, size, plus)
 
     async def _list_unkept(
         self, unique: int, number: int, position: int, size: int, plus: bool
@@ -360,7 +360,7 @@ class DirectFuse:
         _, offset, size, *_ = abi.READ_IN.unpack_from(body)
         data = self.vfs.read(number, offset, size)
         if data is None:
-            self._later.start(self._read_later, unique, number, offset, size)
+            self._pending.start(self._read_later, unique, number, offset, size)
         else:
             self._wire.answer(unique, data)
 
@@ -368,7 +368,7 @@ class DirectFuse:
         self._wire.answer(unique, await self._wait(number, offset, size))
 
     def _interrupt(self, _unique: int, _number: int, body: memoryview) -> None:
-        self._later.end(*abi.INTERRUPT_IN.unpack_from(body))
+        self._pending.end(*abi.INTERRUPT_IN.unpack_from(body))
 
     # ---- the rest
 
