@@ -77,8 +77,8 @@ def shell(command: str) -> str:
     return done.stdout
 
 
-def wheelmount(*arguments: str) -> str:
-    """Run the production command; show it and its output."""
+def wheelmount(*arguments: str, code: int = 0) -> str:
+    """Run the production command, which must end with a code; show it and its output."""
     began = time.monotonic()
     done = subprocess.run(
         ["wheelmount", *arguments],
@@ -90,7 +90,7 @@ def wheelmount(*arguments: str) -> str:
     )
     tell("client$", "wheelmount", *arguments)
     tell(done.stdout.rstrip())
-    assert done.returncode == 0, f"exit code {done.returncode}"
+    assert done.returncode == code, f"exit code {done.returncode}"
     print(f"{time.monotonic() - began:.0f} s", flush=True)
     return done.stdout
 
@@ -353,14 +353,48 @@ def scenario(name: str, *arguments: str, module: str = "tests.rdma.scenarios") -
     assert done.returncode == 0, f"{name}: exit code {done.returncode}"
 
 
-for name in "registrations", "large", "path", "locked":
+for name in "registrations", "large", "path":
     CASES[name] = functools.partial(scenario, name, name)
+
+
+@contextlib.contextmanager
+def settings(**values: str) -> Iterator[None]:
+    """Have settings of wheelmount's in the context, in sessions that start there."""
+    names = {f"WHEELMOUNT_{name.upper()}": value for name, value in values.items()}
+    before = {name: FOR_VERBS[name] for name in names}
+    down()
+    FOR_VERBS.update(names)
+    try:
+        yield
+    finally:
+        down()
+        FOR_VERBS.update(before)
 
 
 @case
 def mixed() -> None:
+    """One host has a device, the next has none."""
+    make(ORIGINAL, 6)
     with beside(device=False):
-        scenario("mixed", "mixed")
+        with settings(transport="auto"):
+            session(HOST, SECOND)
+            wheelmount("mount", str(SOURCE))
+            shown(r"10\.9\.0\.1 .* by (?!.*rdma)", r"10\.9\.0\.2 .* by .*rdma.* from ")
+            same()
+        session(SECOND)
+        said = wheelmount("mount", str(SOURCE), code=74)
+        assert "no RDMA device that Monarch takes" in said
+
+
+@case
+def locked() -> None:
+    """A host may not lock enough memory to register any."""
+    make(ORIGINAL, 4)
+    with settings(transport="auto", fetch_timeout="20"):
+        session(LOCKED)
+        wheelmount("mount", str(SOURCE))
+        shown(r" by tls \(no rdma from client: it failed")
+        same()
 
 
 @case
@@ -380,22 +414,20 @@ def patterns() -> None:
 @case
 def loss() -> None:
     """A network that takes 50 ms and loses a packet in a hundred, without RDMA."""
-    down()
-    FOR_VERBS["WHEELMOUNT_TRANSPORT"] = "tcp"
     size = make(ORIGINAL, 24, seed=3)
-    session(HOST)
-    shell(f"tc qdisc add dev {NETWORK} root netem delay 50ms loss 1%")
-    try:
-        began = time.monotonic()
-        wheelmount("mount", str(SOURCE))
-        took = time.monotonic() - began
-        tell(f"{size:,} bytes took {took:.0f} s")
-        assert took < LOSS_BOUND
-        same()
-    finally:
-        shell(f"tc qdisc del dev {NETWORK} root")
-        FOR_VERBS["WHEELMOUNT_TRANSPORT"] = "rdma"
-    shown("by tls from client")
+    with settings(transport="tcp"):
+        session(HOST)
+        shell(f"tc qdisc add dev {NETWORK} root netem delay 50ms loss 1%")
+        try:
+            began = time.monotonic()
+            wheelmount("mount", str(SOURCE))
+            took = time.monotonic() - began
+            tell(f"{size:,} bytes took {took:.0f} s")
+            assert took < LOSS_BOUND
+            same()
+        finally:
+            shell(f"tc qdisc del dev {NETWORK} root")
+        shown("by tls from client")
 
 
 def client(cases: Sequence[str]) -> int:

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from tests.rdma.guest import (
     HOST,
-    LOCKED,
     ORIGINAL,
     SECOND,
     SOURCE,
@@ -119,38 +118,6 @@ def path() -> None:
         same(hosts)
         (said,) = ways(mount).values()
         assert "rdma" in said.partition(" (")[0]
-
-
-@case
-def mixed() -> None:
-    """One host has a device, the next has none."""
-    make(ORIGINAL, 8)
-    with cluster(HOST, SECOND, transport="auto") as hosts:
-        mount = hosts.mount(SOURCE)
-        mount.wait()
-        same(hosts)
-        by_rdma = ["rdma" in said.partition(" (")[0] for said in ways(mount).values()]
-        assert sorted(by_rdma) == [False, True]
-    with cluster(SECOND, transport="rdma") as hosts:
-        try:
-            hosts.mount(SOURCE).wait()
-        except WheelmountError as error:
-            tell(f"with transport rdma: {error}")
-            assert "no RDMA device" in str(error)
-        else:
-            raise AssertionError("bytes came, but how?")
-
-
-@case
-def locked() -> None:
-    """A host may not lock enough memory to register any."""
-    make(ORIGINAL, 4)
-    with cluster(LOCKED, transport="auto", fetch_timeout=20) as hosts:
-        mount = hosts.mount(SOURCE)
-        mount.wait()
-        same(hosts)
-        (said,) = ways(mount).values()
-        assert "no rdma from client: it failed" in said
 
 
 @case
