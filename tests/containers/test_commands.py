@@ -351,7 +351,7 @@ def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
         (["exec", "--image", "x.sif", "--cwd", "here", "--", "true"], "is relative"),
         (["shell", "--image", "x.sif", "--hosts", "local:2"], "one host only"),
         (["exec", "--instance", "one", "--cpus", "1", "true"], "gets no bounds"),
-        (["exec", "--image", "x.sif", "--memory", "much", "true"], "is no size"),
+        (["exec", "--image", "x.sif", "--memory", "much", "true"], "is not a size"),
         (["shell"], "no image"),
         (["run", ".", "--image", "x.sif", "--instance", "one", "-"], "to an instance"),
         (["exec", "-i", "--json", "--image", "x.sif", "--", "true"], "as it is"),

@@ -1,7 +1,7 @@
 """The cache of this user: wheelhouses that commands made, unpacked wheels, environments and images.
 
-All can be made again. What was used least recently goes first; the contents of unpacked wheels go
-with the last of them.
+Everything in it can be made again. The least recently used parts are deleted first. Contents of
+unpacked wheels are deleted with the last wheel that has them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Item:
     Attributes:
         kind: ``wheelhouse``, ``tree``, ``environment``, ``image`` (of a registry) or ``unpacked``,
             a wheel unpacked.
-        path: a directory; for ``unpacked`` the file that says what the wheel consists of.
-        size: bytes on the disk that go with it, of those that nothing else has.
-        used: when it was last used, in seconds since 1970.
+        path: a directory; for ``unpacked`` the file that describes the wheel.
+        size: bytes on the disk that no other part has.
+        used: time of its last use, in seconds since 1970.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Item:
 
 
 def items(settings: Settings, kind: str = "") -> list[Item]:
-    """All there is, or all of a kind, the least recently used first."""
+    """Return all parts, or all of a kind, the least recently used first."""
     cache = Path(settings.cache_dir)
     if kind == "environment":
         return sorted(_environments(cache), key=lambda item: item.used)
@@ -80,10 +80,10 @@ def size(settings: Settings) -> int:
 def prune(settings: Settings, bound: int) -> list[Item]:
     """Delete the least recently used parts, until the cache has at most a number of bytes.
 
-    What belongs to a session that is up stays.
+    Parts that a running session uses stay.
 
     Returns:
-        What was removed.
+        The removed parts.
 
     Raises:
         WaitError: a command uses the cache.
@@ -117,7 +117,7 @@ def clean(settings: Settings) -> list[Item]:
 
 @contextlib.contextmanager
 def used(settings: Settings) -> Iterator[None]:
-    """Have the cache stay as it is meanwhile."""
+    """Keep other commands from deleting parts of the cache during the context."""
     with _held(settings) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
@@ -125,10 +125,10 @@ def used(settings: Settings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(settings: Settings) -> Iterator[None]:
-    """Have no other command use the cache meanwhile.
+    """Keep other commands from using the cache during the context.
 
     Raises:
-        WaitError: one does.
+        WaitError: another command uses it.
     """
     with _held(settings) as descriptor:
         try:
@@ -166,7 +166,7 @@ def _clear(settings: Settings) -> None:
 
 
 def _sweep(unpacked: Path) -> None:
-    """Remove contents that no unpacked wheel has any more; trees have them by other names."""
+    """Remove contents that no unpacked wheel has; trees have hard links to theirs."""
     kept: set[str] = set()
     for recipe in (unpacked / "wheels").glob("*.json"):
         kept.update(_names(recipe))
@@ -177,7 +177,7 @@ def _sweep(unpacked: Path) -> None:
 
 
 def _names(recipe: Path) -> Iterator[str]:
-    """Names of the files with the contents of an unpacked wheel."""
+    """Yield the names of the files with the contents of an unpacked wheel."""
     data = json.loads(recipe.read_text(encoding="utf-8"))
     for files in (*data["files"].values(), data["bytecode"]):
         for sha256, _, executable in files.values():
@@ -192,19 +192,19 @@ def _contents(unpacked: Path, recipe: Path) -> int:
 
 
 def mounted(settings: Settings) -> set[Path]:
-    """Directories that sessions which are up have mounted."""
+    """Return the directories that running sessions have mounted."""
     records = (one.read() for one in Session.all(settings))
     return {Path(note.source) for record in records for note in mounts_of(record).values()}
 
 
 def removable(folder: Path) -> bool:
-    """Whether no command holds an environment or an image."""
+    """Return whether no command uses an environment or an image."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # of a file system without locks
+    except OSError:  # a file system without locks
         return True
     finally:
         os.close(descriptor)

@@ -21,7 +21,7 @@ from wheelmount.progress import Progress
 from wheelmount.wheels.missing import absent
 
 SCRIPT = "/run/wheelmount/script"
-"""Where a container finds the script that it is to run."""
+"""Path of the script in a container."""
 
 _FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 
@@ -57,7 +57,7 @@ def execute(
 
         if (
             image.instance is not None
-        ):  # what a command leaves there runs on, and would hold them open
+        ):  # processes that it leaves in the instance would keep them open
             launch = dataclasses.replace(launch, lent={})
 
         def ordered(image: Image, host: str, shown: Shown | None) -> Command:
@@ -104,17 +104,17 @@ def script(
 ) -> Results:
     """Mount a directory on all hosts and run a script on each, in a container that shows it.
 
-    The container has the directory where the host has it, read-only, and the script starts there.
-    ``WHEELMOUNT_MOUNT`` names it, ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK`` the host. Wheels in
-    it, or in its ``packages/``, are at ``/packages`` too.
+    The container shows the directory at its path on the host, read-only, and the script starts
+    there. ``WHEELMOUNT_MOUNT`` has this path; ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK`` identify
+    the host. Wheels in the directory, or in its ``packages/``, are at ``/packages``, too.
 
     Args:
         spec: the hosts.
         image: the container.
         source: the directory.
-        words: what the script is called, or a command, and its arguments.
-        text: of the script; None for a command.
-        mntpoint: where hosts mount it.
+        words: name of the script, or a command, and its arguments.
+        text: text of the script; None for a command.
+        mntpoint: mount point on the hosts.
         launch: how to run it.
         settings: in force.
         progress: told about each step.
@@ -159,11 +159,11 @@ def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
     """Refuse impossible combinations before anything is started.
 
     Raises:
-        InputError: there is no command, or images and hosts do not fit each other.
+        InputError: there is no command, or images are named for missing hosts.
     """
     if not argv:
         raise InputError("no command to run in the container", hint="name one, such as: -- python")
-    if spec.kind != "local":  # the names of those are known when they answer
+    if spec.kind != "local":  # their names are known when they answer
         return
     known = local_names(spec)
     pools.check([*filter(None, image.paths), *spec.only], known)
@@ -173,7 +173,7 @@ def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
 
 
 def local_names(spec: HostSpec) -> list[str]:
-    """What the hosts of this machine are called."""
+    """Return the names of the hosts on this machine."""
     return [f"host{number}" for number in range(spec.count)]
 
 

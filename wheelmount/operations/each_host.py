@@ -1,4 +1,4 @@
-"""Commands about a machine, carried out on every host about itself."""
+"""Run a command of wheelmount about a machine on every host."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def run(
 
     Args:
         spec: the hosts.
-        argv: its arguments there.
-        settings: in force here.
-        progress: told about each step.
-        output: told of what they print as it comes; else the results hold it.
+        argv: arguments of the command line on hosts.
+        settings: the settings in force here.
+        progress: informed of each step.
+        output: receives output as it arrives; None to keep it in the results.
     """
     command = Command(("python", "-m", "wheelmount.cli.main", *argv))
     with pools.at(spec, settings, progress, namespaces=False) as pool:

@@ -39,13 +39,13 @@ of the environment."""
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Needed:
-    """What an environment is to have.
+    """The requested contents of an environment.
 
     Attributes:
         wanted: packages; None for none.
-        python: versions of Python that will do; empty for any.
-        upgrade: whether the newest versions are wanted, and not those of the last time.
-        interpreter: version or path of a Python to bring along; empty for that of hosts.
+        python: allowed versions of Python; empty for any.
+        upgrade: whether to choose the newest versions instead of those of the last time.
+        interpreter: version or path of a Python to send along; empty for the hosts' own.
     """
 
     wanted: Wanted | None = None
@@ -78,8 +78,8 @@ def run(
         launch: how to run it.
         settings: in force.
         progress: told about each step.
-        source: a directory to mount too, and to run it in.
-        mntpoint: where hosts mount that.
+        source: another directory to mount, in which the command starts.
+        mntpoint: mount point of that directory on the hosts.
     """
     name, *arguments = words
     interpreter: Sequence[str] = ()
@@ -159,14 +159,14 @@ def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
     """Remove environments from the cache.
 
     Args:
-        names: of some of them.
-        settings: in force.
+        names: names of environments.
+        settings: the settings in force.
 
     Returns:
-        What was removed.
+        The removed environments.
 
     Raises:
-        InputError: there is none of a name.
+        InputError: there is no environment of a name.
         MountError: a session has one mounted.
         WaitError: a command uses one.
     """
@@ -199,7 +199,7 @@ def _on_mounts(
     settings: Settings,
     progress: Progress,
 ) -> Results:
-    """Have the environment and maybe a directory mounted, and run a command on each host."""
+    """Mount the environment and maybe a directory, and run a command on each host."""
     if image is not None and image.instance is not None:
         raise InputError(
             "an environment cannot be shown to an instance that may run already",
@@ -249,7 +249,7 @@ def _made(
     if needed.python and not SpecifierSet(needed.python).contains(_release(target)):
         raise InputError(
             f"the script requires Python {needed.python}, and this is {target.python_version}",
-            hint="bring such a Python along: --python 3.12",
+            hint="send such a Python along: --python 3.12",
         )
     place = Path(settings.cache_dir)
     with cache.used(settings):
@@ -271,7 +271,7 @@ def _made(
 
 
 def _point(environment: Environment) -> str:
-    """Where an environment is mounted: on all hosts in the user's own directory."""
+    """Return the mount point of an environment, in the user's own directory on all hosts."""
     return f"{PRIVATE}/environment-{environment.folder.name}"
 
 
@@ -282,7 +282,7 @@ def _release(target: Target) -> str:
 def _interpreter(
     needed: Needed, image: Image | None, pool: pools.HostPool | None
 ) -> tuple[Target, str | Carried]:
-    """What the environment is for, and where its interpreter is: one for all hosts."""
+    """Return the environment's target and the path of its interpreter, one for all hosts."""
     if image is not None:
         found = dict.fromkeys(map(probe.python, dict.fromkeys(image.paths.values())))
         pythons: Mapping[tuple[Target, str], None] = {
@@ -301,6 +301,6 @@ def _interpreter(
         each = ", ".join(f"{path} ({target})" for target, path in pythons)
         raise InputError(
             f"hosts have different Pythons: {each}",
-            hint="run it on those that have one and the same, or bring one: --python 3.12",
+            hint="use hosts with the same Python, or send one along: --python 3.12",
         )
     return next(iter(pythons))

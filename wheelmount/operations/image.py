@@ -24,7 +24,7 @@ from wheelmount.operations.launch import Launch
 from wheelmount.wheels import redirect
 
 ONE = "give --image; `wheelmount image build python` makes one"
-"""What to do without an image."""
+"""Hint for a command without an image."""
 
 BESIDE = "img.sif"
 """Name of an image in a mounted directory, beside its ``packages/``."""
@@ -35,21 +35,21 @@ class Image:
     """Work in a container of each host.
 
     Attributes:
-        paths: of the SIF, by name of the host; that of ``""`` is for all others. One inside the
-            directory that is mounted is taken from the mount. Empty for the image beside
-            ``packages/`` in that directory, or that of an instance that runs.
-        overlay: name of the overlay that keeps changes; None for the image's own.
+        paths: path of the SIF by name of the host; ``""`` stands for all other hosts. An image
+            inside the mounted directory is used from the mount. Empty for the image beside
+            ``packages/`` in that directory, or for that of a running instance.
+        overlay: name of the overlay that keeps changes; None for the default of the image.
         overlay_kind: kind of the overlay; None for the best.
-        overlay_size: bytes of an overlay in one file.
+        overlay_size: size of an overlay in one file, in bytes.
         instance: name of the instance to work in; None for a container that ends with the command.
-        binds: source, target and whether writable, of further files of a host that it sees.
+        binds: further files of a host that it sees: source, target, and whether writable.
         nv: whether it may use NVIDIA devices.
         privileged: see `Container`.
-        variables: to set for commands in it.
-        memory: bytes that a container's processes may take; None for no bound.
-        cpus: processors that they may keep busy; None for no bound.
-        references: of images of registries (``docker://…``), by host as ``paths``; those have none
-            for them until they are pulled.
+        variables: environment variables of commands in it.
+        memory: bytes that a container's processes may take; None for no limit.
+        cpus: processors that they may keep busy; None for no limit.
+        references: images of registries (``docker://…``), by host; ``paths`` has them after they
+            were pulled.
     """
 
     paths: Mapping[str, Path] = dataclasses.field(default_factory=dict)
@@ -66,10 +66,10 @@ class Image:
     cpus: float | None = None
 
     def own(self, host: str) -> Path:
-        """The image that is named for ``host``.
+        """Return the image for ``host``.
 
         Raises:
-            InputError: none is.
+            InputError: no image is named for it.
         """
         path = self.paths.get(host) or self.paths.get("")
         if path is None:
@@ -80,10 +80,10 @@ class Image:
         return path
 
     def on(self, host: str, shown: Shown | None) -> str:
-        """Where ``host`` finds its image; empty for that of an instance.
+        """Return the path of the image on ``host``; empty for that of an instance.
 
         Raises:
-            InputError: none is named for it, and the directory that is mounted has none.
+            InputError: no image is named for it, and the mounted directory has none.
         """
         if not self.paths:
             if shown is not None and (shown.source / BESIDE).is_file():
@@ -104,11 +104,11 @@ class Image:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shown:
-    """A directory of this machine as a host has it.
+    """A mounted directory on a host.
 
     Attributes:
         source: the directory.
-        mntpoint: where the host has it.
+        mntpoint: its mount point on the host.
     """
 
     source: Path
@@ -120,19 +120,19 @@ class Shown:
 
     @property
     def packages(self) -> str:
-        """Where the host has the wheels: the directory itself, or ``packages/`` in it."""
+        """Return the path of the wheels on the host: the directory, or ``packages/`` in it."""
         inner = (self.source / "packages").is_dir() and not any(self.source.glob("*.whl"))
         return self.at("packages") if inner else self.mntpoint
 
 
 def parse_images(text: str) -> tuple[dict[str, Path], dict[str, str]]:
-    """Read ``IMAGE`` or ``HOST=IMAGE,HOST=IMAGE,…``, where one may be for all other hosts.
+    """Read ``IMAGE`` or ``HOST=IMAGE,HOST=IMAGE,…``; an image without a host is for all others.
 
     Returns:
         Paths, and references to images of registries, by host.
 
     Raises:
-        InputError: a host or the others are named twice, or a path is empty.
+        InputError: a host has two images, or a path is empty.
     """
     if Path(text).exists():
         return {"": Path(text)}, {}
@@ -160,7 +160,7 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d{1,9})([KMGT])(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise InputError(f"{text!r} is no size", hint="give one such as 512M or 8G")
+        raise InputError(f"{text!r} is not a size", hint="give one such as 512M or 8G")
     return int(match[1]) << 10 * (" KMGT".index(match[2].upper()))
 
 
@@ -168,7 +168,7 @@ def parse_bind(text: str) -> tuple[str, str, bool]:
     """Read ``PATH[:TARGET[:rw]]``.
 
     Raises:
-        InputError: it is nothing that can be shown.
+        InputError: the text is invalid.
     """
     path, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
@@ -188,15 +188,15 @@ def order(
     settings: Settings,
     usual: str | None = None,
 ) -> Order:
-    """What to order from a host.
+    """Return the order for a host.
 
     Args:
-        host: its name.
+        host: name of the host.
         image: the container.
-        shown: a directory as it has it.
+        shown: a mounted directory on the host.
         launch: how to run a command.
-        settings: in force.
-        usual: where commands start if nothing else is said; default the home directory.
+        settings: the settings in force.
+        usual: directory in which commands start by default; None for the home directory.
     """
     return Order(
         host=host,
@@ -223,13 +223,13 @@ def order(
 
 
 def carry_out(ordered: Order, argv: Sequence[str]) -> Command:
-    """The command of a host that carries out an order."""
+    """Return the command of a host that runs an order."""
     left = None if ordered.collect is None else collection.ARCHIVE
     return Command(PROGRAM, note=ordered.encode(argv), collect=left)
 
 
 def _inside(path: Path, folder: Path) -> str | None:
-    """What ``path`` is called in ``folder``, if it is in it."""
+    """Return the relative path of ``path`` in ``folder``; None if it is not there."""
     try:
         return str(path.resolve().relative_to(folder.resolve()))
     except ValueError:
@@ -237,16 +237,16 @@ def _inside(path: Path, folder: Path) -> str | None:
 
 
 def packages_point(spec: HostSpec, packages: Path) -> str:
-    """Where a wheelhouse is mounted on hosts: always there in a session, whose mounts stay."""
+    """Return the mount point of a wheelhouse on hosts, the same for all commands of a session."""
     return point_of(spec, packages, "packages")
 
 
 def point_of(spec: HostSpec, directory: Path, kind: str) -> str:
-    """Where a directory of some kind is mounted on hosts, in the user's own; see above."""
+    """Return the mount point of a directory in the user's own directory on hosts."""
     mark = secrets.token_hex(4) if spec.session is None else mark_of(directory)
     return f"{PRIVATE}/{kind}-{mark}-{{host}}"
 
 
 def mark_of(directory: Path) -> str:
-    """A name for a directory of this machine."""
+    """Return a name for a directory of this machine."""
     return blake3(os.fsencode(directory.resolve())).hexdigest(8)

@@ -1,4 +1,4 @@
-"""Instances that stand on this machine, and the mounts that go with them."""
+"""Instances on this machine, and their mounts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wheelmount.operations.pools import HostPool
 from wheelmount.progress import Progress
 
 _OWN = "instance-"
-"""What the mount points begin with that go with an instance."""
+"""Prefix of the names of instances' mount points."""
 
 
 def on_standing(
@@ -34,10 +34,10 @@ def on_standing(
     settings: Settings,
     progress: Progress,
 ) -> Results:
-    """Run in instances, with a mount that stands as long as they do.
+    """Run a command in instances, with a mount that stays as long as they run.
 
     Raises:
-        ContainerError: the instance runs on some of the hosts only.
+        ContainerError: the instance runs on only some of the hosts.
     """
     if spec.session is not None:
         where = packages_point(spec, packages)
@@ -88,14 +88,14 @@ def on_standing(
 
 
 def find(settings: Settings, names: Sequence[str] = ()) -> list[Instance]:
-    """Instances of this machine by name and host, also those that were killed.
+    """Return this machine's instances by name and host, killed ones included.
 
     Args:
-        settings: say where they lie.
-        names: which; default all.
+        settings: settings with the directory of instances.
+        names: names of instances; default all.
 
     Raises:
-        ContainerError: there is none of a name.
+        ContainerError: there is no instance of a name.
     """
     found = Instance.all(settings.private_runtime())
     for name in names:
@@ -111,7 +111,7 @@ def stop(instance: Instance, settings: Settings) -> None:
     """End an instance, and unmount its directory.
 
     Raises:
-        WaitError: it does not end.
+        WaitError: the instance does not end.
         MountError: its mount is in use.
     """
     record = instance.remembered()

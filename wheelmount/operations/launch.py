@@ -14,19 +14,19 @@ from wheelmount.hosts.commands import Output
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The same for all hosts of a command.
+    """How to run a command; the same for all hosts.
 
     Attributes:
-        output: told of output as it comes; None where the results are to hold it.
+        output: receives output as it arrives; None to keep it in the results.
         stdin: standard input of the command, if any.
         lent: streams of this process that a command of one host of this machine gets as its own,
             see ``Commands.run``.
-        variables: to set for it; those of a container are with its image.
-        cwd: directory that it starts in, on the host or in the container; None for its usual one,
-            to which a relative one is.
-        timeout: seconds after which it is ended with all that it started; None for no bound.
-        copies: how many of it run on each host.
-        collect: files to bring back when it has ended; None for none.
+        variables: environment variables to set; those of a container are with its image.
+        cwd: directory in which it starts, on the host or in the container; a relative path starts
+            at its usual directory. None for the usual directory.
+        timeout: seconds after which it is ended with all its processes; None for no limit.
+        copies: number of copies on each host.
+        collect: files to collect when it has ended; None for none.
     """
 
     output: Output | None = None
@@ -39,13 +39,13 @@ class Launch:
     collect: Collection | None = None
 
     def within(self, usual: str | None) -> str | None:
-        """Where the command starts.
+        """Return the directory in which the command starts.
 
         Args:
-            usual: where it would without ``cwd``; None for a directory of the host's choice.
+            usual: its usual directory; None if the host chooses one.
 
         Raises:
-            InputError: ``cwd`` is relative to such a directory.
+            InputError: ``cwd`` is relative, and the host chooses the directory.
         """
         if self.cwd is None:
             return usual

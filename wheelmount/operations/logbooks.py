@@ -1,4 +1,4 @@
-"""What processes that stay have logged on this machine: mounts, instances, and hosts."""
+"""Find and follow the logs of mounts, instances and hosts on this machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 
 GLANCE = 0.2
-"""Seconds between looks at whether a log has grown."""
+"""Seconds between checks for new lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logbook:
-    """A file that processes log to.
+    """A log file.
 
     Attributes:
-        owner: what logs there: ``mount IDENTITY host0``, ``instance work host0``, ``host host0``.
+        owner: its writer: ``mount IDENTITY host0``, ``instance work host0``, ``host host0``.
         path: the file.
     """
 
@@ -32,14 +32,14 @@ class Logbook:
 
 
 def find(settings: Settings, target: str = "") -> list[Logbook]:
-    """The logs of mounts that stand, of instances, and of hosts on this machine.
+    """Return the logs of mounts, instances and hosts on this machine.
 
     Args:
-        settings: say where they lie.
+        settings: settings with the user's runtime directory.
         target: a mount point, source or identity of mounts, or an instance's name; default all.
 
     Raises:
-        InputError: there is neither.
+        InputError: there is neither such a mount nor such an instance.
     """
     wanted = {target, os.path.abspath(target)} if target else set()  # noqa: PTH100 - not followed
     found = []
@@ -47,7 +47,9 @@ def find(settings: Settings, target: str = "") -> list[Logbook]:
         task, identity = Task.read(directory), processes.identity(directory)
         if not wanted or wanted & {identity, task.source, task.mntpoint}:
             found.append(Logbook(f"mount {identity} {task.host}", directory / "log"))
-    for path in sorted(processes.directory(settings).glob("*.log")):  # of the last that ended badly
+    for path in sorted(
+        processes.directory(settings).glob("*.log")
+    ):  # logs of mounts that ended with an error
         identity = processes.identity(path.with_suffix(""))
         if not wanted or identity in wanted:
             found.append(Logbook(f"mount {path.stem}, which ended badly", path))
@@ -78,14 +80,16 @@ def read(books: Sequence[Logbook], *, follow: bool) -> Iterator[tuple[Logbook, l
 
     Args:
         books: the logs.
-        follow: go on with lines as they are written, until all the files are gone.
+        follow: also yield new lines as they are written, until all files are deleted.
     """
     opened = {book: book.path.open("rb") for book in books}
     rests = dict.fromkeys(opened, b"")
     while opened:
         for book, file in list(opened.items()):
             last = not (follow and book.path.exists())
-            if os.fstat(file.fileno()).st_size < file.tell():  # emptied, as it was too large
+            if (
+                os.fstat(file.fileno()).st_size < file.tell()
+            ):  # it was emptied, because it was too large
                 file.seek(0)
             *lines, rests[book] = (rests[book] + file.read()).split(b"\n")
             if last and rests[book]:

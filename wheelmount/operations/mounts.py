@@ -30,13 +30,13 @@ Refreshed = tuple[bool, dict[str, str], WheelmountError | None]
 the files which cannot be read there."""
 
 ATTENTION = 200
-"""Milliseconds after which a watch that saw nothing looks up."""
+"""Milliseconds after which a watch yields without a change, so that it can be interrupted."""
 
 
 def mount(
     spec: HostSpec, source: Path, mntpoint: str | None, settings: Settings, progress: Progress
 ) -> tuple[dict[str, str], WheelmountError | None]:
-    """Mount a directory and leave it standing; returns when all bytes are there.
+    """Mount a directory that stays mounted; return when all bytes have arrived.
 
     Returns:
         Where it is, by host, and an error that names the files which cannot be read there.
@@ -53,7 +53,7 @@ def mount(
         ):
             mount = standing
         return mount.mntpoints, mount.shortfall()
-    # A node of a job may be the one that this runs on, with the directory at that very path.
+    # A node of a job may be this machine, which has the directory at that path.
     alike = spec.shared or (mntpoint is None and spec.kind != "local")
     namespaces = alike and "{host}" not in (mntpoint or "")
     try:
@@ -77,13 +77,13 @@ def refresh(
     progress: Progress,
     occasions: Iterable[object] = (None,),
 ) -> Iterator[tuple[bool, WheelmountError | None]]:
-    """Have a mount that stands follow its directory.
+    """Refresh an existing mount repeatedly.
 
     Args:
-        directories: of the mount on each of its hosts, all on this machine.
+        directories: private directories of the mount, one for each host, all on this machine.
         settings: in force.
         progress: told about each step.
-        occasions: on each of which it follows, the first of them at once.
+        occasions: the mount is refreshed for each item; the first comes at once.
 
     Yields:
         Whether anything had changed, and an error that names the files which cannot be read.
@@ -97,7 +97,7 @@ def refresh(
 def _standing(
     directories: Sequence[Path], settings: Settings, progress: Progress
 ) -> Iterator[RemoteMount]:
-    """Take charge of a mount that stands on this machine, for as long as this lasts."""
+    """Reattach to an existing mount of this machine during the context."""
     within = {}
     for directory in directories:
         task = Task.read(directory)
@@ -114,7 +114,7 @@ def _standing(
 
 
 def refreshed(directories: Sequence[Path], settings: Settings, progress: Progress) -> Refreshed:
-    """Have a mount that stands follow its directory once."""
+    """Refresh an existing mount once."""
     ((changed, shortfall),) = refresh(directories, settings, progress)
     tasks = map(Task.read, directories)
     return changed, {task.host: task.mntpoint for task in tasks}, shortfall
@@ -132,7 +132,7 @@ def verified(
         progress: told about each step.
 
     Returns:
-        What was found and where it is mounted, by host.
+        The findings and the mount point, by host.
     """
     with _standing(directories, settings, progress) as mount:
         return mount.verify(repair=repair), mount.mntpoints
@@ -143,7 +143,7 @@ def changes(source: Path) -> Iterator[None]:
     watch = watchfiles.watch(
         source, watch_filter=None, rust_timeout=ATTENTION, yield_on_timeout=True
     )
-    next(watch)  # from here on nothing is missed
+    next(watch)  # no later change is missed
     yield
     for changed in watch:
         if changed:
@@ -162,8 +162,8 @@ def on_mounts(
 ) -> Results:
     """Mount a directory on all hosts; run a command on each, made of its name and mount point.
 
-    Without a mount point of its own the directory
-    is at its own path, which needs mount namespaces where hosts are on this machine.
+    Without a mount point, the directory is mounted at its own path. Hosts on this machine need
+    mount namespaces for that.
     """
     with hosts_for(spec, mntpoint, settings, progress) as pool:
         return pool.run_on_mounts(source, mntpoint, command, step, launch)

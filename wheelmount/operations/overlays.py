@@ -1,4 +1,4 @@
-"""What containers have installed, on this machine and on the hosts of sessions."""
+"""List and delete overlays, on this machine and on hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASK = "python", "-m", "wheelmount.cli.main", "overlay", "ls", "--json"
 
 
 def here(settings: Settings) -> list[dict[str, Any]]:
-    """Those of this machine, fit for JSON; ``user`` is the process that has it in use, or None."""
+    """Return this machine's overlays for JSON; ``user`` is the process that uses it, or None."""
     return [
         {
             "name": each.name,
@@ -35,17 +35,17 @@ def here(settings: Settings) -> list[dict[str, Any]]:
 
 
 def prune(settings: Settings, unused: float) -> list[dict[str, Any]]:
-    """Delete those of this machine that were not used for some seconds; what is in use stays.
+    """Delete overlays of this machine that were unused for some seconds.
 
     Returns:
-        What was deleted, fit for JSON.
+        The deleted overlays, for JSON.
     """
     gone = []
     for each in Overlay.all(Path(settings.state_dir)):
         if each.user() or time.time() - each.last_used() < unused:
             continue
         record = {"name": each.name, "host": each.host, "bytes": each.used()}
-        with contextlib.suppress(ContainerError):  # a container has begun to use it
+        with contextlib.suppress(ContainerError):  # a container has started to use it
             each.remove()
             gone.append(record)
     return gone
