@@ -253,8 +253,7 @@ def test_auto_goes_on_by_stream_where_rdma_fails(
         device.failure = RuntimeError("ibv_reg_mr: Cannot allocate memory")
         assert [await received.read(n) for n in (0, 1, 0)] == [TLS] * 3
         said = describe(received.traffic.summary())
-        assert "no rdma from client: it failed: " in said
-        assert "Cannot allocate memory" in said
+        assert "no rdma from client: it failed: ibv_reg_mr: Cannot allocate memory" in said
 
     asyncio.run(main())
 
@@ -274,7 +273,7 @@ def test_auto_goes_on_by_stream_where_no_memory_can_be_registered(
         received.stream(monkeypatch, 1.0)
         assert await received.read(0) == TLS
         said = describe(received.traffic.summary())
-        assert "memory was not registered" in said and "Cannot allocate memory" in said
+        assert "memory was not registered: ibv_reg_mr: Cannot allocate memory" in said
         assert not any(slot.holders for slot in sender.ring._used.values()), "it is held"
 
     asyncio.run(main())

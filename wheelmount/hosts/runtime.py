@@ -174,7 +174,7 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
             except Exception as error:
                 monarch.actor.unhandled_fault_hook = _hook_before
                 raise HostError(
-                    f"Monarch does not start: {_last_line(error)}",
+                    f"Monarch does not start: {last_line(error)}",
                     hint="look at the installation of torchmonarch",
                 ) from None
         _started, _address, _authority = True, address, authority
@@ -513,11 +513,11 @@ def translate(error: Exception, timeout: float | None = None) -> WheelmountError
         return WaitError(
             f"no answer within {timeout or 0:g} s", hint="the host may be overloaded or lost"
         )
-    return HostError(f"the host died or is out of reach: {_last_line(error)}")
+    return HostError(f"the host died or is out of reach: {last_line(error)}")
 
 
-def _last_line(error: Exception) -> str:
-    """What Monarch says last before its backtrace, which is where it says what went wrong."""
+def last_line(error: Exception) -> str:
+    """Return what Monarch says last before its backtrace, where it says what went wrong."""
     text = str(error).partition("Stack backtrace:")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

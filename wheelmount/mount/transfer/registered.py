@@ -15,7 +15,7 @@ from typing import Any
 
 from wheelmount.errors import UnreachableError
 from wheelmount.hosts.actor import RDMABuffer
-from wheelmount.hosts.runtime import translate
+from wheelmount.hosts.runtime import last_line
 
 IDLE = 64 << 20
 """Bytes that are kept for later blocks; what is more is unregistered."""
@@ -47,7 +47,7 @@ class Registered:
                 self._buffer = RDMABuffer(self.view)
             except Exception as error:
                 raise UnreachableError(
-                    f"memory was not registered: {translate(error).message}",
+                    f"memory was not registered: {last_line(error)}",
                     hint="look at `ulimit -l`",
                 ) from None
         return self._buffer

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from wheelmount.errors import TransferError, UnreachableError
 from wheelmount.hosts import rdma
 from wheelmount.hosts.actor import ActorError
-from wheelmount.hosts.runtime import translate
+from wheelmount.hosts.runtime import last_line, translate
 from wheelmount.mount.serve.traffic import CLIENT, LOCAL, MESSAGES, RDMA, TCP, Traffic
 from wheelmount.mount.transfer.rdma import BlockInfo, LayoutKey, Origin, Ways
 from wheelmount.mount.transfer.registered import Registered, pool
@@ -258,7 +258,7 @@ class Upstream:
             sent = staged.size
         except Exception as error:
             late = time.monotonic() - began >= bound
-            reason = f"no bytes for {bound} s" if late else translate(error).message
+            reason = f"no bytes for {bound} s" if late else last_line(error)
             raise UnreachableError(reason) from None
         finally:
             with contextlib.suppress(Exception):
