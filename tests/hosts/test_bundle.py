@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from wheelmount.config import Settings
 from wheelmount.hosts import bundle
@@ -22,6 +25,8 @@ from wheelmount.hosts.bundle import Bundle
 TOKEN = "0123abcd"  # noqa: S105 - none
 
 STARTED = "started\n"
+
+PYTHON = sys.executable
 
 
 @pytest.fixture
@@ -178,6 +183,36 @@ def test_another_kind_of_machine_is_refused_before_anything_is_sent(
     assert [each["error"] for each in said] == [
         f"it has no wheelmount, and is {own}, where this client is riscv64"
     ]
+
+
+def test_libraries_are_smaller_without_symbols_and_load(tmp_path: Path) -> None:
+    source = Path(str(importlib.import_module("xxhash._xxhash").__file__))
+    library = tmp_path / source.name
+    shutil.copy2(source, library)
+    sizes = [library.stat().st_size]
+    for _ in range(2):
+        bundle._trim(library)
+        sizes.append(library.stat().st_size)
+    assert sizes[0] > sizes[1] == sizes[2]
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import _xxhash as made"
+    code += "; print(made.__file__, made.xxh64(b'text').hexdigest())"
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{library} {xxhash.xxh64(b'text').hexdigest()}\n"
+
+
+def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
+    root = tmp_path / "content"
+    for name in ("python", "venv"):
+        (root / name).mkdir(parents=True)
+        (root / name / "data").write_bytes(os.urandom(9 << 20))  # several parts
+    for name in ("one", "two"):
+        bundle._pack(root, tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    with tarfile.open(tmp_path / "one") as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    for name in ("python", "venv"):
+        taken = (tmp_path / "out" / name / "data").read_bytes()
+        assert taken == (root / name / "data").read_bytes()
 
 
 def test_what_nothing_has_started_for_long_is_removed(tmp_path: Path, archive: Bundle) -> None:

@@ -37,6 +37,29 @@ exec "$@"
 """What a pod keeps for itself goes with it."""
 
 
+def start_container(
+    container: dict[str, Any], variables: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Run what a pod has a container for, as a process with mounts and processes of its own.
+
+    Args:
+        container: as in a pod's manifest.
+        variables: of its environment, with their values.
+    """
+    command = [
+        re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], word)
+        for word in container["command"]
+    ]
+    own = ["unshare", "--mount", "--propagation", "slave", "--pid", "--fork", "--kill-child"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        [*own, "--mount-proc", "--", "sh", "-c", OWN, "sh", *command],
+        env={**os.environ, "PATH": path, **variables},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 class Cluster:
     """The cluster, as long as the context lasts.
 
@@ -119,28 +142,8 @@ class Cluster:
             return
         for rank in range(mesh["spec"]["replicas"]):
             variables = {each["name"]: self._value(each, rank) for each in container["env"]}
-            command = [
-                re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], word)  # noqa: B023
-                for word in container["command"]
-            ]
-            own = [
-                "unshare",
-                "--mount",
-                "--propagation",
-                "slave",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "--mount-proc",
-                "--",
-            ]
-            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-            self._pods[f"{mesh['metadata']['name']}-{rank}"] = subprocess.Popen(
-                [*own, "sh", "-c", OWN, "sh", *command],
-                env={**os.environ, "PATH": path, **variables},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            name = f"{mesh['metadata']['name']}-{rank}"
+            self._pods[name] = start_container(container, variables)
 
     def _value(self, variable: dict[str, Any], rank: int) -> str:
         if "value" in variable:

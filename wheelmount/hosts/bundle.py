@@ -21,6 +21,7 @@ import platform
 import re
 import select
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -28,11 +29,13 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import IO, cast
 
 from filelock import FileLock
 from packaging.requirements import Requirement
@@ -52,7 +55,7 @@ UNPACK = 120.0
 GLANCE = 200
 """Milliseconds between checks whether the host still takes the bundle."""
 
-FORMAT = "1"
+FORMAT = "2"
 """Version of the layout of bundles; part of each key."""
 
 LEFT_OUT = frozenset({"clusterscope", "flask", "numpy", "pyarrow", "py-spy"})
@@ -64,6 +67,7 @@ _PARTS_LEFT_OUT = "monarch/gradient/", "monarch/monarch_dashboard/", "tests/", "
 _STDLIB_LEFT_OUT = shutil.ignore_patterns(
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"),
     *("lib2to3", "_tkinter*", "nis.*", "config-*", "*.a", "*.opt-1.pyc", "*.opt-2.pyc"),
+    *("ensurepip", "pydoc_data", "_test*.so", "_ctypes_test*.so", "_xxtestfuzz*.so"),
 )
 
 _SOURCES = ".c", ".pyx", ".h", ".cpp", ".pyi"
@@ -78,6 +82,12 @@ _OPTIONAL = ("pyfuse3",)
 _PROGRAMS = frozenset({"uv"})
 """Packages whose programs hosts use."""
 
+_HEADER = 64
+"""Bytes of the header of an ELF file of 64 bits."""
+
+_LOADED = 2
+"""Flag of a section of an ELF file: SHF_ALLOC."""
+
 _OWN = Path(wheelmount.__file__).parent
 
 KEPT_BUNDLES = 3
@@ -86,8 +96,11 @@ KEPT_BUNDLES = 3
 PIECE = 1 << 20
 """Bytes that are read or sent at a time."""
 
+PART = 4 << 20
+"""Bytes of an archive that are compressed as one part."""
+
 GROUP = 16
-"""Most parts of an archive, of 4 MiB each, that are compressed at the same time."""
+"""Most parts that are compressed, or wait for it, at the same time."""
 
 SCRIPT = " ".join(
     line.strip()
@@ -340,6 +353,8 @@ def _gather(root: Path) -> None:
         _loosen(binary)
     # RPATH and not RUNPATH: it applies to all libraries that the program loads.
     _patchelf("--force-rpath", "--set-rpath", "$ORIGIN/../lib", program)
+    for shared in filter(_is_binary, root.rglob("*.so*")):  # last: patchelf needs what is dropped
+        _trim(shared)
 
 
 def _loosen(binary: Path) -> None:
@@ -352,6 +367,40 @@ def _loosen(binary: Path) -> None:
         _patchelf("--remove-rpath", binary)
 
 
+def _trim(library: Path) -> None:
+    """Remove symbols and debug information: the sections behind everything that is loaded."""
+    with library.open("r+b") as file:
+        header = bytearray(file.read(_HEADER))
+        segments, sections = struct.unpack_from("<QQ", header, 0x20)
+        # Processors of torchmonarch's wheels have 64 bits and are little-endian.
+        if header[4:6] != b"\x02\x01" or not sections:
+            return
+        *sizes, names = struct.unpack_from("<HHHHH", header, 0x36)
+        ends = [_HEADER, segments + sizes[0] * sizes[1]]
+        file.seek(segments)
+        for _ in range(sizes[1]):
+            offset, length = struct.unpack_from("<Q16xQ", file.read(sizes[0]), 0x08)
+            ends.append(offset + length)
+        file.seek(sections)
+        table = bytearray(file.read(sizes[2] * sizes[3]))
+        at = names * sizes[2]
+        offset, length = struct.unpack_from("<QQ", table, at + 0x18)
+        file.seek(offset)
+        words = file.read(length)
+        end = -(-max(ends) // 8) * 8
+        for entry in range(0, len(table), sizes[2]):
+            (flags,) = struct.unpack_from("<Q", table, entry + 0x08)
+            if not flags & _LOADED and entry != at:
+                table[entry : entry + sizes[2]] = bytes(sizes[2])
+        struct.pack_into("<Q", table, at + 0x18, end + len(table))
+        struct.pack_into("<Q", header, 0x28, end)
+        file.seek(0)
+        file.write(header)
+        file.seek(end)
+        file.write(table + words)
+        file.truncate()
+
+
 def _copy(distribution: metadata.Distribution, packages: Path, scripts: Path) -> None:
     """Copy the files of a package, with existing bytecode and its programs."""
     for file in distribution.files or []:
@@ -359,7 +408,7 @@ def _copy(distribution: metadata.Distribution, packages: Path, scripts: Path) ->
         name = str(file)
         if name.startswith(_PARTS_LEFT_OUT) or name.endswith(_SOURCES):
             continue
-        if "__pycache__" in name or not source.is_file():
+        if "__pycache__" in name or "/sboms/" in name or not source.is_file():
             continue
         if ".." in file.parts:
             if source.parent.name != "bin" or distribution.name not in _PROGRAMS:
@@ -415,15 +464,48 @@ def _pack(root: Path, path: Path) -> None:
         member.mode = 0o700 if member.isdir() or member.mode & 0o100 else 0o600
         return member
 
-    plain = path.with_name("archive")
-    with tarfile.open(plain, "w") as archive:
+    with (
+        path.open("wb") as target,
+        _Compressor(target) as output,
+        tarfile.open(fileobj=cast(IO[bytes], output), mode="w|", bufsize=PIECE) as archive,
+    ):
         for name in ("python", "venv"):
             archive.add(root / name, name, filter=anonymous)
-    with plain.open("rb") as source, path.open("wb") as target, ThreadPoolExecutor() as threads:
-        while pieces := [piece for _ in range(GROUP) if (piece := source.read(4 * PIECE))]:
-            target.writelines(
-                threads.map(_compress, pieces)
-            )  # gzip accepts several members in a row
+
+
+class _Compressor:
+    """Compresses on all processors the bytes that are written to it. A context manager.
+
+    Args:
+        target: receives the compressed parts; gzip accepts several members in a row.
+    """
+
+    def __init__(self, target: IO[bytes]) -> None:
+        self._target = target
+        self._threads = ThreadPoolExecutor()
+        self._part = bytearray()
+        self._waiting: deque[Future[bytes]] = deque()
+
+    def write(self, piece: bytes) -> int:
+        self._part += piece
+        if len(self._part) >= PART:
+            self._hand_over()
+        return len(piece)
+
+    def _hand_over(self) -> None:
+        self._waiting.append(self._threads.submit(_compress, bytes(self._part)))
+        self._part.clear()
+        if len(self._waiting) >= GROUP:
+            self._target.write(self._waiting.popleft().result())
+
+    def __enter__(self) -> _Compressor:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        with self._threads:
+            self._hand_over()
+            for part in self._waiting:
+                self._target.write(part.result())
 
 
 def _compress(piece: bytes) -> bytes:
