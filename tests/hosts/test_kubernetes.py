@@ -17,6 +17,7 @@ from tests.conftest import Cli
 from tests.testbed.kubernetes import MISSING, SLOW, UNREADABLE, Cluster
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError
+from wheelmount.hosts import pods
 from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.launcher import GUARDED
 from wheelmount.hosts.pods import Order
@@ -138,6 +139,41 @@ def test_what_the_operator_s_definition_does_not_allow_is_said(
     assert "the cluster refuses: $.spec.podTemplate.spec: " in done.stderr
     assert "'tolerance' was unexpected" in done.stderr
     assert cluster.objects == {}
+
+
+def test_fields_that_the_cluster_left_out_are_found() -> None:
+    containers = [{"name": "worker", "imag": "x"}, {"name": "beside"}]
+    spec = {"tolerance": "none", "empty": [], "containers": containers}
+    given = {"metadata": {"labels": {"a": "1"}}, "spec": spec}
+    kept = {"metadata": {"labels": {"a": "1"}}, "spec": {"containers": [{"name": "worker"}] * 2}}
+    found = list(pods._missing(given, kept))
+    assert found == ["spec.tolerance", "spec.containers[0].imag"]
+    assert list(pods._missing(given, given | {"more": 1})) == []
+
+
+def test_pods_that_others_deleted_are_said(
+    cli: Cli, cluster: Cluster, source: Path, workplace: Path
+) -> None:
+    assert cli("up", "--hosts", SPEC).returncode == 0
+    try:
+        name = cluster.made[1]["metadata"]["name"]
+        path = next(path for path in cluster.objects if path.endswith(f"monarchmeshes/{name}"))
+        assert cluster.answer("DELETE", path, {})[0] == 200
+        assert cluster.objects == {}, "its Secret has gone with it"
+        where = ["--mntpoint", workplace / "mnt"]
+        done = cli("run", source, *where, "-", input="cat .hidden", stdin=None)
+        assert done.returncode == 68
+        assert f"MonarchMesh {name} was deleted" in done.stderr
+    finally:
+        cli("down")
+
+
+def test_a_namespace_that_is_not_there_is_said(cli: Cli, cluster: Cluster) -> None:
+    cluster.namespace = False
+    done = cli("up", "--hosts", f"{SPEC},namespace=nowhere")
+    assert done.returncode == 68
+    assert 'the cluster refuses: namespaces "nowhere" not found' in done.stderr
+    assert "hint: give namespace=NAME, one that is there" in done.stderr
 
 
 def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.kubernetes.cluster import NAMESPACE, Cluster, environment
+from tests.kubernetes.cluster import NAMESPACE, Cluster
 
 POD = f"kubernetes:2,image=registry/wheelmount:1,namespace={NAMESPACE}"
 
@@ -51,13 +51,10 @@ class Check:
         self.source = place / "source"
         self.source.mkdir()
         (self.source / "text").write_text("text\n")
-        self.environment = {
-            **environment(cluster),
-            "WHEELMOUNT_RUNTIME_DIR": str(place / "runtime"),
-            "WHEELMOUNT_STORE": str(place / "store"),
-        }
-        for name in ("runtime", "store"):
+        for variable, name in (("RUNTIME_DIR", "runtime"), ("STORE", "store")):
             (place / name).mkdir(mode=0o700)
+            os.environ[f"WHEELMOUNT_{variable}"] = str(place / name)  # of pods too
+        self.environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
 
     def tell(self, *words: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run wheelmount; print what was run, and what it said."""
@@ -123,6 +120,10 @@ class Check:
         done = self.tell("up", "--hosts", POD.replace(NAMESPACE, "kube-system"))
         assert done.returncode == 68
         assert "forbidden" in done.stderr
+        nowhere = POD.replace(NAMESPACE, "nowhere")
+        done = self.tell("up", "--hosts", f"{nowhere},kubeconfig={self.cluster.everything}")
+        assert done.returncode == 68
+        assert "give namespace=NAME" in done.stderr
         done = self.tell("up", "--hosts", f"{POD},memory=much")
         assert done.returncode == 68
         assert "much" in done.stderr or "memory" in done.stderr
@@ -157,6 +158,7 @@ class Check:
         self.await_nothing()
         done = self._run("session:default", "cat text")
         assert done.returncode == 68
+        assert f"MonarchMesh {name} was deleted" in done.stderr
         assert self.tell("down").returncode == 0
 
     def lease(self) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import secrets
 import socket
+import ssl
 import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,12 @@ class Cluster:
 
     Attributes:
         kubeconfig: file by which the account with ``RIGHTS`` reaches it.
+        everything: one of an account with all rights.
     """
 
     def __init__(self, place: Path, definition: Path) -> None:
         self.kubeconfig = place / "kubeconfig"
+        self.everything = place / "everything"
         self._place, self._definition = place, definition
         self._ports = _free_ports(3)
         self._tokens = {name: secrets.token_hex(16) for name in ("root", "user")}
@@ -65,6 +69,14 @@ class Cluster:
         self._nodes = threading.Thread(target=self._play, daemon=True)
 
     def __enter__(self) -> Cluster:
+        try:
+            self._start()
+        except BaseException as error:
+            self.__exit__(error)
+            raise
+        return self
+
+    def _start(self) -> None:
         place, (store, peers, port) = self._place, self._ports
         key = place / "key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
@@ -97,7 +109,7 @@ class Cluster:
         )
         certificate = place / "certificates" / "apiserver.crt"
         self.wait("its certificate", certificate.exists)
-        everything = place / "everything"
+        everything = self.everything
         for file, who in ((everything, "root"), (self.kubeconfig, "user")):
             file.write_text(json.dumps(self._config(certificate, who)))
         configuration = client.Configuration()
@@ -118,15 +130,12 @@ class Cluster:
             "--port=0",
             "--secure-port=0",
         )
-        definition = yaml.safe_load(self._definition.read_text())
-        client.ApiextensionsV1Api(self._api).create_custom_resource_definition(
-            definition, _preload_content=False
-        )
+        definition = _for_this_version(yaml.safe_load(self._definition.read_text()))
+        self.tell("apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
         self.wait("its definition of MonarchMesh", self._knows_meshes)
         self.core.create_namespace({"metadata": {"name": NAMESPACE}})
         self._permit()
         self._nodes.start()
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
@@ -210,6 +219,20 @@ class Cluster:
                 "subjects": [{"kind": "User", "name": "user"}],
             },
         )
+
+    def tell(self, path: str, what: dict[str, Any]) -> None:
+        """Have the API make something, as the account with all rights."""
+        context = ssl.create_default_context(cafile=self._place / "certificates/apiserver.crt")
+        token = self._tokens["root"]
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self._ports[2]}/{path}",
+            json.dumps(what).encode(),
+            {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        )
+        try:
+            urllib.request.urlopen(request, context=context, timeout=TIMEOUT).close()  # noqa: S310
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(error.read().decode()[:2000]) from None
 
     def made(self) -> dict[str, Any]:
         """The one MonarchMesh that is there, as the API keeps it."""
@@ -342,8 +365,27 @@ class Cluster:
         return base64.b64decode(secret.data[reference["key"]]).decode()
 
 
+_MERGED = "x-kubernetes-list-map-keys", "x-kubernetes-list-type"
+
+
 def _address(pod: str) -> str:
     return f"127.0.0.{2 + int(pod.rpartition('-')[2])}"
+
+
+def _for_this_version(schema: Any) -> Any:
+    """A definition without ``default: ""``, which this old API server takes for ``null``.
+
+    And without keys of lists, which may need such defaults; they matter where parts are merged.
+    """
+    if isinstance(schema, list):
+        return [_for_this_version(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _for_this_version(value)
+        for key, value in schema.items()
+        if (key, value) != ("default", "") and key not in _MERGED
+    }
 
 
 def _free_ports(count: int) -> list[int]:
@@ -352,8 +394,3 @@ def _free_ports(count: int) -> list[int]:
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
         ]
         return [server.getsockname()[1] for server in servers]
-
-
-def environment(cluster: Cluster) -> dict[str, str]:
-    """In which wheelmount finds the cluster."""
-    return {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}

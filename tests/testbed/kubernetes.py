@@ -68,12 +68,14 @@ class Cluster:
         operator: whether Monarch's is installed.
 
     Attributes:
+        namespace: whether those are there that are asked for.
         objects: what there is, by path.
         made: all that ever was made.
     """
 
     def __init__(self, kubeconfig: Path, *, operator: bool = True) -> None:
         self.operator = operator
+        self.namespace = True
         self.objects: dict[str, dict[str, Any]] = {}
         self.made: list[dict[str, Any]] = []
         self._pods: dict[str, subprocess.Popen[bytes]] = {}
@@ -103,6 +105,8 @@ class Cluster:
         """What the API says to a call."""
         place, _, name = path.rpartition("/")
         kind = place.rpartition("/")[2] if method == "DELETE" else name
+        if method == "POST" and not self.namespace:
+            return 404, {"message": f'namespaces "{path.split("/")[-2]}" not found'}
         if kind == MESHES and not self.operator:
             return 404, {"message": "the server could not find the requested resource"}
         if method == "POST" and kind == MESHES and (reasons := refusals(body)):

@@ -219,6 +219,39 @@ class KubernetesHosts(NetworkHosts):
         self._forget_messages()
         self._hosts = []
 
+    def check(self, patience: float = 0) -> None:
+        """Check that each pod listens.
+
+        Raises:
+            HostError: one does not, and why if the cluster knows.
+        """
+        try:
+            super().check(patience)
+        except HostError:
+            if reason := self.ended():
+                raise HostError(reason) from None
+            raise
+
+    def ended(self) -> str | None:
+        """Why pods that ran do not any more, as the cluster says."""
+        if not self._made:
+            return None
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "wheelmount.hosts.pods", pods.ASKED],
+                input=self._order.encode(),
+                capture_output=True,
+                env=variables.without_secrets(),
+                cwd="/",
+                timeout=STOP_TIMEOUT,
+                check=False,
+            )
+            said = json.loads(done.stdout or b"{}")
+        except (subprocess.TimeoutExpired, ValueError):
+            return None
+        ended = said.get("ended")
+        return None if ended is None else str(ended)
+
     def leave(self) -> dict[str, Any]:
         """Let go of them without stopping them; they must not be guarded."""
         if self._process is not None:

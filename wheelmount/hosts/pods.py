@@ -6,7 +6,8 @@ end ``{"pods": {NAME: IP}, "job": …}`` or ``{"error": …, "hint": …}``. MOD
 
 ``guarded``    delete the pods when the input ends, and so with the client, however that ends;
 ``detached``   leave them, and end;
-``ended``      delete what ``detached`` left.
+``ended``      delete what ``detached`` left;
+``asked``      say ``{"ended": …}``, why pods that ran do not any more, or null, and end.
 
 A process of its own for the first; and because a KubernetesJob, wherever it is made, has Monarch
 listen without certificates from then on. Its own workers do so too: any machine that reaches a pod
@@ -24,13 +25,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts.launcher import DETACHED, ENDED, GUARDED
 from wheelmount.variables import CREDENTIALS
+
+ASKED = "asked"
 
 PORT = 26600
 """At which workers listen, each at the address of its pod; Monarch's own choice as well."""
@@ -108,7 +111,7 @@ class Order:
 def main() -> int:
     """Do what the command line says; 0 if nothing is left that should not be."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=[GUARDED, DETACHED, ENDED])
+    parser.add_argument("mode", choices=[GUARDED, DETACHED, ENDED, ASKED])
     mode = parser.parse_args().mode
     order = Order(**json.loads(sys.stdin.buffer.readline()))
     gone = threading.Event()
@@ -118,6 +121,12 @@ def main() -> int:
     except HostError as error:
         _tell(error)
         return error.exit_code if mode == ENDED else 0
+    if mode == ASKED:
+        try:
+            _say(ended=pods.ended())
+        except HostError as error:
+            _tell(error)
+        return 0
     try:
         if mode != ENDED:
             pods.make()
@@ -195,31 +204,58 @@ class Pods:
         try:
             self._core.create_namespaced_secret(order.namespace, secret, **within)
             self._job.apply()
-            owner = self._owner()
-            patch = {"metadata": {"ownerReferences": [owner]}}
+            mesh = self._mesh()
+            patch = {"metadata": {"ownerReferences": [self._owner(mesh)]}}
             self._core.patch_namespaced_secret(order.name, order.namespace, patch, **within)
         except Exception as error:
             raise _translated(error) from None
+        # Kubernetes leaves out what its definition of a MonarchMesh does not have, in silence.
+        if unknown := list(_missing(template(order), mesh["spec"]["podTemplate"])):
+            raise HostError(
+                f"the cluster does not know {', '.join(unknown)} of a pod",
+                hint="correct template=FILE; a newer operator may know more",
+            )
 
-    def _owner(self) -> dict[str, Any]:
-        """The MonarchMesh, as Kubernetes names owners: what it owns goes with it."""
+    def _mesh(self) -> dict[str, Any]:
+        """The MonarchMesh as the cluster keeps it."""
         from kubernetes import client
 
         group, version, plural = MESH
-        mesh = client.CustomObjectsApi().get_namespaced_custom_object(
-            group,
-            version,
-            self._order.namespace,
-            plural,
-            self._order.name,
-            _request_timeout=ASK_TIMEOUT,
+        name, namespace = self._order.name, self._order.namespace
+        found: dict[str, Any] = client.CustomObjectsApi().get_namespaced_custom_object(
+            group, version, namespace, plural, name, _request_timeout=ASK_TIMEOUT
         )
+        return found
+
+    def _owner(self, mesh: dict[str, Any]) -> dict[str, Any]:
+        """The MonarchMesh, as Kubernetes names owners: what it owns goes with it."""
+        group, version, _ = MESH
         return {
             "apiVersion": f"{group}/{version}",
             "kind": "MonarchMesh",
             "name": self._order.name,
             "uid": mesh["metadata"]["uid"],
         }
+
+    def ended(self) -> str | None:
+        """Why pods that ran do not any more; None if that is not known.
+
+        Raises:
+            HostError: the cluster does not answer.
+        """
+        from kubernetes.client.rest import ApiException
+
+        try:
+            self._mesh()
+        except Exception as error:
+            if isinstance(error, ApiException) and error.status == 404:
+                return f"MonarchMesh {self._order.name} was deleted"
+            raise _translated(error) from None
+        for pod in self._look():
+            if pod.status.phase == "Failed":
+                why = ": ".join(filter(None, [pod.status.reason, pod.status.message]))
+                return f"{pod.metadata.name} has failed" + (f": {why}" if why else "")
+        return None
 
     def dump(self) -> str:
         """The job, for a process that is to delete it."""
@@ -330,6 +366,20 @@ def template(order: Order) -> dict[str, Any]:
     return given
 
 
+def _missing(given: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """Names of what is given and not kept, with the way to each."""
+    if isinstance(given, Mapping) and isinstance(kept, Mapping):
+        for name, value in given.items():
+            way = f"{path}.{name}" if path else name
+            if name in kept:
+                yield from _missing(value, kept[name], way)
+            elif value not in (None, "", {}, []):
+                yield way
+    elif isinstance(given, list) and isinstance(kept, list):
+        for number, (each, other) in enumerate(zip(given, kept, strict=False)):
+            yield from _missing(each, other, f"{path}[{number}]")
+
+
 def _rank(name: str) -> int:
     return int(name.rpartition("-")[2])
 
@@ -378,6 +428,8 @@ def _translated(error: Exception) -> WheelmountError:
     hint = "try the same by `kubectl`"
     if error.status == 404:
         hint = "Monarch's operator must run there: github.com/meta-pytorch/monarch-kubernetes"
+        if said.startswith("namespaces "):
+            hint = "give namespace=NAME, one that is there"
     return HostError(f"the cluster refuses: {said}", hint=hint)
 
 
