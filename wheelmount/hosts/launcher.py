@@ -1,16 +1,16 @@
-"""Starts a worker on the machine where this runs, for a client elsewhere.
+"""Start a worker on this machine for a client on another machine.
 
-Run there by ssh or Slurm as ``python -m wheelmount.hosts.launcher TOKEN NAME PORT MODE``. It says
-lines of JSON, each behind the token and a blank, for what login shells print may be around them:
-``{"listens": …}`` with the address that it wants credentials for, and then expects those
-(``credentials.decode``) as the beginning of its input; ``{"address": …}`` when the worker is about
-to listen; ``{"error": …, "hint": …}``. Where there is no wheelmount, ``bundle`` brings it first.
+Run by ssh or Slurm as ``python -m wheelmount.hosts.launcher TOKEN NAME PORT MODE``. It prints
+lines of JSON, each after the token and a blank, because login shells may print other lines:
+``{"listens": …}`` with the address that it needs credentials for, which it then reads
+(``credentials.decode``) from the beginning of its input; ``{"address": …}`` shortly before the
+worker listens; ``{"error": …, "hint": …}``. ``bundle`` first sends wheelmount to machines without it.
 MODE is
 
-``guarded``    end the worker, and all that it started, when the input ends or this is asked to;
-``attended``   go on when the input ends, until this is asked to end;
+``guarded``    end the worker and all its processes at the end of the input, or at a signal;
+``attended``   go on after the end of the input, until a signal;
 ``detached``   leave the worker running, and end;
-``ended``      end the worker that ``detached`` left, and all that it started.
+``ended``      end the worker that ``detached`` left, and all its processes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from wheelmount.hosts.address import SECURE, Address
 GUARDED, ATTENDED, DETACHED, ENDED = "guarded", "attended", "detached", "ended"
 
 APART = "WHEELMOUNT_APART"
-"""Variable with the ``view`` of a client from which a worker is to have a mount namespace apart."""
+"""Variable with the ``view`` of a client whose mount namespace a worker must not share."""
 
 END = b"-----END PRIVATE KEY-----"
 """Last line of credentials."""
 
 GRACE = 0.3
-"""Seconds in which a worker that cannot start ends."""
+"""Seconds in which a worker that cannot start has ended."""
 
 
 def main() -> int:
@@ -85,12 +85,12 @@ def main() -> int:
 
 
 class Launcher:
-    """The place of one worker on this machine.
+    """A worker on this machine, and its directory.
 
     Args:
-        settings: in force.
-        token: of all that is started together.
-        name: of the host.
+        settings: the settings in force.
+        token: token of all workers that are started together.
+        name: name of the host.
     """
 
     def __init__(self, settings: Settings, token: str, name: str) -> None:
@@ -105,7 +105,7 @@ class Launcher:
         """Start it.
 
         Raises:
-            HostError: it cannot be, and what it said.
+            HostError: it cannot be started; the message has its output.
         """
         self.directory.mkdir(mode=0o700, exist_ok=True)
         log = worker.log_of(self.mark)
@@ -137,7 +137,7 @@ class Launcher:
         return process
 
     def end(self) -> None:
-        """End it with all that it started."""
+        """End the worker and all its processes."""
         worker.end(self.mark)
         worker.forget(self.mark)
         if not list(self.directory.glob("*.log")):  # of others on this machine
@@ -145,7 +145,7 @@ class Launcher:
 
 
 def say(token: str, **what: str | None) -> None:
-    """Tell the client."""
+    """Print a message for the client."""
     print(token, json.dumps(what), flush=True)
 
 
@@ -162,10 +162,10 @@ def hear(token: str, line: bytes | bytearray) -> dict[str, Any] | None:
 
 
 def read_credentials() -> str:
-    """The beginning of the input.
+    """Read credentials from the beginning of the input.
 
     Raises:
-        HostError: it ends before that.
+        HostError: the input ends before.
     """
     lines = []
     for line in sys.stdin.buffer:
@@ -176,13 +176,13 @@ def read_credentials() -> str:
 
 
 def own_address(port: int) -> Address:
-    """Where the client reaches this machine: as ssh was reached, or under its name for Slurm.
+    """Return the address of this machine for the client: that of ssh's connection, or its name.
 
     Args:
-        port: to listen at; 0 for any that is free.
+        port: port to listen at; 0 for any free one.
 
     Raises:
-        HostError: there is no such address.
+        HostError: the name has no address.
     """
     connection = os.environ.get("SSH_CONNECTION", "").split()
     host = connection[2] if len(connection) == 4 else own_name()
@@ -202,7 +202,7 @@ _RUN = (
     "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
     'runpy.run_module("wheelmount.hosts.launcher", run_name="__main__", alter_sys=True)'
 )
-"""As ``-m``, but nothing is imported from the working directory, which may be anybody's."""
+"""Like ``-m``, but never imports from the working directory, to which others may write."""
 
 
 def view() -> str:
@@ -221,19 +221,19 @@ def command(
     apart: bool = False,
     waits: bool = False,
 ) -> list[str]:
-    """The command that runs this module on another machine.
+    """Return the command that runs this module on another machine.
 
     Args:
-        settings: of the client.
-        token: of all that is started together.
-        name: of the host; empty for what that machine is called.
-        port: to listen at; 0 for any that is free.
-        mode: one of the four.
-        apart: have a worker on this machine in a mount namespace of its own.
-        waits: have it wait where there is no wheelmount, until another process has brought it;
-            else it takes it from its input.
+        settings: settings of the client.
+        token: token of all workers that are started together.
+        name: name of the host; empty for the name of that machine.
+        port: port to listen at; 0 for any free one.
+        mode: one of the four modes.
+        apart: give a worker on this machine a new mount namespace.
+        waits: if the machine lacks wheelmount, wait until another process has brought it;
+            otherwise read it from the input.
     """
-    from wheelmount.hosts import bundle  # of which a host has no need
+    from wheelmount.hosts import bundle  # not needed on hosts
 
     argv = ["-c", _RUN, token, name, str(port), mode]
     if settings.python:

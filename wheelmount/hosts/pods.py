@@ -1,17 +1,17 @@
-"""Pods of Kubernetes with a worker each, made for a client and deleted again, by KubernetesJob.
+"""Make Kubernetes pods with a worker each for a client, by KubernetesJob, and delete them.
 
 Run as ``python -m wheelmount.hosts.pods MODE`` with an order (``Order`` as JSON, one line) as the
-beginning of its input. It says lines of JSON: ``{"waits": …}`` for what is waited for, and at the
-end ``{"pods": {NAME: IP}, "job": …}`` or ``{"error": …, "hint": …}``. MODE is
+beginning of its input. It prints lines of JSON: ``{"waits": …}`` with the reason of a wait, and at
+the end ``{"pods": {NAME: IP}, "job": …}`` or ``{"error": …, "hint": …}``. MODE is
 
-``guarded``    delete the pods when the input ends, and so with the client, however that ends;
+``guarded``    delete the pods at the end of the input, and so whenever the client ends;
 ``detached``   leave them, and end;
 ``ended``      delete what ``detached`` left;
 ``asked``      say ``{"ended": …}``, why pods that ran do not any more, or null, and end.
 
-A process of its own for the first; and because a KubernetesJob, wherever it is made, has Monarch
-listen without certificates from then on. Its own workers do so too: any machine that reaches a pod
-could run programs there. So pods run wheelmount's worker, with credentials from a Secret.
+This is a separate process for the first mode, and because Monarch listens without certificates in a
+process that has made a KubernetesJob. Monarch's own workers do so, too: any machine that reaches a
+pod could run programs there. So pods run wheelmount's worker, with credentials from a Secret.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from wheelmount.variables import CREDENTIALS
 ASKED = "asked"
 
 PORT = 26600
-"""At which workers listen, each at the address of its pod; Monarch's own choice as well."""
+"""Port of workers, each at the address of its pod; also Monarch's default."""
 
 LABELS = {"app.kubernetes.io/managed-by": "wheelmount"}
-"""Of all that is made, to find it by."""
+"""Label of all objects that are made."""
 
 AUTHORITY = "authority"
 """Key of the credentials in the Secret."""
 
 GLANCE = 1.0
-"""Seconds between looks at the pods."""
+"""Seconds between checks of the pods."""
 
 ASK_TIMEOUT = 30.0
 """Seconds that the cluster may take to answer."""
 
 END = 5
-"""Seconds that pods have to end. Nothing in them is to be saved."""
+"""Seconds in which pods must end; they have nothing to save."""
 
 HOPELESS = {
     "ImagePullBackOff",
@@ -62,29 +62,29 @@ HOPELESS = {
     "CreateContainerError",
     "RunContainerError",
 }
-"""Reasons of Kubernetes for which a container waits that will not go away."""
+"""Kubernetes' reasons for waiting containers that are permanent."""
 
 WORKER = "worker"
 """Name of the container in which the worker runs."""
 
 MESH = "monarch.pytorch.org", "v1alpha1", "monarchmeshes"
-"""Group, version and plural of what Monarch's operator makes pods from."""
+"""Group, version and plural of the resource from which Monarch's operator makes pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a client wants.
+    """An order of a client for pods.
 
     Attributes:
-        name: of the MonarchMesh and the Secret: lower-case letters and digits.
-        namespace: of Kubernetes, that they are in.
-        kubeconfig: file that says where the cluster is; empty within one.
-        count: pods.
-        image: of the container; wheelmount is installed in it.
-        python: the Python there that has it.
-        resources: that each asks for, and gets no more of, by Kubernetes's names.
-        template: of pods, the user's own, to which what is needed is added; as Kubernetes has it.
-        shm: size of ``/dev/shm`` as Kubernetes writes it; empty for what its engine gives.
+        name: name of the MonarchMesh and the Secret: lower-case letters and digits.
+        namespace: their Kubernetes namespace.
+        kubeconfig: configuration file of the cluster; empty inside a cluster.
+        count: number of pods.
+        image: image of the container, with wheelmount installed.
+        python: the Python with wheelmount in the image.
+        resources: requests and limits of each pod, by Kubernetes' names.
+        template: the user's template of pods, as in Kubernetes, to which needed parts are added.
+        shm: size of ``/dev/shm`` in Kubernetes' notation; empty for the engine's default.
         timeout: seconds until all must run.
         authority: credentials for the workers.
         job: KubernetesJob as ``detached`` said it, for ``ended``.
@@ -104,12 +104,12 @@ class Order:
     job: str = ""
 
     def encode(self) -> bytes:
-        """As this module is given it."""
+        """Return the order as the input of this module."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def main() -> int:
-    """Do what the command line says; 0 if nothing is left that should not be."""
+    """Run the mode of the command line; return 0 if no object is left behind."""
     parser = argparse.ArgumentParser()
     parser.add_argument("mode", choices=[GUARDED, DETACHED, ENDED, ASKED])
     mode = parser.parse_args().mode
@@ -163,7 +163,7 @@ class Pods:
     """The pods of one order.
 
     Raises:
-        HostError: it is not known where the cluster is.
+        HostError: the cluster's configuration is missing or invalid.
     """
 
     def __init__(self, order: Order) -> None:
@@ -174,7 +174,7 @@ class Pods:
         config = KubeConfig.from_path(order.kubeconfig) if order.kubeconfig else KubeConfig()
         try:
             config.load()
-        except Exception as error:  # of a file that somebody wrote
+        except Exception as error:  # a configuration file may be invalid in any way
             raise HostError(
                 str(error), hint="give kubeconfig=FILE, or run it in a pod of the cluster"
             ) from None
@@ -190,10 +190,10 @@ class Pods:
         )
 
     def make(self) -> None:
-        """Have the Secret and the MonarchMesh, from which Monarch's operator makes pods.
+        """Make the Secret and the MonarchMesh, from which Monarch's operator makes pods.
 
         Raises:
-            HostError: the cluster does not take one.
+            HostError: the cluster rejects one.
         """
         order = self._order
         secret = {
@@ -217,7 +217,7 @@ class Pods:
             )
 
     def _mesh(self) -> dict[str, Any]:
-        """The MonarchMesh as the cluster keeps it."""
+        """Return the MonarchMesh as the cluster has it."""
         from kubernetes import client
 
         group, version, plural = MESH
@@ -258,11 +258,11 @@ class Pods:
         return None
 
     def dump(self) -> str:
-        """The job, for a process that is to delete it."""
+        """Return the job for a process that will delete it."""
         return base64.b64encode(self._job.dumps()).decode()
 
     def wait(self, gone: threading.Event) -> dict[str, str]:
-        """Wait until all pods run; gives their names and addresses, in order.
+        """Wait until all pods run; return their addresses by name, in order.
 
         Args:
             gone: set when the client has ended.
@@ -300,10 +300,10 @@ class Pods:
         return list(found.items)
 
     def delete(self) -> None:
-        """Delete all that was made, as far as it is there.
+        """Delete all objects that exist.
 
         Raises:
-            HostError: the cluster does not.
+            HostError: the cluster does not delete them.
         """
         from kubernetes.client.rest import ApiException
 
@@ -337,7 +337,7 @@ def template(order: Order) -> dict[str, Any]:
     worker |= {
         "name": WORKER,
         "image": order.image,
-        # Kubernetes puts the address in.
+        # Kubernetes inserts the address.
         "command": [order.python, "-m", "wheelmount.hosts.worker", f"tls://$(POD_IP):{PORT}"],
     }
     worker.setdefault("env", []).extend(
@@ -391,10 +391,10 @@ def _runs(pod: Any) -> bool:
 
 
 def _reason(pod: Any) -> str:
-    """Why a pod does not run yet; empty if it does, or does not say.
+    """Return why a pod does not run yet; empty if it runs, or gives no reason.
 
     Raises:
-        HostError: it never will.
+        HostError: the pod will never run.
     """
     for each in pod.status.container_statuses or []:
         waiting = each.state and each.state.waiting
@@ -413,7 +413,7 @@ def _reason(pod: Any) -> str:
 
 
 def _translated(error: Exception) -> WheelmountError:
-    """What the cluster's answer means."""
+    """Convert an error of the cluster's API."""
     from kubernetes.client.rest import ApiException
 
     if isinstance(error, WheelmountError):

@@ -1,9 +1,10 @@
 """Processes that Monarch starts on a host, private from their first moment.
 
-A worker calls ``prepare`` before it listens. Monarch then starts processes by way of this module
-(``python -m wheelmount.hosts.process``), which closes its sockets to other users before it opens
-any; by itself it would have them open until the first actor is there. Until then all of its files
-are private as well. An actor calls ``settle``: what it makes is for others to see again.
+A worker calls ``prepare`` before it listens. Monarch then starts processes through this module
+(``python -m wheelmount.hosts.process``), which protects their sockets from other users before they
+open; otherwise sockets would be open to others until the first actor starts. Until then, all files
+of the process are private as well. An actor calls ``settle``, after which new files have normal
+permissions.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ from wheelmount.hosts import socketguard
 log = logging.getLogger("wheelmount")
 
 NAME = "wheelmount.hosts.process"
-"""Of this module, also where it is the one that is run."""
+"""Name of this module, also if it is run as a program."""
 
 PROGRAM = "FB_XAR_INVOKED_NAME"
-"""Variable by which Monarch is told what to start processes by, instead of the worker's Python."""
+"""Variable with the program by which Monarch starts processes, instead of the worker's Python."""
 
 MODULE = "PAR_MAIN_OVERRIDE"
-"""Variable that it sets for such a program: the module that is to be run."""
+"""Variable that Monarch sets for this program: the module to run."""
 
 BEFORE = "WHEELMOUNT_BEFORE"
-"""Variable that says what ``prepare`` has changed: JSON of ``umask`` and ``TMPDIR``."""
+"""Variable with the values that ``prepare`` has changed: JSON of ``umask`` and ``TMPDIR``."""
 
 TEMPORARY = "TMPDIR"
-"""Variable that says where temporary files go."""
+"""Variable with the directory of temporary files."""
 
 ENOUGH = 65536
-"""Descriptors that a host's process wants."""
+"""Number of file descriptors that a host's process needs."""
 
 OF_WORKER = "worker-"
-"""Prefix of the directories of workers that nothing of ours has started."""
+"""Prefix of the directories of workers that wheelmount has not started."""
 
 
 def main() -> None:
-    """Be a process of Monarch."""
+    """Run a process of Monarch."""
     os.environ.pop(PROGRAM, None)
     module = os.environ.pop(MODULE, "monarch._src.actor.bootstrap_main")
     socketguard.close()
@@ -58,10 +59,10 @@ def main() -> None:
 
 
 def prepare(directory: Path) -> None:
-    """Have what this process makes and starts be private, and its temporary files in a directory.
+    """Make files of this process and its children private, and set their temporary directory.
 
     Args:
-        directory: goes with the host; made with mode 0700 if it is not there.
+        directory: a directory that is deleted with the host; made with mode 0700 if it is missing.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
     before = {"umask": os.umask(0o077), TEMPORARY: os.environ.get(TEMPORARY)}
@@ -78,7 +79,7 @@ def prepare(directory: Path) -> None:
 
 
 def _raise_limit() -> None:
-    """Have as many descriptors as are allowed: callers that show no certificate take some."""
+    """Raise the limit of descriptors: callers without a certificate use some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -86,7 +87,7 @@ def _raise_limit() -> None:
 
 
 def settle() -> None:
-    """Be private no more in what is made from here on; Monarch's sockets stay closed to others."""
+    """Restore normal permissions for new files; Monarch's sockets stay closed to others."""
     socketguard.close()
     before = os.environ.get(BEFORE)
     if before is not None:
@@ -94,9 +95,9 @@ def settle() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Variables for what is started on the host, if that is no process of Monarch's.
+    """Return the environment of programs on the host that are not Monarch's processes.
 
-    Temporary files go where the user has said, or else go with the host.
+    Temporary files go to the user's directory, or to one that is deleted with the host.
     """
     environ = variables.for_programs()
     wanted = json.loads(environ.pop(BEFORE, "{}")).get(TEMPORARY)
@@ -106,14 +107,14 @@ def environment() -> dict[str, str]:
 
 
 def make_directory(place: Path, prefix: str) -> Path:
-    """A private directory of this process, for temporary files.
+    """Make a private directory of this process for temporary files.
 
-    It is locked as long as this process runs. Those that are not, of processes that were killed,
-    are removed with the next one that is made.
+    It is locked as long as this process runs. Unlocked directories, of killed processes, are
+    removed at the same time.
 
     Args:
-        place: where it is made; others may write there.
-        prefix: of its name, for its kind.
+        place: directory to make it in, to which others may write.
+        prefix: prefix of its name.
     """
     for old in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # gone
@@ -123,7 +124,7 @@ def make_directory(place: Path, prefix: str) -> Path:
                 os.close(lock)
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        # Another process may have taken it for one that was left, before it was locked.
+        # Another process may have removed it before it was locked.
         if _lock(path) is not None and path.exists():
             atexit.register(_remove, path, os.getpid())
             return path
@@ -135,7 +136,7 @@ def _remove(path: Path, owner: int) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a directory for as long as the descriptor is open; None if it is locked, or gone."""
+    """Lock a directory while the descriptor is open; None if it is locked or deleted."""
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
