@@ -4,7 +4,7 @@ Run by ssh or Slurm as ``python -m wheelmount.hosts.launcher TOKEN NAME PORT MOD
 lines of JSON, each after the token and a blank, because login shells may print other lines:
 ``{"listens": …}`` with the address that it needs credentials for, which it then reads
 (``credentials.decode``) from the beginning of its input; ``{"address": …}`` shortly before the
-worker listens; ``{"error": …, "hint": …}``. ``bundle`` first sends wheelmount to machines without it.
+worker listens; ``{"error": …, "hint": …}``. ``bundle`` first sends wheelmount where it is missing.
 MODE is
 
 ``guarded``    end the worker and all its processes at the end of the input, or at a signal;
