@@ -434,6 +434,39 @@ def test_a_reader_whose_link_is_slow_delays_others_for_a_moment_only(
         server.close()
 
 
+def test_blocks_to_hosts_that_are_as_slow_give_way_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "GIVE_WAY", 60)
+    monkeypatch.setattr(stream, "HASTE", 60)
+    precedence = stream._Precedence()
+    precedence._paces = {"127.0.0.2": 1e-6, "127.0.0.3": 0.5e-6, "127.0.0.4": 0.1e-6}
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        to = {}
+        for host in precedence._paces:
+            end = socket.create_connection(listener.getsockname(), source_address=(host, 0))
+            opened.enter_context(end)
+            to[host] = opened.enter_context(listener.accept()[0])
+        with (
+            precedence.sending(to["127.0.0.3"], 1 << 20, urgent=False) as alike,
+            precedence.sending(to["127.0.0.4"], 1 << 20, urgent=False) as fast,
+        ):
+            waits = threading.Thread(target=alike, daemon=True)
+            with precedence.sending(to["127.0.0.2"], 1 << 20, urgent=True):
+                began = time.monotonic()
+                fast()
+                assert time.monotonic() - began < 30, "its link is another one"
+                waits.start()
+                waits.join(0.5)
+                assert waits.is_alive()
+            waits.join(30)
+            assert not waits.is_alive()
+            monkeypatch.setattr(stream, "HASTE", 0)
+            with precedence.sending(to["127.0.0.2"], 1 << 20, urgent=True):
+                began = time.monotonic()
+                alike()
+                assert time.monotonic() - began < 30, "the other may be lost"
+
+
 def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None:
     ticket, server = silent
 

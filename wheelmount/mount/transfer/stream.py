@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import math
 import socket
 import struct
 import threading
@@ -48,8 +49,16 @@ PULSE = 0.25
 """Part of a time-out after which the client is sent ``WAIT``, repeatedly."""
 
 GIVE_WAY = 0.2
-"""Seconds that each part of a block waits while blocks that readers wait for are sent to the same
-host. It is bounded: other blocks still arrive there at a low rate, for the hosts below."""
+"""Seconds that each part of a block waits while blocks that readers wait for are sent. It is
+bounded: other blocks still arrive at a low rate, for the hosts below."""
+
+ALIKE = 4
+"""Times that a byte to one host may take of what one to another takes if both count as equally
+slow: then this machine's own link may be what limits both."""
+
+HASTE = 2.0
+"""Seconds for which a block that a reader waits for interrupts blocks to other hosts: its own host
+may be lost."""
 
 
 def way(where: Where) -> str:
@@ -113,8 +122,8 @@ class BlockServer:
                         staged, view = lent.enter_context(lend)
                     waited = time.monotonic() - asked
                     connection.sendall(_reply(GIVEN, (waited, *astuple(staged))))
-                    pause = lent.enter_context(_precedence.sending(connection, urgent=urgent))
-                    sockets.send(connection, view, pause)
+                    sending = _precedence.sending(connection, len(view), urgent=urgent)
+                    sockets.send(connection, view, lent.enter_context(sending))
             except OSError:
                 raise
             except Exception as error:
@@ -124,28 +133,56 @@ class BlockServer:
 
 
 class _Precedence:
-    """Interrupts blocks that are sent to a host while more urgent ones are sent there."""
+    """Interrupts blocks that are sent to a host while more urgent ones are sent there.
+
+    The same while they are sent to another host that bytes do not reach faster. Where several
+    connections share a slow link, one of them may else get nothing for seconds.
+    """
 
     def __init__(self) -> None:
         self._urgent: Counter[str] = Counter()  # number of urgent blocks, by address
+        self._paces: dict[str, float] = {}  # seconds that a byte takes, by address
+        self._hurried: dict[str, float] = {}  # when the last urgent block began, by address
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def sending(self, connection: socket.socket, *, urgent: bool) -> Iterator[Callable[[], None]]:
+    def sending(
+        self, connection: socket.socket, size: int, *, urgent: bool
+    ) -> Iterator[Callable[[], None]]:
         """Note a block that is sent during the context; gives what to call before each part."""
         address = connection.getpeername()
         host = str(address[0]) if isinstance(address, tuple) else ""
+        began = time.monotonic()
 
         def pause() -> None:
-            if not urgent and self._urgent[host]:
+            nonlocal began
+            if not urgent and self._gives_way(host):
+                paused = time.monotonic()
                 with self._changed:
-                    self._changed.wait_for(lambda: not self._urgent[host], GIVE_WAY)
+                    self._changed.wait_for(lambda: not self._gives_way(host), GIVE_WAY)
+                began += time.monotonic() - paused
 
         self._note(host, urgent)
+        if urgent:
+            self._hurried[host] = began
         try:
             yield pause
+            # Up to twice the last only: a connection that stands still says little of the link.
+            pace = (time.monotonic() - began) / max(1, size)
+            self._paces[host] = min(pace, 2 * self._paces.get(host, pace))
         finally:
             self._note(host, -urgent)
+
+    def _gives_way(self, host: str) -> bool:
+        own, since = self._paces.get(host, 0.0), time.monotonic() - HASTE
+        return any(
+            other == host
+            or (
+                own * ALIKE >= self._paces.get(other, math.inf)
+                and self._hurried.get(other, 0.0) > since
+            )
+            for other in list(self._urgent)
+        )
 
     def _note(self, host: str, count: int) -> None:
         with self._changed:
