@@ -75,6 +75,8 @@ find_servers() {
   have slurmd || servers+=(slurmd)
   have srun || servers+=(slurm-client)  # brings munge
   have munged || servers+=(munge)
+  have slurmdbd || servers+=(slurmdbd)
+  have mariadbd || servers+=(mariadb-server-core)
   have docker-registry || servers+=(docker-registry)
   have man || wanted+=(man-db)
   [ -e /usr/share/lmod/lmod/init/bash ] || wanted+=(lmod)

@@ -10,7 +10,11 @@ from tests.testbed.lab import LOGIN, Lab, require
 from tests.testbed.service import Service
 from wheelmount.errors import HostError
 
-CONTROLLER_PORT, NODE_PORT = 6817, 6818
+CONTROLLER_PORT, NODE_PORT, ACCOUNTS_PORT, DATABASE_PORT = 6817, 6818, 6819, 3306
+
+SOCKET = "/run/mysqld/mysqld.sock"
+
+CONTROLLER = "slurmctld", "-D"
 
 CPUS, MEMORY = 4, 4000
 """What a node is said to have, whatever the machine has; memory in MB."""
@@ -18,8 +22,8 @@ CPUS, MEMORY = 4, 4000
 TIMEOUT = 30.0
 """Seconds until all nodes must be ready."""
 
-# No cgroups, which belong to the machine; no account of jobs, which needs a database; and no
-# waiting for more jobs before one is started.
+# No cgroups, which belong to the machine; accounts of jobs only if asked for, as they need a
+# database; and no waiting for more jobs before one is started.
 CONFIGURATION = """
 ClusterName=lab
 SlurmctldHost={login}
@@ -36,7 +40,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerNode={memory}
-AccountingStorageType=accounting_storage/none
+{accounts}
 JobAcctGatherType=jobacct_gather/none
 ReturnToService=2
 SlurmdParameters=config_overrides
@@ -59,8 +63,37 @@ munged --force --key-file /run/munge/key
 """
 
 
-def start_slurm(lab: Lab) -> list[Service]:
+ACCOUNTS = """
+set -e
+mkdir -p /run/mysqld /var/lib/accounts
+umask 077
+printf %s "$1" >/etc/slurm/slurmdbd.conf
+"""
+
+# The database asks nobody who they are: it is reached on its own host only, and ends with it.
+DATABASE = (
+    *("mariadbd", "--no-defaults", "--skip-grant-tables", "--user=root"),
+    *("--datadir=/var/lib/accounts", f"--socket={SOCKET}", "--bind-address=127.0.0.1"),
+)
+
+OF_ACCOUNTS = f"""
+AuthType=auth/munge
+DbdHost={LOGIN}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=accounts
+PidFile=/run/slurmdbd.pid
+"""
+
+
+def start_slurm(lab: Lab, *, accounts: bool = False) -> list[Service]:
     """Have ``srun``, ``sbatch`` and the others work on ``login``, with all other hosts as nodes.
+
+    Args:
+        lab: of the hosts.
+        accounts: keep accounts of jobs, which ``sacct`` shows, in a database.
 
     Returns:
         The controller, and what runs on each node.
@@ -72,9 +105,11 @@ def start_slurm(lab: Lab) -> list[Service]:
     require("slurmctld", "slurmd", "munged", "srun", "sbatch")
     key = base64.b64encode(secrets.token_bytes(1024)).decode()
     for host in lab.names:
-        prepare = ["sh", "-c", PREPARE, "sh", _configuration(lab)]
+        prepare = ["sh", "-c", PREPARE, "sh", _configuration(lab, accounts=accounts)]
         lab.run(host, prepare, stdin=None, input=key, check=True)
-    services = [Service(lab, LOGIN, ["slurmctld", "-D", "-i"], CONTROLLER_PORT)]
+    if accounts:
+        _start_accounts(lab)
+    services = [Service(lab, LOGIN, [*CONTROLLER, "-i"], CONTROLLER_PORT)]
     services += [Service(lab, host, ["slurmd", "-D"], NODE_PORT) for host in lab.hosts]
     for service in services:
         service.await_port()
@@ -88,7 +123,16 @@ def start_slurm(lab: Lab) -> list[Service]:
     return services
 
 
-def _configuration(lab: Lab) -> str:
+def _start_accounts(lab: Lab) -> None:
+    require("slurmdbd", "mariadbd", "sacct")
+    lab.run(LOGIN, ["sh", "-c", ACCOUNTS, "sh", OF_ACCOUNTS], check=True)
+    Service(lab, LOGIN, DATABASE, DATABASE_PORT).await_port()
+    Service(lab, LOGIN, ["slurmdbd", "-D"], ACCOUNTS_PORT).await_port()
+    lab.run(LOGIN, ["sacctmgr", "--immediate", "add", "cluster", "lab"], check=True)
+
+
+def _configuration(lab: Lab, *, accounts: bool) -> str:
+    storage = f"slurmdbd\nAccountingStorageHost={LOGIN}" if accounts else "none"
     nodes = [
         f"NodeName={host} NodeAddr={lab.address(host)} CPUs={CPUS} RealMemory={MEMORY}"
         for host in lab.hosts
@@ -99,4 +143,5 @@ def _configuration(lab: Lab) -> str:
         port=NODE_PORT,
         memory=MEMORY // 2,
         nodes="\n".join(nodes),
+        accounts=f"AccountingStorageType=accounting_storage/{storage}",
     )

@@ -99,11 +99,24 @@ def look(which: str, *, ended: bool = False) -> Job | None:
     return None
 
 
+def account(number: str) -> Job | None:
+    """Return a job as Slurm's accounts have it; None if there are none, or it is not in them."""
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={number}"]
+    try:
+        said = ask([*command, "--format=State"], ended=True)
+    except (UnavailableError, HostError):  # sacct is not installed, or does not answer
+        return None
+    state = said.split()  # as CANCELLED by 0
+    return Job(number, state[0], "", "") if state else None
+
+
 def verdict(number: str) -> str | None:
     """Return why a job has lost its nodes; None if it has them."""
     job = look(f"--jobs={number}", ended=True)
-    if job is None:
-        return f"job {number} has ended"
+    if job is None:  # the controller forgets jobs some minutes after their end
+        job = account(number)
+        if job is None or job.state in (*WORKS, "PENDING"):
+            return f"job {number} has ended"
     if job.state == "TIMEOUT" or job.reason == "TimeLimit":
         return f"job {number} has ended: its time limit was reached; for more: time=…"
     if job.state in WORKS:
