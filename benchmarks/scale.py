@@ -1,17 +1,10 @@
-"""How a delivery scales, on paper, and how far paper is right: ``python -m benchmarks.scale``.
+"""What a delivery to many hosts takes, simulated: ``python -m benchmarks.scale PART``.
 
-The model: the last host has all bytes after the sum of
-
-- ``size / rate``: every byte once over each link, the client's too (see ``RemoteMount.sent``);
-- ``depth * (block / rate + call)``: the last block's way down the tree;
-- ``boot``: seconds of a processor until a host, or the client, begins;
-- ``size * work``: seconds of a processor for the bytes in the client, and on each host.
-
-On a test-bed all processes share the machine's cores, else every machine has its own. ``boot`` and
-``work`` are fitted by least squares to deliveries on test-beds (``tests/testbed``), and the error
-against each of these is printed. Then the projection. That everything follows one after the other
-is careful: the wire and the processors work at the same time.
-Needs root.
+``check`` delivers to real hosts of a test-bed (``tests/testbed``), over links so slow that two
+cores are enough for all, and compares the time with what the simulation says beforehand. ``tell``
+simulates large clusters, ``plot`` draws what it found. The simulation runs wheelmount's own
+receivers, relays, rings and trees (``tests.simulation.delivery``), with what the work of processors
+costs by ``benchmarks.costs``; nothing is fitted. ``check`` needs root.
 """
 
 from __future__ import annotations
@@ -20,166 +13,304 @@ import argparse
 import importlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.delivery import make, once
+from benchmarks.delivery import make
 from benchmarks.trees import MIB
-from wheelmount.mount.transfer.topology import FANOUT, Topology, block_size
+from tests.simulation.delivery import Cluster, Job, Outcome, deliver
+from tests.simulation.network import Costs
+from tests.testbed import LOGIN, Lab
+from tests.testbed.network import BURST
+from tests.testbed.service import start_workers, workers_spec
+from wheelmount.config import Settings
 
-GIGABIT = 1e9 / 8
+MBIT, GBIT = 1e6 / 8, 1e9 / 8
 """Bytes a second."""
 
-CALL = 1.5e-3
-"""Seconds of a transfer of next to nothing; see ``benchmarks.rdma``."""
+CORES = 16
+"""Of each machine of a cluster, for a delivery."""
 
-THREADS = 2
-"""Cores that a machine of its own has for a delivery, to be careful."""
+BLOCKS = 64
+"""Of a large delivery, that are simulated."""
+
+PATH = "/mnt/tree"
+
+CLIENT = """
+import json, os, sys, time
+from wheelmount import config, remotemount
+from wheelmount.errors import WheelmountError
+from wheelmount.hosts.spec import parse
+spec, source, path, late = sys.argv[1:]
+hosts = parse(spec).make(config.load(), namespaces=False)
+hosts.start()
+added = {f"host{n}": float(seconds) for n, seconds in json.loads(late).items()}
+mount = remotemount([host for host in hosts if host.name not in added], source, path)
+mount.open()
+opened = time.monotonic()
+print(json.dumps({"opened": opened}), flush=True)
+joined = {}
+for host in hosts:
+    if host.name in added:
+        time.sleep(max(0.0, opened + added[host.name] - time.monotonic()))
+        mount.add(host)
+        joined[host.name] = time.monotonic() - opened
+said = ""
+try:
+    mount.wait()
+except WheelmountError as error:
+    said = error.message
+ended = time.monotonic()
+whole = [n for n, s in mount.status().items() if isinstance(s, dict) and s["held"] == s["size"]]
+print(json.dumps({"ended": ended, "joined": joined, "sent": mount.sent, "whole": whole,
+                  "said": said}), flush=True)
+os._exit(0)
+"""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One delivery: what was asked for, and the seconds that it took."""
+class Trial:
+    """One delivery on a test-bed, to be compared with a simulated one.
 
+    Attributes:
+        name: of what is special about it.
+        hosts: how many.
+        size: MiB.
+        rate: of each link, Mbit/s.
+        slow: rates of other links, Mbit/s, by number of the host.
+        killed: seconds after which a host is lost, by its number.
+        late: seconds after which a host is added, by its number.
+    """
+
+    name: str
     hosts: int
     size: int
     rate: float
-    seconds: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    killed: Mapping[int, float] = field(default_factory=dict)
+    late: Mapping[int, float] = field(default_factory=dict)
+
+    def predicted(self, costs: Costs, joined: Mapping[str, float]) -> Outcome:
+        """Simulate it.
+
+        Args:
+            costs: of the work of a processor.
+            joined: seconds after which added hosts had begun, by name. That takes as long as a
+                host's start, which is not simulated.
+        """
+        burst = float(BURST.removesuffix("kb")) * 1024
+        cluster = Cluster(
+            self.hosts, self.rate * MBIT, 100e-6, len(os.sched_getaffinity(0)), True, burst=burst,
+            slow={number: rate * MBIT for number, rate in self.slow.items()},
+        )  # fmt: skip
+        late = {number: joined[f"host{number}"] for number in self.late}
+        job = Job(self.size * MIB, killed=self.killed, late=late)
+        return deliver(cluster, job, costs, chunks=16)
+
+
+def measured(trial: Trial) -> dict[str, Any]:
+    """Deliver on a test-bed; what its client said, with the seconds it took."""
+    with tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm") as place:
+        source = make(Path(place) / "file", "file", trial.size * MIB)
+        with Lab(trial.hosts, f"{trial.rate}mbit", [source.parent]) as lab:
+            start_workers(lab)
+            for number, rate in trial.slow.items():
+                lab.shape(f"{rate}mbit", f"host{number}")
+            late = json.dumps(trial.late)
+            command = [sys.executable, "-c", CLIENT, workers_spec(lab), source, PATH, late]
+            environment = {**os.environ, "WHEELMOUNT_START_TIMEOUT": "600"}
+            client = lab.popen(LOGIN, command, env=environment, stdout=subprocess.PIPE, bufsize=0)
+            try:
+                lines = iter(client.stdout or ())
+                opened = json.loads(next(lines))["opened"]
+                for number, seconds in sorted(trial.killed.items(), key=lambda item: item[1]):
+                    time.sleep(max(0.0, opened + seconds - time.monotonic()))
+                    lab.kill(f"host{number}")
+                found: dict[str, Any] = json.loads(next(lines))
+            finally:
+                client.kill()
+                client.wait()
+    expected = trial.hosts - len(trial.killed)
+    if len(found["whole"]) < expected:
+        raise SystemExit(f"{trial.name}: {found['said']}")
+    return found | {"seconds": found["ended"] - opened}
+
+
+def trials(hosts: list[int], size: int, rate: float) -> list[Trial]:
+    """Deliveries to some numbers of hosts, and three with faults to eight."""
+    alike = [Trial("", count, size, rate) for count in hosts]
+    wire = size * MIB / (rate * MBIT)
+    return [
+        *alike,
+        Trial("three killed", 8, size, rate, killed={1: wire / 4, 4: wire / 3, 6: wire / 2}),
+        Trial("one at a tenth", 8, size, rate, slow={2: rate / 10}),
+        Trial("one joins late", 8, size, rate, late={7: wire / 2}),
+    ]
+
+
+def check(given: argparse.Namespace, costs: Costs) -> None:
+    """Print what deliveries take, and what the simulation says."""
+    hosts = [int(count) for count in given.hosts.split(",") if count]
+    found = []
+    print(
+        "hosts                    MiB  Mbit/s  measured  simulated  error  client sent", flush=True
+    )
+    for trial in trials(hosts, given.size, given.rate):
+        if given.only and trial.name != given.only:
+            continue
+        real = measured(trial)
+        paper = trial.predicted(costs, real["joined"])
+        error = paper.seconds / real["seconds"] - 1
+        found.append(
+            {"trial": asdict(trial), "measured": real["seconds"], "simulated": paper.seconds}
+        )
+        print(
+            f"{trial.hosts:5} {trial.name:15} {trial.size:7} {trial.rate:7g} {real['seconds']:7.1f}"
+            f" {paper.seconds:8.1f} s {error:+6.1%} {real['sent'] / trial.size / MIB:5.2f}"
+            f" ({paper.egress / trial.size / MIB:.2f})",
+            flush=True,
+        )
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1))
 
 
 @dataclass(frozen=True)
-class Model:
-    """Constants of this machine: seconds of a processor for a process, and for a byte."""
+class Case:
+    """A large cluster, and what it is sent.
 
-    boot: float
-    work: float
+    Attributes:
+        hosts: how many.
+        gbit: of each link, Gbit/s.
+        oversubscription: of racks of ``RACK`` hosts; 1: one switch for all.
+        known: whether wheelmount knows the racks.
+        gigabytes: that are sent.
+        files: number of files.
+    """
 
-    def seconds(self, run: Run, cores: float | None) -> float:
-        """Time of a delivery.
+    hosts: int
+    gbit: float
+    oversubscription: float
+    known: bool
+    gigabytes: float
+    files: int
 
-        Args:
-            run: what is delivered.
-            cores: that all share; None if every machine has its own.
-        """
-        processes, bytes_ = factors(run, cores)
-        return wire(run) + steps(run) + self.boot * processes + self.work * bytes_
-
-
-def wire(run: Run) -> float:
-    """Seconds in which the links carry every byte once."""
-    return run.size / run.rate
-
-
-def steps(run: Run) -> float:
-    """Seconds of a block's way to the host that is farthest away."""
-    return depth(run.hosts, run.size) * (block_size(run.size, run.hosts) / run.rate + CALL)
-
-
-def factors(run: Run, cores: float | None) -> tuple[float, float]:
-    """What the constants are multiplied by."""
-    if cores is None:
-        return 1.0, run.size / THREADS
-    return (run.hosts + 1) / cores, run.size * (run.hosts + 1) / cores
+    def simulated(self, costs: Costs, most: int = BLOCKS, **settings: Any) -> Outcome:
+        """Simulate it, with some settings that are not the usual ones."""
+        cluster = Cluster(
+            self.hosts, self.gbit * GBIT, cores=CORES,
+            rack=RACK if self.oversubscription > 1 else 0, known=self.known,
+            oversubscription=self.oversubscription,
+        )  # fmt: skip
+        job = Job(self.gigabytes * 1e9, self.files, settings=Settings(**settings))
+        return deliver(cluster, job, costs, most=most)
 
 
-def depth(hosts: int, size: int) -> int:
-    """Steps from the client to the host that is farthest away."""
-    names = [f"{number}" for number in range(hosts)]
-    topology = Topology(names, size)
-    return 1 + max(len(above) for name in names for above in topology.route(name))
+LARGE, MANY = (100.0, 1), (2.0, 100_000)
+"""Gigabytes, and files."""
+
+RACK = 32
 
 
-def fit(runs: Sequence[Run], cores: float) -> Model:
-    """Least squares of relative errors."""
-    xx = xy = yy = xz = yz = 0.0
-    for run in runs:
-        x, y = (factor / run.seconds for factor in factors(run, cores))
-        z = (run.seconds - wire(run) - steps(run)) / run.seconds
-        xx, xy, yy, xz, yz = xx + x * x, xy + x * y, yy + y * y, xz + x * z, yz + y * z
-    below = xx * yy - xy * xy
-    if not below:
-        raise SystemExit("deliveries of two sizes are needed")
-    return Model((xz * yy - yz * xy) / below, (yz * xx - xz * xy) / below)
+def cases(hosts: list[int]) -> list[Case]:
+    """All that are simulated."""
+    return [
+        Case(count, rate, oversubscription, known, *tree)
+        for tree in (LARGE, MANY)
+        for count in hosts
+        for rate in (10, 100, 400)
+        for oversubscription, known in ((1, False), (4, False), (4, True))
+    ]
 
 
-def measured(hosts: Sequence[int], sizes: Sequence[int], rate: int, rounds: int) -> list[Run]:
-    """Deliveries of one file on test-beds with links of so many Mbit/s."""
-    runs = []
-    with tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm") as place:
-        for size in sizes:
-            source = make(Path(place) / f"file{size}", "file", size * MIB)
-            for count in hosts:
-                took = median(
-                    once(source, count, f"{rate}mbit", "wheelmount").seconds for _ in range(rounds)
-                )
-                runs.append(Run(count, size * MIB, rate * 1e6 / 8, took))
-    return runs
+def tell(given: argparse.Namespace, costs: Costs) -> None:
+    """Print what large clusters take."""
+    print(" hosts  Gbit/s   switches   GB   files   seconds   wire  sent  crossed  client s  calls")
+    found = []
+    for case in cases([int(count) for count in given.hosts.split(",")]):
+        outcome = case.simulated(costs, given.blocks)
+        size = case.gigabytes * 1e9
+        found.append(
+            {"case": asdict(case), **{k: v for k, v in vars(outcome).items() if k != "hosts"}}
+        )
+        switches = "one" if case.oversubscription == 1 else f"{case.oversubscription:g}:1"
+        switches += " known" * case.known
+        print(
+            f"{case.hosts:6} {case.gbit:7} {switches:>10} {case.gigabytes:5g} {case.files:7}"
+            f" {outcome.seconds:8.1f} {size / case.gbit / GBIT:7.1f} {outcome.egress / size:5.2f}"
+            f" {outcome.crossed / size / max(1, case.hosts / RACK):7.1f} {outcome.processor:8.1f}"
+            f" {outcome.calls:8}",
+            flush=True,
+        )
+        if given.json:
+            given.json.write_text(json.dumps(found, indent=1))
+
+
+def plot(given: argparse.Namespace) -> None:
+    """Draw what ``tell`` found."""
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    found = json.loads(given.json.read_text())
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.5), sharey=False)
+    for axis, (gigabytes, files) in zip(axes, (LARGE, MANY), strict=True):
+        for rate in (10, 100, 400):
+            for over, known, line in ((1, False, "-"), (4, False, ":"), (4, True, "--")):
+                wanted = {"gigabytes": gigabytes, "gbit": rate, "oversubscription": over}
+                wanted["known"] = known
+                points = [
+                    (each["case"]["hosts"], each["seconds"])
+                    for each in found
+                    if wanted.items() <= each["case"].items()
+                ]
+                name = f"{rate} Gbit/s" + (f", racks {over}:1" if over > 1 else "")
+                name += ", known" * known
+                if points:
+                    axis.plot(*zip(*points, strict=True), line, marker="o", label=name)
+        axis.set_title(f"{gigabytes:g} GB in {files:,} file{'s' * (files > 1)}")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel("hosts")
+        axis.set_ylabel("seconds")
+    axes[0].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(given.plot)
 
 
 def main() -> None:
-    """Measure, fit, print, draw."""
+    """Run a part."""
     parser = argparse.ArgumentParser("python -m benchmarks.scale")
-    parser.add_argument("--hosts", default="2,4,8", help="numbers of hosts (%(default)s)")
-    parser.add_argument("--sizes", default="32,96", help="MiB of the file (%(default)s)")
-    parser.add_argument("--rate", type=int, default=200, help="Mbit/s of a link (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write deliveries and constants")
-    parser.add_argument("--from", dest="known", type=Path, help="take deliveries from such a file")
-    parser.add_argument("--plot", type=Path, help="draw the projection (.svg, .png)")
+    parts = parser.add_subparsers(dest="part", required=True)
+    real = parts.add_parser("check", help="compare with deliveries on test-beds")
+    real.add_argument("--hosts", default="2,4,8,16,32,64", help="numbers (%(default)s)")
+    real.add_argument("--size", type=int, default=32, help="MiB of the file (%(default)s)")
+    real.add_argument("--rate", type=float, default=10, help="Mbit/s of a link (%(default)s)")
+    real.add_argument("--only", help="one fault: three killed, one at a tenth, one joins late")
+    paper = parts.add_parser("tell", help="simulate large clusters")
+    paper.add_argument("--hosts", default="64,1024,10000", help="numbers (%(default)s)")
+    paper.add_argument("--blocks", type=int, default=BLOCKS, help="simulated (%(default)s)")
+    for each in (real, paper):
+        each.add_argument("--costs", type=Path, help="of benchmarks.costs; default: measured now")
+        each.add_argument("--json", type=Path, help="write what is found")
+    drawn = parts.add_parser("plot", help="draw what tell found")
+    drawn.add_argument("json", type=Path, help="of tell")
+    drawn.add_argument("plot", type=Path, help="to draw (.svg, .png)")
     given = parser.parse_args()
-    cores = float(len(os.sched_getaffinity(0)))
-    if given.known:
-        runs = [Run(**each) for each in json.loads(given.known.read_text())["deliveries"]]
+    if given.part == "plot":
+        plot(given)
+        return
+    if given.costs:
+        costs = Costs(**json.loads(given.costs.read_text()))
     else:
-        hosts, sizes = ([int(n) for n in text.split(",")] for text in (given.hosts, given.sizes))
-        runs = measured(hosts, sizes, given.rate, given.rounds)
-    model = fit(runs, cores)
-    print(f"boot {model.boot:.2f} s a process, work {model.work * 1e9:.2f} s a GB")
-    print("hosts    size   measured   model   error   wire alone")
-    for run in runs:
-        paper = model.seconds(run, cores)
-        print(
-            f"{run.hosts:5} {run.size / MIB:4.0f} MiB {run.seconds:8.2f} s {paper:6.2f} s"
-            f" {paper / run.seconds - 1:+7.0%} {wire(run):10.2f} s"
-        )
-    project(model)
-    if given.json:
-        deliveries = [vars(run) for run in runs]
-        given.json.write_text(json.dumps({"deliveries": deliveries, **vars(model)}, indent=1))
-    if given.plot:
-        plot(model, given.plot)
+        from benchmarks.costs import measure
 
-
-def project(model: Model) -> None:
-    """Print what the model says of a cluster."""
-    for hosts in (8, 64, 1024):
-        run = Run(hosts, int(100e9), 100 * GIGABIT)
-        print(
-            f"100 GB to {hosts} hosts at 100 Gbit/s, {depth(hosts, run.size)} steps, fan-out"
-            f" {FANOUT}: {model.seconds(run, None):.0f} s, on the wire {wire(run):.0f} s"
-        )
-
-
-def plot(model: Model, path: Path) -> None:
-    """Draw seconds over hosts for some rates."""
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    figure, axis = pyplot.subplots(figsize=(8, 4.5))
-    counts = [2**power for power in range(1, 13)]
-    for rate in (10, 25, 100, 400):
-        runs = [Run(count, int(100e9), rate * GIGABIT) for count in counts]
-        line = axis.plot(counts, [model.seconds(run, None) for run in runs], label=f"{rate} Gbit/s")
-        axis.axhline(wire(runs[0]), color=line[0].get_color(), linestyle=":", linewidth=0.8)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_xlabel("hosts")
-    axis.set_ylabel("seconds for 100 GB (dotted: the wire alone)")
-    axis.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+        costs = measure(rounds=3)
+    (check if given.part == "check" else tell)(given, costs)
+    sys.stdout.flush()
+    os._exit(0)  # what Monarch has left to say is of no interest
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ OF_PROJECTS = frozenset(
         "fetch_timeout",
         "in_flight",
         "queue_timeout",
+        "racks",
         "read_timeout",
         "ring",
         "start_timeout",
@@ -80,13 +81,17 @@ class Settings:
 
     in_flight: int = 6
     """Blocks that one host fetches at the same time, shared by all trees; fewer over a slow link,
-    more over a long one."""
+    more over a long one, or over a very fast one to a host with many processors."""
 
     ring: int = 32
     """Blocks that the client keeps in memory for sending, ``ring * block_size`` bytes at most."""
 
     fanout: int = 0
     """Hosts that one host sends a block to; 0 to choose by size and number of hosts."""
+
+    racks: str = ""
+    """Hosts of each rack, racks apart by spaces: ``node[01-32] node[33-64]``. Most bytes then stay
+    within a rack. By default as Slurm says, if it knows switches (``SLURM_TOPOLOGY_ADDR``)."""
 
     compress: str = "auto"
     """Whether bytes are sent compressed: ``auto`` if that is faster, ``always`` or ``never``."""

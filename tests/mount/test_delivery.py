@@ -42,11 +42,11 @@ def _same(source: Path, mount: str) -> None:
     subprocess.run(["diff", "-r", source, mount], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("fanout", [0, 1, 2])
+@pytest.mark.parametrize(("fanout", "racks"), [(0, ""), (1, ""), (2, ""), (1, "host1 host0,host2")])
 def test_every_byte_leaves_the_client_once(
-    large: Path, workplace: Path, settings: Settings, fanout: int
+    large: Path, workplace: Path, settings: Settings, fanout: int, racks: str
 ) -> None:
-    settings = replace(settings, fanout=fanout)
+    settings = replace(settings, fanout=fanout, racks=racks)
     with (
         LocalHosts(3, settings, namespaces=False) as hosts,
         remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
@@ -58,6 +58,8 @@ def test_every_byte_leaves_the_client_once(
         assert sum(each["received"].get("client", 0) for each in found) == 10 << 20
         assert sum(each["sent"] for each in found) == 20 << 20
         assert {each["transport"] for each in found} <= {"local", "tcp"}
+        if racks:  # which makes host1 the last of the chain
+            assert [each["sent"] for each in found] == [10 << 20, 0, 10 << 20]
         for path in mount.mntpoints.values():
             _same(large, path)
         (large / "two").write_bytes(os.urandom(4 << 20))

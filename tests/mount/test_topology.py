@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from wheelmount.mount.kernel.points import View
 from wheelmount.mount.transfer.topology import (
     FANOUT,
     LEAST_BLOCK,
@@ -15,6 +16,7 @@ from wheelmount.mount.transfer.topology import (
     SMALL,
     Topology,
     block_size,
+    named_racks,
 )
 
 GIB = 1 << 30
@@ -109,3 +111,58 @@ def test_blocks_that_come_by_streams_are_a_small_part_of_all() -> None:
     assert block_size(512 << 20, 1) == 1 << 20
     assert block_size(GIB, 1024) == block_size(GIB, 1024, device=True), "many steps"
     assert block_size(10_000 * GIB, 4) == MOST_BLOCK
+
+
+@pytest.mark.parametrize(("count", "rack"), [(64, 16), (100, 7), (256, 32)])
+def test_few_bytes_cross_racks_that_are_known(count: int, rack: int) -> None:
+    names = _names(count)
+    racks = {name: f"rack{number * rack // count}" for number, name in enumerate(names)}
+
+    def crossing(topology: Topology) -> int:
+        return sum(
+            racks[above[0]] != racks[name]
+            for name in names
+            for above in topology.route(name)
+            if above
+        )
+
+    unknown, known = Topology(names, GIB), Topology(names, GIB, racks=racks)
+    assert crossing(known) < crossing(unknown) / 2
+    for name in names:
+        assert sum(known.below(name)) <= 2 * len(known.below(name)), "no more than it sends else"
+    everyone = Counter(tree for name in names for tree, up in enumerate(known.route(name)) if up)
+    assert set(everyone.values()) == {count - 1}
+
+
+@pytest.mark.parametrize("racks", [{}, {"host0": "a"}, dict.fromkeys(_names(9), "a")])
+def test_racks_of_which_one_is_known_change_little(racks: dict[str, str]) -> None:
+    names = _names(9)
+    topology = Topology(names, GIB, racks=racks)
+    assert all(len(above) <= 3 for name in names for above in topology.route(name))
+
+
+def test_hosts_that_are_added_leave_racks_as_they_are() -> None:
+    first, later = _names(12), ["later0", "later1"]
+    racks = {name: name[-1] for name in [*first, *later]}
+    before = Topology(first, GIB, racks=racks)
+    after = Topology(first, GIB, later=later, racks=racks)
+    assert all(before.route(name) == after.route(name) for name in first)
+
+
+def test_the_setting_names_the_hosts_of_each_rack() -> None:
+    found = named_racks("a[1-2],b c")
+    assert found["a1"] == found["a2"] == found["b"] != found["c"]
+    assert named_racks("") == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "rack"), [("top.switch1.node3", "top.switch1"), ("node3", ""), (None, "")]
+)
+def test_slurm_says_the_rack_of_a_host(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, rack: str
+) -> None:
+    if said is None:
+        monkeypatch.delenv("SLURM_TOPOLOGY_ADDR", raising=False)
+    else:
+        monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", said)
+    assert View.here().rack == rack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from wheelmount.mount.transfer.window import FAR, LEAST, LULL, MOMENT, SLOW, Order, Window
+from wheelmount.mount.transfer.window import FAR, LEAST, LULL, MOMENT, QUICK, SLOW, Order, Window
 
 
 def _run(work: Callable[[Window], Awaitable[None]]) -> None:
@@ -114,3 +114,19 @@ def test_blocks_behind_one_that_a_reader_waits_for_are_next() -> None:
     assert [order.pop() for _ in range(6)] == [8, 10, 12, 18, 6, None]
     order.follow(0)
     assert order.pop() is None
+
+
+def test_there_are_more_over_a_very_fast_link_to_a_host_with_many_processors() -> None:
+    async def main() -> None:
+        few, many = Window(usual=2, most=2), Window(usual=2, most=2, quick=6)
+        for window in (few, many):
+            for _ in range(20):
+                window.note(0, QUICK / 2)
+        assert (few.limit, many.limit) == (2, 6)
+        slower = Window(usual=2, most=2, quick=6)
+        for _ in range(20):
+            slower.note(0, 10 * QUICK)
+        assert slower.limit <= 6
+        assert Window(usual=8, most=8, quick=6).limit == 8
+
+    asyncio.run(main())

@@ -18,7 +18,7 @@ from unittest import mock
 from blake3 import blake3
 
 from tests.simulation.clock import Loop
-from tests.simulation.network import Line, Network, Node
+from tests.simulation.network import Line, Network, Node, Slots
 from wheelmount.errors import StoreError, WheelmountError
 from wheelmount.mount.serve.traffic import CLIENT, Traffic
 from wheelmount.mount.snapshot.layout import Layout
@@ -32,6 +32,7 @@ from wheelmount.mount.transfer.topology import SMALL, routes
 
 BLOCK = 4096
 TIMEOUT = 5.0
+SLOTS = 4
 
 NOTICED = 4.0
 """Seconds until the client knows of a host that is dead, and tells the others."""
@@ -107,7 +108,7 @@ class Client:
         self.stalled = asyncio.Event()
         self.going = asyncio.Event()
         self.going.set()
-        self._ring = Ring(self, slots=4, lease=30, readers=readers)
+        self._ring = Ring(self, slots=SLOTS, lease=30, readers=readers)
 
     def fill(self, block: int, view: memoryview) -> BlockInfo:
         view[:] = self._bytes.blocks[block]
@@ -206,6 +207,7 @@ class World:
         self._client = Client(bytes_, lambda _: 0)
         client = self.network.nodes[CLIENT]
         client.givers[key] = self._client
+        client.slots[key] = Slots(min(SLOTS, bytes_.layout.blocks))
         client.sent = 0
         ways = routes(dict.fromkeys(living), size, fanout)
         self._hosts = {}
@@ -226,6 +228,7 @@ class World:
             )
             await receiver.relay.ways()
             node.givers[key] = receiver.relay
+            node.slots[key] = Slots(min(relay.STAGED_BLOCKS, bytes_.layout.blocks))
             self._hosts[name] = Host(node, store, receiver, told)
         self._say(f"generation {number}: {len(living)} hosts, {bytes_.layout.blocks} blocks")
         before = sum(self.faults.values()) + self.network.flips

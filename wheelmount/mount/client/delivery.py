@@ -18,7 +18,7 @@ from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.source import Source
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring
 from wheelmount.mount.transfer.stream import block_server
-from wheelmount.mount.transfer.topology import SMALL, Route, routes
+from wheelmount.mount.transfer.topology import NO_RACKS, SMALL, Route, routes
 from wheelmount.progress import Progress, Task
 
 log = logging.getLogger("wheelmount")
@@ -34,6 +34,7 @@ class Delivery:
         progress: where bytes that arrive are reported.
         before: the layout that hosts have already, so that only differences are described.
         read_before: see ``Source``.
+        racks: racks of hosts, by name.
 
     Attributes:
         origin: where hosts fetch from.
@@ -49,10 +50,12 @@ class Delivery:
         before: Layout | None = None,
         *,
         read_before: bool = False,
+        racks: Mapping[str, str] = NO_RACKS,
     ) -> None:
         from wheelmount.mount.transfer.rdma import offer
 
         self.layout = layout
+        self._racks = racks
         self.ended = False
         self._source = Source(root, layout, read_before=read_before)
         self._asked_by_more = layout.size <= SMALL  # than the first host of each tree
@@ -98,7 +101,7 @@ class Delivery:
 
     def routes(self, agents: Mapping[str, Any], later: Collection[str] = ()) -> dict[str, Route]:
         """Return which hosts each host asks for blocks; hosts in ``later`` are below all others."""
-        return routes(agents, self.layout.size, self._settings.fanout, later)
+        return routes(agents, self.layout.size, self._settings.fanout, later, self._racks)
 
     def arrived(self, _host: str, length: int) -> None:
         """Report that ``length`` more bytes have arrived on a host."""

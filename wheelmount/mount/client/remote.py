@@ -111,6 +111,7 @@ class RemoteMount:
         self._progress = progress
         self._agents = Agents(self.identity, settings)
         self._points: dict[str, str] = {}
+        self._racks = topology.named_racks(settings.racks)
         self._layout: Layout | None = None
         self._lost: set[int] = set()
         self._behind: Set[str] = set()  # hosts with a generation that they do not show yet
@@ -245,7 +246,10 @@ class RemoteMount:
         self, layout: Layout, before: Layout | None = None, *, read_before: bool = False
     ) -> Delivery:
         root, settings = os.fsencode(self.source), self._settings
-        return Delivery(root, layout, settings, self._progress, before, read_before=read_before)
+        return Delivery(
+            root, layout, settings, self._progress, before,
+            read_before=read_before, racks=self._racks,
+        )  # fmt: skip
 
     def _begin(self, made: Delivery, names: list[str]) -> None:
         self.delivering = True
@@ -324,6 +328,8 @@ class RemoteMount:
         views = self._agents.call(lambda agent: agent.view.call_one())
         runtime.raise_first({name: views[name] for name in names})
         views = {name: view for name, view in views.items() if isinstance(view, points.View)}
+        if not self._settings.racks:
+            self._racks.update({name: view.rack for name, view in views.items()})
         paths = points.place(self._mntpoint, list(views), list(views.values()), self.source, client)
         places = dict(zip(views, paths, strict=True))
         later = names if len(names) < len(views) else []

@@ -146,6 +146,7 @@ class Agent(Actor):  # type: ignore[misc]
             Upstream(key, source, route.peers, timeout, settings.transport, traffic),
             route,
             in_flight=settings.in_flight,
+            processors=len(os.sched_getaffinity(0)),
             compress=settings.compress,
             timeout=timeout,
             traffic=traffic,

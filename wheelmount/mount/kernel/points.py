@@ -38,17 +38,21 @@ class View:
         machine: kernel boot id.
         namespace: number of the mount namespace.
         private: the user's own runtime directory there; empty if unknown.
+        rack: the switch that the host is at, if Slurm says that; empty if unknown.
     """
 
     machine: str
     namespace: int
     private: str = field(default="", compare=False)
+    rack: str = field(default="", compare=False)
 
     @classmethod
     def here(cls, private: str = "") -> View:
         """Return the view of this process."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return cls(boot, Path("/proc/self/ns/mnt").stat().st_ino, private)
+        switches = os.environ.get("SLURM_TOPOLOGY_ADDR", "")  # as in top.switch.node
+        rack, _, _ = switches.rpartition(".")
+        return cls(boot, Path("/proc/self/ns/mnt").stat().st_ino, private, rack)
 
 
 def place(

@@ -28,7 +28,7 @@ from wheelmount.mount.transfer.relay import Relay
 from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.topology import LEAST_BLOCK, MOST_BLOCK, SHARE, Route
 from wheelmount.mount.transfer.upstream import Wire
-from wheelmount.mount.transfer.window import Order, Window
+from wheelmount.mount.transfer.window import MANY, Order, Window
 
 ATTEMPTS, PAUSE = 3, 0.2
 """Attempts to fetch a block from the client if its hash is wrong or it does not arrive, and seconds
@@ -50,6 +50,7 @@ class Receiver:
         in_flight: blocks fetched at once in order, shared by all trees, and as many again
             for readers; fewer over a slow link, see ``Window``. Blocks that peers
             ask for come on top: if they waited for these, two hosts could wait for each other.
+        processors: of this host; over a very fast link, as many blocks are fetched at once.
         compress: as in the settings.
         timeout: seconds within which another process must answer.
         traffic: counts bytes received and sent.
@@ -69,6 +70,7 @@ class Receiver:
         route: Route,
         *,
         in_flight: int,
+        processors: int = 1,
         compress: str,
         timeout: float,
         traffic: Traffic,
@@ -88,7 +90,8 @@ class Receiver:
         self._tell = tell
         usual = max(SHARE, in_flight // len(route.trees))
         most = usual * (MOST_BLOCK // max(LEAST_BLOCK, min(self.layout.block_size, MOST_BLOCK)))
-        self._windows = [Window(usual, most) for _ in route.trees]
+        quick = min(processors, MANY) // len(route.trees)
+        self._windows = [Window(usual, most, quick) for _ in route.trees]
         self._orders: list[Order] = []
         self._demand = asyncio.Semaphore(in_flight)
         self._demanded: set[asyncio.Task[None]] = set()

@@ -12,7 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
+
+from wheelmount.hosts.names import expand
 
 FANOUT = 4
 """Children of a host in one tree, and number of trees."""
@@ -34,6 +37,8 @@ brings."""
 BLOCK_COST = 32_000
 """Bytes that a link of 1 Gbit/s could carry in the time that one more block costs: 1.5 ms (see
 ``benchmarks.rdma``), and six are on their way at once."""
+
+NO_RACKS: Mapping[str, str] = MappingProxyType({})
 
 REPORT = 0.25
 """Least seconds between reports of arrived bytes to the client; more for many hosts."""
@@ -84,7 +89,11 @@ class Route:
 
 
 def routes(
-    agents: Mapping[str, Any], size: int, fanout: int, later: Collection[str] = ()
+    agents: Mapping[str, Any],
+    size: int,
+    fanout: int,
+    later: Collection[str] = (),
+    racks: Mapping[str, str] = NO_RACKS,
 ) -> dict[str, Route]:
     """Compute the route of each host.
 
@@ -93,8 +102,10 @@ def routes(
         size: bytes that each host gets.
         fanout: see ``Topology``.
         later: see ``Topology``.
+        racks: see ``Topology``.
     """
-    topology = Topology([name for name in agents if name not in later], size, fanout, list(later))
+    first = [name for name in agents if name not in later]
+    topology = Topology(first, size, fanout, list(later), racks)
     report = max(REPORT, len(agents) / 256)
     found = {}
     for name in agents:
@@ -102,6 +113,18 @@ def routes(
         peers = {host: agents[host] for above in trees for host in above}
         found[name] = Route(trees, peers, topology.below(name), report)
     return found
+
+
+def named_racks(text: str) -> dict[str, str]:
+    """Return the rack of each host.
+
+    Args:
+        text: the setting ``racks``.
+
+    Raises:
+        InputError: it does not name hosts.
+    """
+    return {host: rack for rack in text.split() for host in expand(rack)}
 
 
 class Topology:
@@ -112,10 +135,17 @@ class Topology:
         size: bytes that each host gets.
         fanout: children of a host in one tree; 0 to choose by size and number of hosts.
         later: names of hosts that were added. They are below all others, which need not be told.
+        racks: racks of hosts, by name. Hosts of one rack are near each other in each tree, so that
+            few bytes come from another one.
     """
 
     def __init__(
-        self, hosts: Sequence[str], size: int, fanout: int = 0, later: Sequence[str] = ()
+        self,
+        hosts: Sequence[str],
+        size: int,
+        fanout: int = 0,
+        later: Sequence[str] = (),
+        racks: Mapping[str, str] = NO_RACKS,
     ) -> None:
         direct = not fanout and size * len(hosts) <= SMALL
         self._fanout = fanout or FANOUT
@@ -123,12 +153,18 @@ class Topology:
         self._places: list[dict[str, int]] = []
         self._orders: list[list[str]] = []
         self._direct = direct
+        near = {host: racks.get(host, "") for host in hosts}
+        apart = len(set(near.values())) > 1
+        if apart:
+            hosts = sorted(hosts, key=near.__getitem__)
         for stripe in range(stripes):
             # A tree's inner nodes are at its first places: other hosts in each tree. Where those
             # are too few by one, the last of the next tree's helps: it has the least to do there.
             order = [*hosts[stripe::stripes]]
             for step in range(1, stripes):
                 order += reversed(hosts[(stripe + step) % stripes :: stripes])
+            if apart:
+                order = _by_rack(order, self._fanout, near)
             order += later
             self._orders.append(order)
             self._places.append({host: place for place, host in enumerate(order)})
@@ -157,3 +193,28 @@ class Topology:
             place = (place - 1) // self._fanout
             above.append(self._orders[tree][place])
         return above
+
+
+def _by_rack(order: Sequence[str], fanout: int, racks: Mapping[str, str]) -> list[str]:
+    """Rearrange the places of a tree so that hosts of one rack are near each other in it.
+
+    Inner nodes stay inner nodes: rack by rack, where the tree is walked from its root, every
+    branch to its end. Leaves are below inner nodes of their rack, as far as there is room.
+    """
+    count = len(order)
+    inner = -(-(count - 1) // fanout)
+    nodes = sorted(order[:inner], key=racks.__getitem__, reverse=True)
+    placed, walk = {}, [0]
+    while nodes:
+        place = walk.pop()
+        placed[place] = nodes.pop()
+        first = place * fanout + 1
+        walk += reversed(range(first, min(first + fanout, inner)))
+    leaves: dict[str, list[str]] = {}
+    for host in order[inner:]:
+        leaves.setdefault(racks[host], []).append(host)
+    for place in range(max(1, inner), count):
+        if here := leaves.get(racks[placed[(place - 1) // fanout]]):
+            placed[place] = here.pop(0)
+    left = [host for each in leaves.values() for host in each]
+    return [placed.get(place) or left.pop(0) for place in range(count)]

@@ -29,6 +29,14 @@ FAR = 5e-3
 """Seconds from request to first byte from which a link counts as a long one."""
 
 
+QUICK = 1e-3
+"""Seconds that a block takes by itself up to which a link counts as a very fast one. There,
+processors need longer to hash and write a block than the link to bring it."""
+
+MANY = 24
+"""Blocks on their way to a host over a very fast link, one for each of its processors, at most."""
+
+
 class Order:
     """Blocks in the order in which they are begun: ascending, and on from where a reader was last.
 
@@ -65,14 +73,16 @@ class Window:
     Args:
         usual: the limit at first, and the most on a link that is not a long one.
         most: the most on a long link.
+        quick: the most on a very fast one.
 
     Attributes:
         limit: blocks allowed now.
         count: blocks on their way now.
     """
 
-    def __init__(self, usual: int, most: int) -> None:
+    def __init__(self, usual: int, most: int, quick: int = 0) -> None:
         self.limit, self.count = usual, 0
+        self._quick = max(usual, quick)
         self._usual, self._most = usual, max(usual, most)
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._room = asyncio.Event()
@@ -135,7 +145,8 @@ class Window:
             self.limit = max(LEAST, self.limit - 1)
         elif took < MOMENT / 2:
             far = waited > max(took, FAR)
-            self.limit = max(self.limit, min(self.limit + 1, self._most if far else self._usual))
+            top = self._quick if self._alone < QUICK else self._usual
+            self.limit = max(self.limit, min(self.limit + 1, self._most if far else top))
             self._admit()
 
     def _admit(self) -> None:
