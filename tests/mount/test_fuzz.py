@@ -148,6 +148,8 @@ def test_descriptions_with_other_parts(data: st.DataObject) -> None:
         ((4,), 0),
         ((3,), 0),
         ((5, 1, 2), -1),
+        ((5, 0, 7), False),
+        ((5, 0, 7), b""),
     ],
 )
 def test_descriptions_that_were_found(path: tuple[int, ...], new: object) -> None:

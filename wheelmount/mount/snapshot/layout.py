@@ -75,6 +75,8 @@ def _inode(part: tuple[Any, ...]) -> tuple[int, Inode, Stamp]:
     if size < 0 or type(path) is not bytes or stat.S_IFMT(mode) not in _TYPES:
         raise ValueError(f"an inode {number}")
     end = 0
+    if not isinstance(pieces, tuple | None):
+        raise TypeError(f"pieces of inode {number}")
     for offset, length in pieces or ():
         if offset < end or length <= 0:
             raise ValueError(f"pieces of inode {number}")
