@@ -491,6 +491,14 @@ def quit_soon() -> None:
     asyncio.get_running_loop().call_later(QUIT_DELAY, os._exit, 0)
 
 
+def end_processes(actors: Mapping[Key, Any]) -> None:
+    """Ask actors to end their processes by ``quit_soon``; bounded, and fine if they are gone.
+
+    The bound is short: the answer may be lost with the process.
+    """
+    gather({key: actor.quit.call_one() for key, actor in actors.items()}, MESH_TIMEOUT)
+
+
 def stop_meshes(*meshes: Any) -> None:
     """Stop processes or actors of Monarch; bounded, and fine if they are gone already."""
     gather({number: mesh.stop() for number, mesh in enumerate(meshes)}, MESH_TIMEOUT)

@@ -106,7 +106,7 @@ def _end(session: Session, record: Record) -> None:
             runtime.gather(
                 {name: actor.close.call_one() for name, actor in commands.items()}, bound
             )
-            runtime.gather({name: actor.quit.call_one() for name, actor in commands.items()}, bound)
+            runtime.end_processes(commands)
         noted = {note.identity for note in mounts_of(record).values()}
         for directory in processes.find(session.settings):  # of hosts here that did not answer
             if processes.identity(directory) in noted:

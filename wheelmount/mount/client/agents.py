@@ -89,9 +89,9 @@ class Agents(Mapping[str, Any]):
             if procs is not None:
                 meshes.append(procs)
             else:  # another process started it
-                quits[name] = agent.quit.call_one()
+                quits[name] = agent
         runtime.stop_meshes(*meshes)
-        runtime.gather(quits, self._settings.start_timeout)
+        runtime.end_processes(quits)
 
     def forget(self, names: Iterable[str]) -> None:
         """Drop the agents of lost hosts; they have ended with their hosts."""
