@@ -33,7 +33,8 @@ AGAIN, SELDOM = 2.0, 60.0
 longer pauses. A generation is deleted after two searches that find no user."""
 
 NAMES_AGAIN = 5.0
-"""Seconds after which the kernel is to forget names in directories that are gone, once more."""
+"""Seconds after which the kernel is to forget names in directories that are gone; then after ever
+longer pauses, ``SELDOM`` at last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,8 @@ class Generations:
 
         It would keep them, and these directories for their sake, when their last user has left.
         """
-        await trio.sleep(NAMES_AGAIN)
+        pause = NAMES_AGAIN
+        await trio.sleep(pause)
         while self._inhabited and (adapter := self._adapter) is not None:
             entries = [
                 (directory, name)
@@ -260,7 +262,8 @@ class Generations:
                 for name in store.tree.names.get(directory, {})
             ]
             await trio.to_thread.run_sync(adapter.drop_names, entries)
-            await trio.sleep(NAMES_AGAIN)
+            await trio.sleep(pause)
+            pause = min(2 * pause, SELDOM)
         self._dropping = False
 
     def _hold(self, store: Store, gone: Set[int]) -> Held:
