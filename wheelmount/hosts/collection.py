@@ -229,7 +229,7 @@ class Inbox:
             # Not by tarfile, which would search the rest of the archive for the target of a link.
             place.parent.mkdir(parents=True, exist_ok=True)
             if member.issym():
-                place.symlink_to(checked.linkname)
+                place.symlink_to(member.linkname)  # later tarfiles change the text of it
             else:
                 place.hardlink_to(self._directory / checked.linkname)
         except tarfile.SpecialFileError:
