@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -95,3 +96,17 @@ def test_what_is_not_needed_is_not_loaded(module: str, unneeded: set[str]) -> No
     program = f"import sys, wheelmount.cli.{module}; print(*{unneeded}.intersection(sys.modules))"
     command = [sys.executable, "-c", program]
     assert subprocess.check_output(command, timeout=60, text=True) == "\n"
+
+
+def test_hosts_of_this_machine_are_described_without_monarch() -> None:
+    program = """
+    import sys
+    from wheelmount.config import Settings
+    from wheelmount.hosts.spec import parse
+    from wheelmount.operations.targets import of_hosts
+    from wheelmount.progress import SILENT
+    (target,) = of_hosts(parse("local:2"), Settings(), SILENT)
+    print({"monarch"}.intersection(sys.modules), "%d.%d" % sys.version_info[:2] in str(target))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.check_output(command, timeout=60, text=True) == "set() True\n"

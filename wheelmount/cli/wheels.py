@@ -12,6 +12,7 @@ from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.operations.targets import of_hosts
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
@@ -76,8 +77,6 @@ def download(
             house.prune(progress)
         return
     if not targets:
-        from wheelmount.operations.targets import of_hosts  # Monarch: half a second
-
         targets = of_hosts(spec, config.load(), progress)
     if dry_run:
         names = [name for each in targets for name in house.preview(wanted, each, progress)]

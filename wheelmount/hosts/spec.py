@@ -59,6 +59,11 @@ class HostSpec:
         machines |= {target.host for target in self.targets}
         return 0 < len(machines) < self.count
 
+    @property
+    def local_names(self) -> list[str]:
+        """Names of the hosts, if they are on this machine."""
+        return [f"host{number}" for number in range(self.count)]
+
     def make(
         self,
         settings: Settings,

@@ -165,16 +165,11 @@ def check(spec: HostSpec, image: Image, argv: Sequence[str]) -> None:
         raise InputError("no command to run in the container", hint="name one, such as: -- python")
     if spec.kind != "local":  # their names are known when they answer
         return
-    known = local_names(spec)
+    known = spec.local_names
     pools.check([*filter(None, image.paths), *spec.only], known)
     if image.paths:
         for name in spec.only or known:
             image.own(name)
-
-
-def local_names(spec: HostSpec) -> list[str]:
-    """Return the names of the hosts on this machine."""
-    return [f"host{number}" for number in range(spec.count)]
 
 
 def _called(image: Image) -> str:

@@ -16,7 +16,7 @@ from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import remotemount
 from wheelmount.operations import pools, pulled
-from wheelmount.operations.containers import check, local_names
+from wheelmount.operations.containers import check
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
 from wheelmount.progress import Progress
@@ -52,7 +52,7 @@ def pipe(
         check(spec, image, argv)
         _refuse_new_instance(image, packages)
         if spec.kind == "local":
-            _choose(local_names(spec), spec.only)
+            _choose(spec.local_names, spec.only)
         with (
             pools.at(spec, settings, progress, namespaces=False) as pool,
             pulled.shown(image, pool, spec) as image,
@@ -106,7 +106,7 @@ def attach(
     with pulled.here(image, settings, progress) as image:
         check(spec, image, argv)
         _refuse_new_instance(image, packages)
-        names = local_names(spec)
+        names = spec.local_names
         chosen = _choose(names, spec.only)
         only = dataclasses.replace(image, paths={"": image.own(chosen)} if image.paths else {})
 

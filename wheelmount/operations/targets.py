@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WheelmountError
-from wheelmount.hosts.command_actor import Command
-from wheelmount.hosts.commands import Result
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.operations import pools
-from wheelmount.operations.containers import local_names
-from wheelmount.operations.pools import HostPool
 from wheelmount.progress import Progress
 from wheelmount.wheels.interpreter import describe
 from wheelmount.wheels.target import Target
+
+if TYPE_CHECKING:  # Monarch, half a second, is imported to ask hosts of other machines only
+    from wheelmount.hosts.commands import Result
+    from wheelmount.operations.pools import HostPool
 
 _HINT = "name it with --python-version and --platform"
 
@@ -29,6 +29,8 @@ def of_hosts(spec: HostSpec, settings: Settings, progress: Progress) -> list[Tar
     """
     if spec.kind == "local":
         return here(spec)
+    from wheelmount.operations import pools
+
     with pools.at(spec, settings, progress, namespaces=False) as pool:
         return ask(pool, {host.name: "" for host in pool.hosts})
 
@@ -43,7 +45,7 @@ def here(spec: HostSpec, venv: str = "") -> list[Target]:
     Raises:
         HostError: the Python of one can't be run.
     """
-    paths = dict.fromkeys(venv.replace("{host}", name) for name in local_names(spec))
+    paths = dict.fromkeys(venv.replace("{host}", name) for name in spec.local_names)
     try:
         return list(dict.fromkeys(_parse("this machine", describe(path)) for path in paths))
     except (OSError, subprocess.SubprocessError) as error:
@@ -65,6 +67,8 @@ def ask(pool: HostPool, venvs: Mapping[str, str]) -> list[Target]:
     Raises:
         HostError: a host does not say it.
     """
+    from wheelmount.hosts.command_actor import Command
+
     program = ("python", "-m", "wheelmount.wheels.interpreter")
     commands = {name: Command((*program, venv)) for name, venv in venvs.items()}
     results = pool.run(commands, "ask")
@@ -77,6 +81,8 @@ def ask_bases(pool: HostPool) -> list[tuple[Target, str]]:
     Raises:
         HostError: a host does not say it.
     """
+    from wheelmount.hosts.command_actor import Command
+
     program = ("python", "-m", "wheelmount.wheels.interpreter", "--base")
     results = pool.run({host.name: Command(program) for host in pool.hosts}, "ask")
     found = []
