@@ -62,6 +62,7 @@ def test_accounts_say_how_a_job_ended_that_the_controller_forgot(lab: Lab, sourc
     up = _call(lab, "up", "--hosts", "slurm:1")
     assert up.returncode == 0, up.stderr
     (job,) = lab.run(LOGIN, ["squeue", "--noheader", "--format=%A"]).stdout.split()
+    _await_account(lab, job, "RUNNING")
     shown = lab.run(LOGIN, ["sacct", "--noheader", "--parsable2", "--format=JobID,JobName,State"])
     assert re.search(rf"^{job}\|wheelmount-\w+\|RUNNING$", shown.stdout, re.MULTILINE)
     lab.run(LOGIN, ["scancel", job], check=True)
