@@ -118,8 +118,7 @@ def cli(workplace: Path) -> Cli:
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",
-            timeout=90,
-            **{"cwd": workplace / "work", "stdin": subprocess.DEVNULL, **options},
+            **{"cwd": workplace / "work", "stdin": subprocess.DEVNULL, "timeout": 90, **options},
         )
         print(arguments, done.returncode, done.stderr)  # seen when the test fails
         return done  # type: ignore[no-any-return]

@@ -87,6 +87,18 @@ def test_a_session_has_a_name_and_is_not_taken_for_another(cli: Cli, source: Pat
     assert cli("down", "--all").returncode == 0
 
 
+@pytest.mark.timeout(300)
+def test_a_command_of_a_session_may_take_longer_than_monarch_waits_for_its_first_client(
+    cli: Cli, source: Path
+) -> None:
+    """Monarch fails calls after 2 minutes in which an actor's first client says nothing."""
+    assert cli("up", "--hosts", "local:1").returncode == 0
+    script = "sleep 135; echo done"
+    done = cli("run", source, "-", input=script, stdin=None, timeout=240)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert cli("down").returncode == 0
+
+
 def test_mounts_of_a_session_can_be_made_refreshed_and_taken_down(cli: Cli, source: Path) -> None:
     cli("up", "--hosts", "local:1")
     assert cli("mount", source).stdout == f"host0 {source}\n"

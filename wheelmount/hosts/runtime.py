@@ -28,10 +28,16 @@ from wheelmount.variables import TLS
 if TYPE_CHECKING:  # cryptography takes its time
     from wheelmount.hosts.credentials import Authority, Identity
 
+FOR_EVER = "3650d"
+"""A time-out of Monarch that does not come."""
+
 SWITCHES = {
     # A host that was killed is noticed after 70 s by default, after 4 s with these two.
     "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": "3s",
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",
+    # By default calls to actors whose client has ended fail after 2 minutes. Those of a session
+    # are called by later clients, and some calls take days.
+    "HYPERACTOR_MESH_SUPERVISION_WATCHDOG_TIMEOUT": FOR_EVER,
     # RDMA's fallback over TCP is four times faster with these three, slower with only some.
     "MONARCH_RDMA_TCP_FALLBACK_PARALLELISM": "4",
     "MONARCH_RDMA_MAX_CHUNK_SIZE_MB": "4",
@@ -77,9 +83,6 @@ QUIT_DELAY = 0.2
 
 FLUSH = 0.05
 """Seconds that Monarch then has to bring away what it has still to say, twice."""
-
-FOR_EVER = "3650d"
-"""Time that Monarch lets processes go on whose client is gone, where they are to."""
 
 Key = TypeVar("Key")
 _lock = threading.Lock()
@@ -248,17 +251,19 @@ def _temporary() -> str:
 def to_stay() -> Iterator[None]:
     """Have what this process starts on hosts go on when it ends; entered before ``start``.
 
+    Actors that another process started so, and that has ended since, can be called meanwhile.
     Leaving it ends Monarch in this process, unless it is kept.
     """
     from monarch.config import configure, get_global_config
 
-    before = get_global_config()["mesh_orphan_timeout"]
-    configure(mesh_orphan_timeout=FOR_EVER)
+    now = get_global_config()
+    before = {name: now[name] for name in ("mesh_orphan_timeout", "supervision_watchdog_timeout")}
+    configure(**dict.fromkeys(before, FOR_EVER))
     try:
         yield
     finally:
         stop()
-        configure(mesh_orphan_timeout=before)
+        configure(**before)
 
 
 def identify(certificate: Identity, *, others: bool = False) -> None:
