@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -62,7 +62,7 @@ class Giver:
     def lend(
         self, _block: int, _packed: bool, _urgent: bool
     ) -> Iterator[tuple[Staged, memoryview]]:
-        """See ``Lender``."""
+        """Lend the block, whichever is asked for."""
         size = len(self._memory)
         yield Staged(0, size, size, bytes(32), ()), self._memory
 
@@ -213,13 +213,11 @@ def main() -> None:
         _give(given.give)
         return
     costs = asdict(measure(given.rounds))
-    show: Callable[[str], str] = lambda name: (  # noqa: E731
-        f"{costs[name] * 1e9:8.3f} ns a byte"
-        if name in ("fill", "send", "receive", "keep")
-        else f"{costs[name] * 1e6:8.1f} us each"
-    )
-    for name in costs:
-        print(f"{name:8} {show(name)}")
+    for name, seconds in costs.items():
+        if name in ("fill", "send", "receive", "keep"):
+            print(f"{name:8} {seconds * 1e9:8.3f} ns a byte")
+        else:
+            print(f"{name:8} {seconds * 1e6:8.1f} us each")
     if given.json:
         given.json.write_text(json.dumps(costs, indent=1))
     sys.stdout.flush()

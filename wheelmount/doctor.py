@@ -231,12 +231,6 @@ def _containers(settings: Settings) -> Finding:
     )
 
 
-RDMA_MISSING = {
-    "auto": "bytes travel by TCP",
-    "rdma": "transport is rdma, and deliveries fail",
-    "tcp": "bytes travel by TCP",
-}
-
 RDMA_IN_USE = {
     "auto": "between two hosts with one, bytes travel by what is faster there",
     "rdma": "bytes travel by nothing else",
@@ -246,8 +240,9 @@ RDMA_IN_USE = {
 
 def _rdma(settings: Settings) -> Finding:
     devices = rdma.devices()
-    cost = RDMA_MISSING[settings.transport]
-    state = BAD if settings.transport == "rdma" else POOR
+    state, cost = POOR, "bytes travel by TCP"
+    if settings.transport == "rdma":
+        state, cost = BAD, "transport is rdma, and deliveries fail"
     if not devices:
         hint = "if the machine has one (lspci), load its driver"
         return Finding("rdma", state, f"no device: {cost}", hint)

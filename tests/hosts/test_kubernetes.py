@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Cli
-from tests.testbed.kubernetes import MISSING, SLOW, UNREADABLE, Cluster
+from tests.testbed.kubernetes import MISSING, SLOW, TEMPLATE, UNREADABLE, Cluster
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError
 from wheelmount.hosts import pods
@@ -67,24 +67,6 @@ def test_a_script_runs_in_pods_that_go_again(
     assert "PRIVATE" not in json.dumps(mesh)
     given = Authority.decode(secret["stringData"]["authority"].encode())
     assert given.certificate != Authority.of_user(settings).certificate
-
-
-TEMPLATE = """
-metadata:
-  labels: {kueue.x-k8s.io/queue-name: team}
-  annotations: {note: kept}
-spec:
-  nodeSelector: {pool: gpu}
-  tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
-  imagePullSecrets: [{name: registry}]
-  terminationGracePeriodSeconds: 60
-  containers:
-  - name: worker
-    env: [{name: OWN, value: own}]
-    resources: {limits: {github.com/fuse: "1"}, requests: {github.com/fuse: "1"}}
-    securityContext: {capabilities: {add: [SYS_ADMIN]}}
-  - {name: beside, image: registry/beside}
-"""
 
 
 def test_pods_are_made_of_a_template_of_the_user_s(

@@ -17,25 +17,9 @@ from pathlib import Path
 import yaml
 
 from tests.kubernetes.cluster import NAMESPACE, Cluster
+from tests.testbed.kubernetes import TEMPLATE
 
 POD = f"kubernetes:2,image=registry/wheelmount:1,namespace={NAMESPACE}"
-
-TEMPLATE = """
-metadata:
-  labels: {kueue.x-k8s.io/queue-name: team}
-  annotations: {note: kept}
-spec:
-  nodeSelector: {pool: gpu}
-  tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
-  imagePullSecrets: [{name: registry}]
-  terminationGracePeriodSeconds: 60
-  containers:
-  - name: worker
-    env: [{name: OWN, value: own}]
-    resources: {limits: {github.com/fuse: "1"}, requests: {github.com/fuse: "1"}}
-    securityContext: {capabilities: {add: [SYS_ADMIN]}}
-  - {name: beside, image: registry/beside}
-"""
 
 
 class Check:
@@ -58,7 +42,7 @@ class Check:
 
     def tell(self, *words: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run wheelmount; print what was run, and what it said."""
-        print("$ wheelmount", *(word.replace(str(self.place), "/work") for word in words))
+        print("$ wheelmount", *map(self._shown, words))
         done = subprocess.run(
             [sys.executable, "-m", "wheelmount.cli.main", *words],
             input=script,
@@ -69,8 +53,12 @@ class Check:
             timeout=300,
             check=False,
         )
-        print((done.stdout + done.stderr).replace(str(self.place), "/work").rstrip())
+        print(self._shown(done.stdout + done.stderr).rstrip())
         return done
+
+    def _shown(self, text: str) -> str:
+        """Return text with a user's home directory in place of this check's directory."""
+        return text.replace(str(self.place), "/home/you")
 
     def await_nothing(self) -> None:
         """Wait until all that was made is gone."""
@@ -162,7 +150,7 @@ class Check:
         assert self.tell("down").returncode == 0
 
     def lease(self) -> None:
-        """A command whose pods are deleted by somebody else ends, and says why."""
+        """A command whose pods another user deletes ends, and says why."""
         started = self.place / "lease"
         command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(self.source)]
         command += ["--hosts", POD, "--mntpoint", str(self.place / "mnt"), "-"]
@@ -179,7 +167,7 @@ class Check:
             print("$ kubectl delete monarchmesh --all    # while a script runs in its pods")
             self.cluster.delete_mesh()
             _, said = run.communicate(timeout=200)
-        print(said.replace(str(self.place), "/work").rstrip())
+        print(self._shown(said).rstrip())
         print(f"-- it ended {time.monotonic() - began:.0f} s later")
         assert run.returncode == 68
         assert "was deleted" in said

@@ -30,6 +30,24 @@ SLOW = "registry.invalid/slow"
 UNREADABLE = "registry.invalid/unreadable"
 """One of which no container can be made as it is configured."""
 
+TEMPLATE = """
+metadata:
+  labels: {kueue.x-k8s.io/queue-name: team}
+  annotations: {note: kept}
+spec:
+  nodeSelector: {pool: gpu}
+  tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
+  imagePullSecrets: [{name: registry}]
+  terminationGracePeriodSeconds: 60
+  containers:
+  - name: worker
+    env: [{name: OWN, value: own}]
+    resources: {limits: {github.com/fuse: "1"}, requests: {github.com/fuse: "1"}}
+    securityContext: {capabilities: {add: [SYS_ADMIN]}}
+  - {name: beside, image: registry/beside}
+"""
+"""Of pods, as a user may have it."""
+
 OWN = """
 for place in "$WHEELMOUNT_RUNTIME_DIR" "$WHEELMOUNT_STORE"; do mount -t tmpfs none "$place"; done
 exec "$@"

@@ -70,7 +70,7 @@ umask 077
 printf %s "$1" >/etc/slurm/slurmdbd.conf
 """
 
-# The database asks nobody who they are: it is reached on its own host only, and ends with it.
+# The database accepts every user without a password: only its own host can reach it.
 DATABASE = (
     *("mariadbd", "--no-defaults", "--skip-grant-tables", "--user=root"),
     *("--datadir=/var/lib/accounts", f"--socket={SOCKET}", "--bind-address=127.0.0.1"),
