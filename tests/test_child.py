@@ -79,3 +79,11 @@ def test_programs_are_not_told_what_is_monarchs(monkeypatch: pytest.MonkeyPatch)
     said = child.run(["env"], timeout=60).stdout
     assert not {line.partition("=")[0] for line in said.splitlines()} & own
     assert "MONARCH_OF_THE_USER=kept\n" in said
+
+
+@pytest.mark.parametrize(("value", "kept"), [("0", False), ("1", True)])
+def test_programs_get_the_backtraces_that_the_user_asked_for(
+    monkeypatch: pytest.MonkeyPatch, value: str, kept: bool
+) -> None:
+    monkeypatch.setenv("RUST_LIB_BACKTRACE", value)  # "0" is wheelmount's own
+    assert ("RUST_LIB_BACKTRACE" in child.run(["env"], timeout=60).stdout) == kept

@@ -19,6 +19,11 @@ _OF_MONARCH = "HYPERACTOR_", "BOOTSTRAP_", "MONARCH_FILE_LOG_", "MONARCH_RDMA_"
 """Prefixes of the variables that describe a Monarch process to itself, and of the switches that
 wheelmount sets."""
 
+NO_BACKTRACES = "RUST_LIB_BACKTRACE", "0"
+"""A variable that all programs in Rust read, and the value that wheelmount's own processes set.
+Monarch makes an error whenever it ends. Where ``RUST_BACKTRACE`` is set, too, the backtrace of that
+error would take 50 MiB of memory and 0.3 s of each command."""
+
 
 def without_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return an environment without credentials, for programs that start workers."""
@@ -28,4 +33,6 @@ def without_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def for_programs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return an environment without credentials and Monarch's variables, for other programs."""
     kept = without_secrets(environ)
+    if kept.get(NO_BACKTRACES[0]) == NO_BACKTRACES[1]:
+        del kept[NO_BACKTRACES[0]]
     return {name: value for name, value in kept.items() if not name.startswith(_OF_MONARCH)}

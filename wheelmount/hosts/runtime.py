@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import process, socketguard
 from wheelmount.hosts.address import HOST, OPEN, SECURE, Address
-from wheelmount.variables import TLS
+from wheelmount.variables import NO_BACKTRACES, TLS
 
 if TYPE_CHECKING:  # cryptography takes its time
     from wheelmount.hosts.credentials import Authority, Identity
@@ -126,6 +126,7 @@ def own_process() -> None:
     _own = True
     for name, value in SWITCHES.items():
         os.environ.setdefault(name, value)
+    os.environ.setdefault(*NO_BACKTRACES)
     # Else glibc keeps memory apart for many of the threads that pass output of hosts on.
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
