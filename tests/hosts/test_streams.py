@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
+import pty
 import socket
 import subprocess
 import sys
 import threading
 import time
+import tty
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -88,6 +91,38 @@ def test_frames_go_by_tls(secured: None) -> None:
         assert found == [("0123456789abcdef", conduit.TAKE, 1 << 22)]
     finally:
         done.set()
+        entrance.close()
+
+
+def test_input_goes_by_tls(secured: None) -> None:
+    data = os.urandom(3_000_000)
+    ends: list[str] = []
+    reading, into = os.pipe()
+
+    def serve(connection: socket.socket, let_in: Callable[[], None]) -> None:
+        conduit.answer(connection, entrance.ticket.secret)
+        let_in()
+        connection.settimeout(None)
+        incoming = conduit.Incoming(connection, 1 << 22)
+        while incoming.next():
+            while incoming.rest:
+                incoming.move(into)
+        ends.append("end")
+        os.close(into)
+
+    entrance = Entrance(serve)
+    source, writing = os.pipe()
+    threading.Thread(target=_write, args=(writing, data), daemon=True).start()
+    try:
+        with conduit.call(entrance.ticket, "0123456789abcdef", conduit.GIVE, 1 << 22) as connection:
+            pumping = threading.Thread(target=conduit.pump, args=(source, connection, 1 << 20))
+            pumping.start()
+            with open(reading, "rb") as file:
+                assert file.read() == data
+            pumping.join(60)
+        assert ends == ["end"]
+    finally:
+        os.close(source)
         entrance.close()
 
 
@@ -233,6 +268,69 @@ def test_a_connection_that_is_cut_is_an_error(
     monkeypatch.setattr(conduit, "call", cut)
     with pytest.raises(AssertionError, match="the connection was cut"):
         _copying(settings, Command(("cat",)), bytes(50_000_000))
+
+
+def test_input_may_be_short_of_bytes_for_a_while(settings: Settings) -> None:
+    """Much, little, nothing, much again; from a descriptor that does not block."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    data = [os.urandom(size) for size in (100, 3_000_000, 1, 70_000, 5_000_000, 10)]
+
+    def write() -> None:
+        for piece in data:
+            with open(writing, "wb", closefd=False) as file:
+                file.write(piece)
+            time.sleep(0.2)  # not to be sent together, as a rule
+        os.close(writing)
+
+    digest = hashlib.sha256()
+    threading.Thread(target=write, daemon=True).start()
+    with (
+        open(reading, "rb", buffering=0) as stdin,
+        LocalHosts(1, settings) as hosts,
+        Commands(list(hosts), 30) as commands,
+    ):
+        command = {"host0": Command(("cat",))}
+        commands.run(command, lambda _h, _s, piece: digest.update(piece), stdin).raise_for_status()
+    assert digest.hexdigest() == hashlib.sha256(b"".join(data)).hexdigest()
+
+
+class _Memory(io.RawIOBase):
+    """A file with no descriptor."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest = data
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        piece, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def test_input_may_be_of_any_kind(settings: Settings, workplace: Path) -> None:
+    data = (b"x" * 99 + b"\n") * 20_000
+    (workplace / "input").write_bytes(data)
+    terminal, far = pty.openpty()
+    tty.setraw(far)
+    sending, receiving = socket.socketpair()
+    for writing in (os.dup(terminal), sending.detach()):
+        threading.Thread(target=_write, args=(writing, data), daemon=True).start()
+    count = Command(("sh", "-c", f"head -c {len(data)} | sha256sum"))
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        for opened in (workplace / "input", far, receiving.detach(), None):
+            with _Memory(data) if opened is None else open(opened, "rb", buffering=0) as stdin:
+                result = commands.run({"host0": count}, stdin=stdin)["host0"]
+            assert isinstance(result, Result), result
+            assert result.text.split()[0] == hashlib.sha256(data).hexdigest(), opened
+    os.close(terminal)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb") as file:
+        file.write(data)
 
 
 def test_a_command_need_not_read(settings: Settings) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -33,9 +32,6 @@ log = logging.getLogger("wheelmount")
 
 CHUNK = 2 << 20
 """Bytes of a stream that travel in one message; Monarch's messages should stay below 16 MiB."""
-
-PIPE = 1 << 20
-"""Bytes that a pipe is to hold, so that few looks move much."""
 
 
 GRACE = 3.0
@@ -151,9 +147,9 @@ class _Run:
         try:
             for stream in ("stdout", "stderr"):
                 if stream not in lent:
-                    self._outputs[stream], theirs[stream] = _pipe()
+                    self._outputs[stream], theirs[stream] = conduit.pipe()
             if fed:
-                theirs["stdin"], self._input = _pipe()
+                theirs["stdin"], self._input = conduit.pipe()
             for ours in (*self._outputs.values(), *([self._input] if fed else ())):
                 os.set_blocking(ours, False)
             given = {**theirs, **lent}
@@ -252,12 +248,14 @@ class _Run:
 
     def give(self, connection: socket.socket, limit: int) -> None:
         """Send output until the command has ended and no more is there; on a thread."""
-        with self._using(connection):
+        with self._using(connection), conduit.Splicer(connection, limit) as splicer:
             while not self._ending:
                 ended = self._code() is not None
                 more = False
-                for stream in self._outputs:
-                    if data := self._more(stream, limit):
+                for stream, output in self._outputs.items():
+                    if output >= 0 and splicer.send(output, stream):
+                        more = True
+                    elif data := self._more(stream, limit):
                         conduit.send(connection, stream, data)
                         more = True
                 if ended and not more:
@@ -268,19 +266,19 @@ class _Run:
 
     def take(self, connection: socket.socket, limit: int) -> None:
         """Pass input on that comes by a connection, until the command wants none; on a thread."""
+        incoming = conduit.Incoming(connection, limit)
         with self._using(connection):
-            while (frame := conduit.receive(connection, limit)) is not None:
-                rest = memoryview(frame[1])
-                while rest and not self._ending and self._input >= 0:
+            while incoming.next():
+                while incoming.rest and not self._ending and self._input >= 0:
                     try:
-                        rest = rest[os.write(self._input, rest) :]
+                        incoming.move(self._input)
                     except BlockingIOError:
                         if self._process.poll() is not None:  # who has its input now wants none
                             return
                         _wait([self._input], select.POLLOUT)
-                    except OSError:  # it does not want any
+                    except BrokenPipeError:  # it does not want any
                         self._refuse()
-                if rest:
+                if incoming.rest:
                     return
             self._refuse()
 
@@ -362,17 +360,10 @@ def _marked(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-def _pipe() -> tuple[int, int]:
-    reading, writing = os.pipe()
-    with contextlib.suppress(OSError):  # more than this user may have in all pipes
-        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE)
-    return reading, writing
-
-
 def _drain(descriptor: int) -> None:
     os.set_blocking(descriptor, True)
     try:
-        while os.read(descriptor, PIPE):
+        while os.read(descriptor, conduit.PIPE):
             pass
     finally:
         os.close(descriptor)

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import fcntl
 import secrets
+import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,6 @@ from wheelmount.hosts.collection import Collection
 from wheelmount.hosts.command_actor import (
     CHUNK,
     LEASE,
-    PIPE,
     REPORT_WAIT,
     Command,
     CommandActor,
@@ -462,6 +463,7 @@ class Commands:
                 if not await runtime.answer(actor.feed.call_one(key, data), None) or not data:
                     return
                 data = await reader.read()
+            reader.stop()
             with _open(connection):
                 try:
                     while data:
@@ -469,7 +471,7 @@ class Commands:
                             self._threads, conduit.send, connection, "stdin", data
                         )
                         data = await reader.read()
-                    await loop.run_in_executor(self._threads, conduit.end, connection)
+                    await reader.pump(connection)
                     return
                 except OSError:
                     if not await runtime.answer(actor.wants_input.call_one(key), self._timeout):
@@ -492,16 +494,13 @@ def _open(connection: socket.socket) -> Iterator[None]:
 
 
 class _Teller:
-    """Calls an ``Output`` in a thread of its own, because the call may wait for a slow reader.
-
-    The thread is a daemon, because a reader may never read.
-    """
+    """Calls an ``Output`` in a thread of its own, because the call may wait for a slow reader."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._told: SimpleQueue[tuple[asyncio.Future[None], Callable[[], None]] | None]
         self._told = SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
+        _begin(self._work)
 
     async def __call__(self, tell: Callable[[], None]) -> None:
         """Call the ``Output`` on its thread and wait; raise the error that it raises."""
@@ -540,42 +539,93 @@ class _Reader:
     def __init__(self, stdin: RawIOBase) -> None:
         self._loop = asyncio.get_running_loop()
         self._stdin = stdin
-        with contextlib.suppress(OSError):  # no pipe, or more than this user may have in all
-            fcntl.fcntl(stdin.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):  # a file of Python's alone
+            self._descriptor = stdin.fileno()
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):  # no pipe, or more than this user may have in all
+                fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, conduit.PIPE)
         self._held = bytearray()
+        self._stopped = False
         self._ended = False
+        self._left = False  # its thread has
         self._changed = threading.Condition()
         self._some = asyncio.Event()
-        # A daemon: it may wait forever for input.
-        threading.Thread(target=self._work, daemon=True).start()
+        _begin(self._work)
 
     async def read(self) -> bytes:
-        """Return the available input, at least one byte; no bytes at the end."""
+        """Return the available input, at least one byte; no bytes at the end, or once stopped."""
         while True:
             await self._some.wait()
             with self._changed:
                 data = bytes(self._held)
                 self._held.clear()
                 self._changed.notify()
-                if data or self._ended:
+                if data or self._left:
                     return data
                 self._some.clear()
 
-    def _work(self) -> None:
-        while not self._ended:
-            with self._changed:
-                self._changed.wait_for(lambda: len(self._held) < CHUNK)
+    def stop(self) -> None:
+        """Leave what was not read yet to ``pump``, if it has a descriptor."""
+        with self._changed:
+            self._stopped = self._descriptor is not None
+            self._changed.notify()
+
+    async def pump(self, connection: socket.socket) -> None:
+        """Send the rest of the input, and its end.
+
+        Raises:
+            OSError: the connection failed.
+        """
+        done: asyncio.Future[None] = self._loop.create_future()
+        # The caller closes a connection that may still be in use here.
+        own = connection if isinstance(connection, ssl.SSLSocket) else connection.dup()
+
+        def work() -> None:
+            error = None
             try:
-                data = self._stdin.read(CHUNK // 2) or b""
+                if self._ended or self._descriptor is None:
+                    conduit.end(own)
+                else:
+                    conduit.pump(self._descriptor, own, conduit.PIPE)
+            except Exception as raised:
+                error = raised
+            if own is not connection:
+                own.close()
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(_settle, done, error)
+
+        _begin(work)
+        await done
+
+    def _work(self) -> None:
+        while not (self._ended or self._stopped):
+            try:
+                data = self._stdin.read(CHUNK // 2)
             except (OSError, ValueError):  # ValueError: it was closed
                 data = b""
+            if data is None and self._descriptor is not None:  # it does not block
+                ready = select.poll()
+                ready.register(self._descriptor, select.POLLIN)
+                ready.poll()
+                continue
             with self._changed:
-                self._held += data
+                self._held += data or b""
                 self._ended = not data
-                try:
-                    self._loop.call_soon_threadsafe(self._some.set)
-                except RuntimeError:  # the loop has ended
-                    return
+                self._notify()
+                self._changed.wait_for(lambda: len(self._held) < CHUNK or self._stopped)
+        with self._changed:
+            self._left = True
+            self._notify()
+
+    def _notify(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._some.set)
+
+
+def _begin(work: Callable[[], None]) -> None:
+    """Run it on a daemon thread, because it may wait forever for input or a reader."""
+    threading.Thread(target=work, daemon=True).start()
 
 
 def worst(results: Results) -> int:

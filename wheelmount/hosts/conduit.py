@@ -2,7 +2,9 @@
 
 Small output travels in Monarch's messages, each of which is answered before the next. A connection
 is faster, and its buffers make the faster end wait. It carries frames. The end of a stream is a
-frame, too, so a connection that ends without it was cut.
+frame, too, so a connection that ends without it was cut. Without TLS, the kernel moves bytes
+between pipes and the connection (splice(2)), because each copy in a process takes as long as the
+command's own write.
 
 On one machine, the client can pass its own descriptors to the command (``lend``). Then only the
 kernel's pipe is between the command and the reader or writer.
@@ -10,8 +12,12 @@ kernel's pipe is between the command and the reader or writer.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hmac
 import os
+import select
 import socket
 import ssl
 import struct
@@ -37,6 +43,9 @@ END = 255
 
 MOST = 4 << 20
 """Most bytes of a frame that a caller may allow."""
+
+PIPE = 1 << 20
+"""Bytes that a pipe is to hold, so that few system calls move many bytes."""
 
 
 def send(connection: socket.socket, stream: str, data: bytes | memoryview) -> None:
@@ -65,11 +74,10 @@ def receive(connection: socket.socket, limit: int) -> tuple[str, bytes] | None:
         ConnectionError: the connection was cut, or sent something other than a frame.
         OSError: the connection failed.
     """
-    number, size = FRAME.unpack(_exactly(connection, FRAME.size))
-    if number == END:
+    header = _header(connection, limit)
+    if header is None:
         return None
-    if number >= len(STREAMS) or size > limit:
-        raise ConnectionError("it sends something else")
+    number, size = header
     if isinstance(connection, ssl.SSLSocket):
         return STREAMS[number], bytes(_exactly(connection, size))
     data = connection.recv(size, socket.MSG_WAITALL)
@@ -78,6 +86,145 @@ def receive(connection: socket.socket, limit: int) -> tuple[str, bytes] | None:
             raise ConnectionError("it was cut")
         data += more
     return STREAMS[number], data
+
+
+def pump(source: int, connection: socket.socket, limit: int) -> None:
+    """Send a process's input as it comes, and its end.
+
+    Args:
+        source: descriptor of the input; one that cannot be read counts as ended.
+        connection: a connection made with ``GIVE``.
+        limit: most bytes of a frame.
+
+    Raises:
+        OSError: the connection failed.
+    """
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    poll.register(connection, select.POLLRDHUP)
+    with Splicer(connection, limit) as splicer:
+        while True:
+            # Not by a read alone, which a connection that ends would not wake.
+            if connection.fileno() in dict(poll.poll()):
+                raise ConnectionError("it was cut")
+            if splicer.send(source, "stdin"):
+                continue
+            try:
+                data = os.read(source, limit)
+            except BlockingIOError:
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                break
+            send(connection, "stdin", data)
+    end(connection)
+
+
+class Splicer:
+    """Sends frames with the bytes of a descriptor, with no copy in this process. A context manager.
+
+    Args:
+        connection: by TLS, nothing can be sent so.
+        limit: most bytes of a frame.
+    """
+
+    def __init__(self, connection: socket.socket, limit: int) -> None:
+        self._connection, self._limit = connection, limit
+        self._reading, self._writing = -1, -1
+        if not isinstance(connection, ssl.SSLSocket):
+            # Bytes in a pipe of its own are there for sure when their number has been sent.
+            self._reading, self._writing = pipe()
+
+    def __enter__(self) -> Splicer:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._close()
+
+    def send(self, source: int, stream: str) -> int:
+        """Send the bytes that a descriptor has now, in one frame.
+
+        Returns:
+            Their number. 0 if it has none, has ended, or must be read in another way.
+
+        Raises:
+            OSError: the connection failed.
+        """
+        if self._writing < 0:
+            return 0
+        try:
+            size = os.splice(source, self._writing, self._limit, flags=os.SPLICE_F_NONBLOCK)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # of a terminal, say
+                self._close()
+            return 0
+        if size:
+            header = FRAME.pack(STREAMS.index(stream), size)
+            self._connection.sendall(header, socket.MSG_MORE)
+        rest = size
+        while rest:
+            rest -= os.splice(self._reading, self._connection.fileno(), rest)
+        return size
+
+    def _close(self) -> None:
+        for descriptor in (self._reading, self._writing):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._reading = self._writing = -1
+
+
+class Incoming:
+    """The frames of an input, each moved on to a descriptor.
+
+    Args:
+        connection: a connection made with ``GIVE``.
+        limit: most bytes of a frame.
+
+    Attributes:
+        rest: number of bytes of the current frame that are still to be moved.
+    """
+
+    def __init__(self, connection: socket.socket, limit: int) -> None:
+        self._connection, self._limit = connection, limit
+        self._held = memoryview(b"")
+        self.rest = 0
+
+    def next(self) -> bool:
+        """Receive the header of the next frame; False at the end.
+
+        Raises:
+            ConnectionError: the connection was cut, or sent something other than a frame.
+            OSError: the connection failed.
+        """
+        header = _header(self._connection, self._limit)
+        self.rest = 0 if header is None else header[1]
+        if isinstance(self._connection, ssl.SSLSocket):
+            self._held = memoryview(_exactly(self._connection, self.rest))
+        return header is not None
+
+    def move(self, target: int) -> None:
+        """Move some bytes on.
+
+        Args:
+            target: the descriptor of a pipe; it does not block.
+
+        Raises:
+            BlockingIOError: the pipe is full.
+            BrokenPipeError: it has no reader any more.
+            ConnectionResetError: the connection was cut.
+        """
+        if isinstance(self._connection, ssl.SSLSocket):
+            count = os.write(target, self._held)
+            self._held = self._held[count:]
+        else:
+            ready = select.poll()
+            ready.register(self._connection, select.POLLIN)
+            ready.poll()
+            count = os.splice(self._connection.fileno(), target, self.rest)
+            if not count:
+                raise ConnectionResetError("it was cut")
+        self.rest -= count
 
 
 def call(ticket: Ticket, key: str, way: int, limit: int) -> socket.socket:
@@ -158,6 +305,24 @@ def borrowed(connection: socket.socket) -> None:
     connection.sendall(b"\1")
     connection.settimeout(None)
     connection.recv(1)
+
+
+def pipe() -> tuple[int, int]:
+    """Return the two ends of a pipe that holds much."""
+    reading, writing = os.pipe()
+    with contextlib.suppress(OSError):  # more than this user may have in all pipes
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE)
+    return reading, writing
+
+
+def _header(connection: socket.socket, limit: int) -> tuple[int, int] | None:
+    """Receive number of the stream and of bytes of the next frame; None at the end."""
+    number, size = FRAME.unpack(_exactly(connection, FRAME.size))
+    if number == END:
+        return None
+    if number >= len(STREAMS) or size > limit:
+        raise ConnectionError("it sends something else")
+    return number, size
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:
