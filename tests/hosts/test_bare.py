@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts.user import HOME, USER, as_user, make_user
 from tests.testbed import LOGIN, Lab
 from tests.testbed.slurm import start_slurm
 from tests.testbed.space import CHECKOUT
@@ -50,6 +51,8 @@ def lab(shared_source: Path) -> Iterator[Lab]:
     with Lab(2, shared=[shared_source.parent]) as made:
         start_sshd(made)
         start_slurm(made)
+        for host in made.names:
+            make_user(made, host)
         for host in made.hosts:
             made.run(host, ["bash", "-c", TAKE_AWAY, "bash", *_pythons()], check=True)
         traces = Traces(besides=before)
@@ -57,9 +60,12 @@ def lab(shared_source: Path) -> Iterator[Lab]:
     assert traces.left() == []
 
 
+def _command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "wheelmount.cli.main", *map(str, words)]
+
+
 def _call(lab: Lab, *words: str | Path, script: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "wheelmount.cli.main", *map(str, words)]
-    return lab.run(LOGIN, command, stdin=None, input=script, timeout=300)
+    return lab.run(LOGIN, _command(*words), stdin=None, input=script, timeout=300)
 
 
 def _assert_ended(lab: Lab) -> None:
@@ -110,4 +116,59 @@ def test_a_place_of_another_user_is_refused(lab: Lab, source: Path, spec: str) -
         lab.run("host1", ["chown", "0", BUNDLES], check=True)
     assert done.returncode == 68
     assert re.search(r"host1:? .*bundles is no private directory of this user", done.stderr)
+    _assert_ended(lab)
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_a_client_that_is_killed_while_it_brings_leaves_nothing(
+    lab: Lab, source: Path, spec: str
+) -> None:
+    for host in lab.hosts:
+        lab.run(host, ["rm", "-rf", BUNDLES], check=True)
+    lab.shape("50mbit", LOGIN)
+    command = ["setsid", "--wait", *_command("run", source, "--hosts", spec, "-")]
+    arrives = ["sh", "-c", f"test -s /tmp/wheelmount-*.tar.gz || ls {BUNDLES}/new-*/python"]
+    try:
+        with lab.popen(LOGIN, command, stderr=subprocess.PIPE) as client:
+            while lab.run("host1", arrives).returncode != 0:
+                assert client.poll() is None, client.communicate()[1]
+                time.sleep(0.1)
+            kill = ["pkill", "-KILL", "--full", "--oldest", "cli.main run"]
+            lab.run(LOGIN, kill, check=True)
+            client.communicate(timeout=60)
+        _assert_ended(lab)
+    finally:
+        lab.shape(None, LOGIN)
+    look = ["sh", "-c", f"ls -d {BUNDLES}/* /tmp/wheelmount-*.tar.gz"]
+    deadline = time.monotonic() + 60
+    for host in lab.hosts:
+        while left := lab.run(host, look).stdout:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+    while left := lab.run(LOGIN, ["squeue", "--noheader"]).stdout:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def test_an_ordinary_user_has_it_once_for_hosts_with_one_home_directory(
+    lab: Lab, source: Path
+) -> None:
+    """The directory that all share is named by a setting; the client's archive is in it too."""
+    source.parent.chmod(0o755)
+    own = source.parent / "own"
+    place = own / "bundles"
+    prepare = (
+        f"mkdir -p {place}; cp {BUNDLES}/*.tar.gz {place}; chmod 700 {place}; "
+        f"mkdir {own}/source; echo text >{own}/source/text; chown -R {USER}: {own}"
+    )
+    lab.run(LOGIN, ["sh", "-c", prepare], check=True)
+    words = ["run", own / "source", "--hosts", "ssh:host0,host1", "--mntpoint", f"{HOME}/tree", "-"]
+    command = as_user("env", f"WHEELMOUNT_CACHE_DIR={own}", *_command(*words))
+    for brought in (True, False):
+        done = lab.run(LOGIN, command, stdin=None, input="id -un; cat text", timeout=300)
+        shown = [f"== {host} ==\n{USER}\ntext\n" for host in lab.hosts]
+        assert done.stdout == "".join(shown), done.stderr
+        assert ("bring: " in done.stderr) is brought, done.stderr
+    listed = lab.run(LOGIN, ["ls", "-l", place]).stdout.splitlines()
+    assert sum(line.startswith("drwx------") for line in listed) == 1, "and nothing half done"
     _assert_ended(lab)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -43,7 +44,7 @@ def archive(tmp_path: Path) -> Bundle:
     with tarfile.open(path, "w:gz") as made:
         for name in ("python", "venv"):
             made.add(root / name, name)
-    return Bundle(path, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    return Bundle(path, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest(), 17)
 
 
 @pytest.fixture(autouse=True)
@@ -125,13 +126,29 @@ def test_two_at_once(tmp_path: Path, archive: Bundle) -> None:
     assert [path.name for path in _place(tmp_path).iterdir()] == [bundle.key()]
 
 
-def test_one_waits_for_what_another_brings(archive: Bundle) -> None:
-    command = bundle.command(TOKEN, ["-c", "started"], Settings(), waits=True)
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as waiting:
+@pytest.mark.parametrize("how", [bundle.TOLD, bundle.WAIT])
+def test_one_waits_for_what_another_brings(archive: Bundle, how: str) -> None:
+    command = bundle.command(TOKEN, ["-c", "started"], Settings(), how)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as waiting:
         assert waiting.stdout is not None
         assert b"lacks" in waiting.stdout.readline()
         assert _start(_given(archive))[1] == STARTED
-        assert waiting.communicate(timeout=60)[0].decode() == STARTED
+        given = b"\n" if how == bundle.TOLD else b""
+        assert waiting.communicate(given, timeout=60)[0].decode() == STARTED
+
+
+def test_one_that_waits_ends_with_its_client(archive: Bundle) -> None:
+    """And removes what had arrived."""
+    command = bundle.command(TOKEN, ["-c", "started"], Settings(), bundle.TOLD)
+    copied = Path(f"/tmp/wheelmount-{TOKEN}.tar.gz")
+    copied.touch()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiting:
+        assert waiting.stdout is not None
+        assert b"lacks" in waiting.stdout.readline()
+        assert waiting.communicate(timeout=60)[0] == b""
+        assert waiting.returncode == 1
+    assert not copied.exists()
 
 
 @pytest.mark.parametrize("how", ["open", "link", "stranger"])
@@ -183,6 +200,32 @@ def test_another_kind_of_machine_is_refused_before_anything_is_sent(
     assert [each["error"] for each in said] == [
         f"it has no wheelmount, and is {own}, where this client is riscv64"
     ]
+
+
+@pytest.mark.parametrize("path", ["", "/no/archive"])
+def test_a_glibc_that_is_too_old_is_refused_before_anything_is_unpacked(
+    tmp_path: Path, archive: Bundle, path: str
+) -> None:
+    has = platform.libc_ver()[1]
+    needed = int(has.split(".")[1]) + 1
+    said, printed = _start(dataclasses.replace(archive, glibc=needed).order(path))
+    assert printed == ""
+    assert [each.get("error", "lacks") for each in said] == [
+        "lacks",
+        f"it has no wheelmount, and glibc {has}, where this client needs 2.{needed}",
+    ]
+    assert list(_place(tmp_path).iterdir()) == []
+    assert _start(_given(archive))[1] == STARTED
+
+
+def test_the_oldest_glibc_is_found_in_programs(tmp_path: Path) -> None:
+    shutil.copy2(Path("/bin/sh").resolve(), tmp_path / "program")
+    (tmp_path / "text").write_text("GLIBC_2.99\0")
+    needed = bundle._needed_glibc(tmp_path)
+    assert 17 <= needed <= int(platform.libc_ver()[1].split(".")[1])
+    with (tmp_path / "program").open("ab") as program:
+        program.write(b"\0GLIBC_2.98\0GLIBC_2.3.4\0")
+    assert bundle._needed_glibc(tmp_path) == 98
 
 
 def test_libraries_are_smaller_without_symbols_and_load(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -173,23 +174,63 @@ def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: 
     assert cluster.objects == {}
 
 
+@contextlib.contextmanager
+def _running(
+    source: Path, workplace: Path, script: str = "sleep 100"
+) -> Iterator[subprocess.Popen[str]]:
+    """A client of two pods, in which a script runs."""
+    run = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--hosts", SPEC, "-"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(run, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as client:
+        assert client.stdin is not None
+        client.stdin.write(f"touch {workplace}/runs$WHEELMOUNT_RANK; {script}")
+        client.stdin.close()
+        client.stdin = None
+        while not all((workplace / f"runs{rank}").exists() for rank in (0, 1)):
+            assert client.poll() is None
+            time.sleep(0.05)
+        yield client
+
+
 def test_a_client_that_is_killed_leaves_no_pods(
     cluster: Cluster, source: Path, workplace: Path
 ) -> None:
-    run = [sys.executable, "-m", "wheelmount.cli.main", "run"]
-    command = [*run, str(source), "--hosts", SPEC, "-"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
-        assert client.stdin is not None
-        client.stdin.write(f"touch {workplace}/runs; sleep 100".encode())
-        client.stdin.close()
-        while not (workplace / "runs").exists():
-            assert client.poll() is None
-            time.sleep(0.05)
+    with _running(source, workplace) as client:
         client.kill()
+        client.communicate(timeout=60)
     deadline = time.monotonic() + 60
     while cluster.objects and time.monotonic() < deadline:
         time.sleep(0.1)
     assert cluster.objects == {}
+
+
+def test_a_pod_that_dies_is_named_and_the_others_finish(
+    cluster: Cluster, source: Path, workplace: Path
+) -> None:
+    go = workplace / "go"
+    with _running(source, workplace, f"until [ -e {go} ]; do sleep 0.1; done; echo end") as client:
+        name = cluster.made[1]["metadata"]["name"]
+        cluster.kill(f"{name}-1")
+        assert client.stderr is not None
+        go.touch()
+        out, errors = client.communicate(timeout=60)
+    assert out == f"== {name}-0 ==\nend\n"
+    assert f"error: {name}-1: the host died" in errors
+    assert client.returncode == 68
+    assert cluster.objects == {}
+
+
+def test_a_command_whose_pods_are_deleted_ends_and_says_why(
+    cluster: Cluster, source: Path, workplace: Path
+) -> None:
+    with _running(source, workplace) as client:
+        name = cluster.made[1]["metadata"]["name"]
+        path = next(path for path in cluster.objects if path.endswith(f"monarchmeshes/{name}"))
+        assert cluster.answer("DELETE", path, {})[0] == 200
+        _, errors = client.communicate(timeout=60)
+    assert client.returncode == 68
+    assert f"MonarchMesh {name} was deleted" in errors
+    assert "left" not in errors
 
 
 def test_an_interrupt_while_pods_are_made_deletes_them(cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CHECKOUT
+from tests.hosts.user import HOME, NUMBER, USER, as_user, make_user
 from tests.testbed import LOGIN, Lab
 from tests.testbed.slurm import start_slurm
 from tests.testbed.sshd import start_sshd
@@ -24,26 +24,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
 
 KINDS = ["ssh:host0,host1", "slurm:2"]
 
-USER, NUMBER = "researcher", 2345
-
-HOME = f"/home/{USER}"
-
 PATH = f"{HOME}/tree"
-
-PREPARE = f"""
-set -e
-useradd --uid {NUMBER} --create-home --shell /bin/bash {USER}
-usermod --password '*' {USER}  # sshd lets nobody in whose account is locked
-cp -r /root/.ssh {HOME}
-chown -R {USER}: {HOME}
-for path; do  # which leads to the checkout and to the Python that setup found
-  while [ "$path" != / ]; do
-    # Only what is this host's own: other disks are the machine's.
-    if [ "$(stat -c %m "$path")" = / ]; then chmod o+rx "$path"; fi
-    path=$(dirname "$path")
-  done
-done
-"""
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +47,11 @@ def lab(source: Path) -> Iterator[Lab]:
     with Lab(2, shared=[source.parent]) as made:
         start_sshd(made)
         for host in made.names:
-            ways = [CHECKOUT.parent, Path(sys.base_prefix).resolve()]
-            made.run(host, ["bash", "-c", PREPARE, "bash", *ways], check=True)
+            make_user(made, host)
         start_slurm(made)
         traces = Traces(besides=before)
         yield made
     assert traces.left() == []
-
-
-def _as_user(*words: str | Path) -> list[str]:
-    start = ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--init-groups", "--"]
-    own = ["-u", "TMPDIR", f"HOME={HOME}", f"USER={USER}", f"LOGNAME={USER}"]
-    return [*start, "env", "--chdir=/tmp", *own, *map(str, words)]
 
 
 def _command(*words: str | Path) -> list[str]:
@@ -85,7 +59,7 @@ def _command(*words: str | Path) -> list[str]:
 
 
 def _call(lab: Lab, *words: str | Path, script: str = "") -> subprocess.CompletedProcess[str]:
-    return lab.run(LOGIN, _as_user(*_command(*words)), stdin=None, input=script, timeout=120)
+    return lab.run(LOGIN, as_user(*_command(*words)), stdin=None, input=script, timeout=120)
 
 
 def _assert_clean(lab: Lab) -> None:
@@ -134,7 +108,7 @@ def test_a_client_of_the_user_s_that_is_killed_leaves_nothing(
     os.chown(source.parent, NUMBER, NUMBER)
     started.unlink(missing_ok=True)
     words = ["run", "--hosts", spec, "--mntpoint", PATH, str(source), "-"]
-    command = ["setsid", "--wait", *_as_user(*_command(*words))]
+    command = ["setsid", "--wait", *as_user(*_command(*words))]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with lab.popen(LOGIN, command, **pipes) as client:
         assert client.stdin is not None
@@ -152,7 +126,7 @@ def test_a_client_of_the_user_s_that_is_killed_leaves_nothing(
 
 def test_an_allocation_of_the_user_s_is_used(lab: Lab, source: Path) -> None:
     command = _command("run", "--mntpoint", PATH, source, "-")
-    inside = _as_user("salloc", "--nodes=2", "--ntasks=6", "--quiet", *command)
+    inside = as_user("salloc", "--nodes=2", "--ntasks=6", "--quiet", *command)
     done = lab.run(LOGIN, inside, stdin=None, input="id -un")
     assert done.stdout == f"== host0 ==\n{USER}\n== host1 ==\n{USER}\n", done.stderr
     _assert_clean(lab)
@@ -163,7 +137,7 @@ def test_a_batch_script_of_the_user_s_uses_its_own_node_too(lab: Lab, source: Pa
     os.chown(source.parent, NUMBER, NUMBER)
     line = f"echo 'id -un; cat text' | {shlex.join(_command('run', source, '--quiet', '-'))}"
     batch = ["sbatch", "--wait", "--nodes=2", f"--output={output}", "--wrap", line]
-    done = lab.run(LOGIN, _as_user(*batch))
+    done = lab.run(LOGIN, as_user(*batch))
     said = output.read_text()
     assert said == f"== host0 ==\n{USER}\ntext\n== host1 ==\n{USER}\ntext\n"
     assert done.returncode == 0
@@ -172,7 +146,7 @@ def test_a_batch_script_of_the_user_s_uses_its_own_node_too(lab: Lab, source: Pa
 
 def test_a_job_of_the_user_s_that_is_cancelled_is_said(lab: Lab, source: Path) -> None:
     assert _call(lab, "up", "--hosts", "slurm:2,time=10").returncode == 0
-    lab.run(LOGIN, _as_user("scancel", f"--user={USER}"), check=True)
+    lab.run(LOGIN, as_user("scancel", f"--user={USER}"), check=True)
     _assert_clean(lab)
     done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="pwd")
     assert (done.returncode, "has ended" in done.stderr) == (68, True), done.stderr

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -117,21 +119,28 @@ class Check:
         assert "much" in done.stderr or "memory" in done.stderr
         self.await_nothing()
 
-    def killed(self) -> None:
-        """A client that is killed leaves nothing."""
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a script in two pods; the context begins when it runs."""
         started = self.place / "started"
+        started.unlink(missing_ok=True)
         command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(self.source)]
         command += ["--hosts", POD, "--mntpoint", str(self.place / "mnt"), "-"]
         pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command, stdin=pipe, stderr=subprocess.DEVNULL, env=self.environment
-        ) as run:
+        with subprocess.Popen(command, stdin=pipe, stderr=pipe, env=self.environment) as run:
             assert run.stdin is not None
             run.stdin.write(f"touch {started}; sleep 300".encode())
             run.stdin.close()
+            run.stdin = None
             self.cluster.wait("script", started.exists)
+            yield run
+
+    def killed(self) -> None:
+        """A client that is killed leaves nothing."""
+        with self._running() as run:
             print("-- it runs:", *self.cluster.left(), sep="\n   ")
             run.send_signal(signal.SIGKILL)
+            run.communicate(timeout=200)
         self.await_nothing()
 
     def owner(self) -> None:
@@ -151,22 +160,11 @@ class Check:
 
     def lease(self) -> None:
         """A command whose pods another user deletes ends, and says why."""
-        started = self.place / "lease"
-        command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(self.source)]
-        command += ["--hosts", POD, "--mntpoint", str(self.place / "mnt"), "-"]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command, stdin=pipe, stderr=pipe, text=True, env=self.environment
-        ) as run:
-            assert run.stdin is not None
-            run.stdin.write(f"touch {started}; sleep 300")
-            run.stdin.close()
-            run.stdin = None
-            self.cluster.wait("script", started.exists)
+        with self._running() as run:
             began = time.monotonic()
             print("$ kubectl delete monarchmesh --all    # while a script runs in its pods")
             self.cluster.delete_mesh()
-            _, said = run.communicate(timeout=200)
+            said = run.communicate(timeout=200)[1].decode()
         print(self._shown(said).rstrip())
         print(f"-- it ended {time.monotonic() - began:.0f} s later")
         assert run.returncode == 68

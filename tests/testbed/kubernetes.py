@@ -119,6 +119,11 @@ class Cluster:
         self._server.server_close()
         self._stop()
 
+    def kill(self, pod: str) -> None:
+        """End a pod as the crash of its node would; the API still shows it."""
+        self._pods[pod].kill()
+        self._pods[pod].wait(10)
+
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """What the API says to a call."""
         place, _, name = path.rpartition("/")

@@ -16,6 +16,7 @@ import hashlib
 import importlib.util
 import logging
 import math
+import mmap
 import os
 import platform
 import re
@@ -49,13 +50,17 @@ from wheelmount.progress import Progress, Task
 
 log = logging.getLogger("wheelmount")
 
+TAKE, TOLD, WAIT = "take", "told", "wait"
+"""What a host does that has no bundle: read it from its input; let another process bring it, and go
+on after a line of input; look until another process has brought it."""
+
 UNPACK = 120.0
 """Seconds that a host may take to unpack a bundle, beyond the time for its start."""
 
 GLANCE = 200
 """Milliseconds between checks whether the host still takes the bundle."""
 
-FORMAT = "2"
+FORMAT = "3"
 """Version of the layout of bundles; part of each key."""
 
 LEFT_OUT = frozenset({"clusterscope", "flask", "numpy", "pyarrow", "py-spy"})
@@ -76,6 +81,9 @@ _SOURCES = ".c", ".pyx", ".h", ".cpp", ".pyi"
 _OF_GLIBC = re.compile(r"(ld-linux|lib(c|m|dl|rt|pthread|util|resolv|nsl|anl|mvec|nss_\w+)\.so\b)")
 """Prefixes of the names of glibc's libraries, which every host has."""
 
+_GLIBC = re.compile(rb"GLIBC_2\.(\d+)(?:\.\d+)?\0")
+"""Names of glibc's versions in the programs that need them."""
+
 _OPTIONAL = ("pyfuse3",)
 """Packages that hosts use where they are installed."""
 
@@ -89,6 +97,9 @@ _LOADED = 2
 """Flag of a section of an ELF file: SHF_ALLOC."""
 
 _OWN = Path(wheelmount.__file__).parent
+
+SUFFIX = ".tar.gz"
+"""Suffix of bundles, behind their keys and the minor version of glibc that they need."""
 
 KEPT_BUNDLES = 3
 """Number of bundles that a client keeps."""
@@ -118,15 +129,17 @@ class Bundle:
         path: path of the archive.
         size: its size, in bytes.
         digest: its SHA-256.
+        glibc: its programs need glibc 2 with at least this minor version.
     """
 
     path: Path
     size: int
     digest: str
+    glibc: int
 
     def order(self, path: str = "") -> bytes:
         """Return the line that tells ``SCRIPT`` to read the archive from its input or a path."""
-        return f"{self.size} {self.digest} {path}\n".encode()
+        return f"{self.size} {self.digest} {self.glibc} {path}\n".encode()
 
     def pieces(self) -> Iterator[bytes]:
         """What ``SCRIPT`` takes from its input."""
@@ -237,21 +250,20 @@ def key() -> str:
     return digest.hexdigest()[:32]
 
 
-def command(token: str, argv: list[str], settings: Settings, *, waits: bool = False) -> list[str]:
+def command(token: str, argv: list[str], settings: Settings, how: str = TAKE) -> list[str]:
     """Return the command that runs Python with this version of wheelmount on a host.
 
     Args:
         token: prefix of each line that the host prints.
         argv: arguments of Python.
         settings: settings of the client, with the directory of bundles on hosts.
-        waits: if the bundle is missing, wait until another process has brought it; otherwise read
-            it from the input.
+        how: what is done if the bundle is missing: ``TAKE``, ``TOLD`` or ``WAIT``.
     """
     hint = "set WHEELMOUNT_PYTHON to a Python with wheelmount there, or WHEELMOUNT_CACHE_DIR"
     cache = settings.cache_dir if settings.cache_dir != Settings().cache_dir else ""
     lacks, error = '{"lacks": "%s"}', f'{{"host": "%s", "error": "%s", "hint": "{hint}"}}'
     given = (
-        "wait" if waits else "take",
+        how,
         token,
         sys.executable,
         key(),
@@ -270,18 +282,19 @@ def make(settings: Settings) -> Bundle:
         UnavailableError: it cannot be made; the message tells why.
     """
     directory = private_directory(settings.own_cache() / "bundles")
-    path = directory / f"{key()}.tar.gz"
     with FileLock(directory / "lock", mode=0o600):
-        if not path.exists():
-            for old in sorted(directory.glob("*.tar.gz"), key=_used)[: 1 - KEPT_BUNDLES]:
+        path = next(directory.glob(f"{key()}-*{SUFFIX}"), None)
+        if path is None:
+            for old in sorted(directory.glob(f"*{SUFFIX}"), key=_used)[: 1 - KEPT_BUNDLES]:
                 old.unlink()
-            for left in directory.glob("new-*"):
+            for left in directory.glob("made-*"):
                 shutil.rmtree(left, ignore_errors=True)
-            new = Path(tempfile.mkdtemp(prefix="new-", dir=directory))
+            new = Path(tempfile.mkdtemp(prefix="made-", dir=directory))
             try:
                 _gather(new / "content")
-                _pack(new / "content", new / path.name)
-                (new / path.name).replace(path)
+                name = f"{key()}-{_needed_glibc(new / 'content')}{SUFFIX}"
+                _pack(new / "content", new / name)
+                path = (new / name).replace(directory / name)
             except (OSError, subprocess.SubprocessError) as error:
                 said = getattr(error, "stderr", None) or error
                 raise UnavailableError(
@@ -295,7 +308,8 @@ def make(settings: Settings) -> Bundle:
             digest = hashlib.sha256()
             while piece := file.read(PIECE):
                 digest.update(piece)
-        return Bundle(path, path.stat().st_size, digest.hexdigest())
+        glibc = path.name.removesuffix(SUFFIX).rpartition("-")[2]
+        return Bundle(path, path.stat().st_size, digest.hexdigest(), int(glibc))
 
 
 def _used(path: Path) -> float:
@@ -447,6 +461,18 @@ def _libraries(binaries: list[Path], root: Path) -> Iterator[tuple[str, str]]:
             if not _OF_GLIBC.match(name) and not Path(path).is_relative_to(root):
                 found[name] = path
     yield from sorted(found.items())
+
+
+def _needed_glibc(root: Path) -> int:
+    """Return the minor version of the oldest glibc 2 with which all programs below a path run."""
+    found = [17]  # the oldest for which torchmonarch's dependencies are made
+    for binary in filter(_is_binary, root.rglob("*")):
+        with (
+            binary.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as all_,
+        ):
+            found += map(int, _GLIBC.findall(all_))
+    return max(found)
 
 
 def _patchelf(*arguments: str | Path) -> str:

@@ -22,24 +22,37 @@ start="$here/$key/venv/bin/python";
 if [ -x "$start" ]; then :; else
   [ "$(uname -m)" = "$machine" ] ||
     fail "it has no wheelmount, and is $(uname -m), where this client is $machine";
-  for tool in gzip head sha256sum tar; do
+  for tool in gzip head mkfifo sha256sum tar tee; do
     command -v $tool > /dev/null || fail "it has no wheelmount, and no $tool to unpack one";
   done;
   echo "$token $(printf "$lacks" "$node")";
-  if [ $how = wait ]; then
+  if [ $how = told ]; then
+    left() { rm -f "/tmp/wheelmount-$token.tar.gz"; }; trap left EXIT; trap "exit 1" HUP INT TERM;
+    read -r line || exit 1; trap - EXIT HUP INT TERM;
+  fi;
+  if [ $how != take ]; then
     left=600; until [ -x "$start" ] || [ $left = 0 ]; do sleep 1; left=$((left - 1)); done;
   else
-    read -r size sum path || exit 1;
+    read -r size sum glibc path || exit 1;
+    has=$(getconf GNU_LIBC_VERSION 2> /dev/null) || has=;
+    minor=${has#glibc 2.};
+    case $has in "glibc 2."*) [ "${minor%%.*}" -ge "$glibc" ] ||
+      fail "it has no wheelmount, and $has, where this client needs 2.$glibc";; esac;
     find "$here" -mindepth 1 -maxdepth 1 "(" -mtime +60 -o -name "new-*" -mtime +0 ")"
       -exec rm -rf {} + 2> /dev/null;
-    new=$here/new-$token-$$; trap tidy EXIT; trap "exit 1" HUP INT TERM;
-    said=$(mkdir "$new" 2>&1) || fail "$said";
-    said=$(if [ -z "$path" ]; then head -c "$size"; else cat "$path"; fi 2>&1 > "$new/archive") ||
-      fail "$here: $said";
-    [ "$(sha256sum < "$new/archive" | head -c 64)" = "$sum" ] ||
-      fail "not all came, or not what was sent";
-    said=$(tar -xzf "$new/archive" -C "$new" 2>&1) || fail "$here: $said";
-    rm "$new/archive";
+    new=$here/new-$token-$node-$$; trap tidy EXIT; trap "exit 1" HUP INT TERM;
+    said=$(mkdir "$new" 2>&1 && mkfifo "$new/copy" 2>&1) || fail "$said";
+    said=$(
+      sha256sum < "$new/copy" &
+      if [ -z "$path" ]; then head -c "$size"; else cat "$path"; fi | tee "$new/copy" | {
+        tar -xzf - -C "$new" 2>&1 && echo "$token all";
+        cat > /dev/null;
+      };
+      wait;
+    );
+    case $said in *"$sum"*) :;; *) fail "not all came, or not what was sent";; esac;
+    case $said in *"$token all"*) :;; *) fail "$here: ${said%%"$sum"*}${said##*"$sum  -"}";; esac;
+    rm "$new/copy";
     echo "home = $new/python/bin" > "$new/venv/pyvenv.cfg" || fail "$here cannot be written to";
     said=$("$new/venv/bin/python" -c "import psutil, ssl, monarch._rust_bindings" 2>&1) ||
       fail "programs of this client cannot be run in $here: $said";

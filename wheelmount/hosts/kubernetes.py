@@ -43,6 +43,9 @@ AMOUNTS = "cpu", "memory", "shm"
 GRACE = 30.0
 """Seconds beyond ``queue_timeout`` in which something must be said about pods."""
 
+MOST_SAID = 4096
+"""Bytes that are said at a time about pods that run; a pipe keeps so many together."""
+
 STOP_TIMEOUT = 90.0
 """Seconds that a cluster may take to be told that pods are to be deleted."""
 
@@ -106,6 +109,7 @@ class KubernetesHosts(NetworkHosts):
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._made = False
+        self._taken: str | None = None
         self._messages: IO[bytes] | None = None
         self._bounded = threading.Event()
         self._order = Order(
@@ -231,6 +235,20 @@ class KubernetesHosts(NetworkHosts):
             if reason := self.ended():
                 raise HostError(reason) from None
             raise
+
+    def check_lease(self) -> None:
+        """See that no other user has deleted the pods of a command.
+
+        Raises:
+            HostError: they were deleted.
+        """
+        if self._process is not None and self._guarded and self._taken is None:
+            stdout = cast(IO[bytes], self._process.stdout).fileno()
+            os.set_blocking(stdout, False)
+            with contextlib.suppress(BlockingIOError, ValueError):
+                self._taken = json.loads(os.read(stdout, MOST_SAID)).get("ended")
+        if self._taken is not None:
+            raise HostError(self._taken)
 
     def ended(self) -> str | None:
         """Why pods that ran do not any more, as the cluster says."""

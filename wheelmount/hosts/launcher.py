@@ -219,7 +219,7 @@ def command(
     mode: str,
     *,
     apart: bool = False,
-    waits: bool = False,
+    how: str = "take",
 ) -> list[str]:
     """Return the command that runs this module on another machine.
 
@@ -230,8 +230,7 @@ def command(
         port: port to listen at; 0 for any free one.
         mode: one of the four modes.
         apart: give a worker on this machine a new mount namespace.
-        waits: if the machine lacks wheelmount, wait until another process has brought it;
-            otherwise read it from the input.
+        how: what is done if the machine lacks wheelmount, as of ``bundle.command``.
     """
     from wheelmount.hosts import bundle  # not needed on hosts
 
@@ -239,7 +238,7 @@ def command(
     if settings.python:
         argv = [settings.python, *argv]
     else:
-        argv = bundle.command(token, argv, settings, waits=waits)
+        argv = bundle.command(token, argv, settings, how)
     assigned = []
     if settings.runtime_dir != Settings().runtime_dir:
         assigned.append(f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}")

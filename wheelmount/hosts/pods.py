@@ -4,7 +4,8 @@ Run as ``python -m wheelmount.hosts.pods MODE`` with an order (``Order`` as JSON
 beginning of its input. It prints lines of JSON: ``{"waits": …}`` with the reason of a wait, and at
 the end ``{"pods": {NAME: IP}, "job": …}`` or ``{"error": …, "hint": …}``. MODE is
 
-``guarded``    delete the pods at the end of the input, and so whenever the client ends;
+``guarded``    delete the pods at the end of the input, and so whenever the client ends; say
+               ``{"ended": …}`` if another user deletes them before;
 ``detached``   leave them, and end;
 ``ended``      delete what ``detached`` left;
 ``asked``      say ``{"ended": …}``, why pods that ran do not any more, or null, and end.
@@ -46,6 +47,9 @@ AUTHORITY = "authority"
 
 GLANCE = 1.0
 """Seconds between checks of the pods."""
+
+CHECK_INTERVAL = 3.0
+"""Seconds between checks whether pods that run still have their MonarchMesh."""
 
 ASK_TIMEOUT = 30.0
 """Seconds that the cluster may take to answer."""
@@ -133,6 +137,7 @@ def main() -> int:
             _say(pods=pods.wait(gone), job=pods.dump())
             if mode == DETACHED:
                 return 0
+            pods.watch(gone)
             gone.wait()
     except WheelmountError as error:
         _tell(error)
@@ -243,6 +248,20 @@ class Pods:
         Raises:
             HostError: the cluster does not answer.
         """
+        if reason := self._deleted():
+            return reason
+        for pod in self._look():
+            if pod.status.phase == "Failed":
+                why = ": ".join(filter(None, [pod.status.reason, pod.status.message]))
+                return f"{pod.metadata.name} has failed" + (f": {why}" if why else "")
+        return None
+
+    def _deleted(self) -> str | None:
+        """Say that the MonarchMesh was deleted; None if it is there.
+
+        Raises:
+            HostError: the cluster does not answer.
+        """
         from kubernetes.client.rest import ApiException
 
         try:
@@ -251,11 +270,19 @@ class Pods:
             if isinstance(error, ApiException) and error.status == 404:
                 return f"MonarchMesh {self._order.name} was deleted"
             raise _translated(error) from None
-        for pod in self._look():
-            if pod.status.phase == "Failed":
-                why = ": ".join(filter(None, [pod.status.reason, pod.status.message]))
-                return f"{pod.metadata.name} has failed" + (f": {why}" if why else "")
         return None
+
+    def watch(self, gone: threading.Event) -> None:
+        """Tell the client if another user deletes the MonarchMesh, and with it all pods.
+
+        Args:
+            gone: set when the client has ended, which ends this.
+        """
+        while not gone.wait(CHECK_INTERVAL):
+            with contextlib.suppress(HostError):  # the cluster may be out of reach for a while
+                if reason := self._deleted():
+                    _say(ended=reason)
+                    return
 
     def dump(self) -> str:
         """Return the job for a process that will delete it."""

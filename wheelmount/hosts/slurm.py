@@ -254,9 +254,9 @@ class SlurmHosts(NetworkHosts):
     def _name(self) -> str:
         return f"wheelmount-{self._token}"
 
-    def _worker(self, port: int, mode: str) -> list[str]:
+    def _worker(self, port: int, mode: str, how: str) -> list[str]:
         command = self._settings, self._token, "", port, mode
-        return launcher.command(*command, apart=self._apart, waits=True)
+        return launcher.command(*command, apart=self._apart, how=how)
 
     def _wanted(self) -> list[str]:
         options = [f"--{option}" for option in self._options]
@@ -268,7 +268,7 @@ class SlurmHosts(NetworkHosts):
         """Start workers by ``srun``, which ends them when its input ends if they are guarded."""
         mode = launcher.GUARDED if self._guarded else launcher.ATTENDED
         command = ["srun", *self._wanted(), *where, "--input=all", "--"]
-        command += self._worker(port, mode)
+        command += self._worker(port, mode, "told")
         log.debug("run: %s", shlex.join(command))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step runs
         self._bounded = logs.bound(self._messages.fileno())
@@ -290,13 +290,16 @@ class SlurmHosts(NetworkHosts):
 
     def _give_credentials(self) -> None:
         """Give the workers of a step a certificate for its nodes."""
-        if self._step is None or self._step.stdin is None:
-            return
-        names = [name for address in self._addresses for name in address.names()]
-        identity = self._certify(list(dict.fromkeys(names)))
-        with contextlib.suppress(BrokenPipeError):
-            self._step.stdin.write(identity)
-            self._step.stdin.flush()
+        if self._step is not None:
+            names = [name for address in self._addresses for name in address.names()]
+            self._give(self._certify(list(dict.fromkeys(names))))
+
+    def _give(self, text: bytes) -> None:
+        """Write to the input of each worker of a step."""
+        if self._step is not None and self._step.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._step.stdin.write(text)
+                self._step.stdin.flush()
 
     def _submit(self, port: int) -> None:
         """Submit a new job, with the authority for its nodes, which are not known yet.
@@ -305,7 +308,7 @@ class SlurmHosts(NetworkHosts):
         """
         credentials = self.authority().encode()
         run = ["srun", f"--ntasks={self._count}", "--ntasks-per-node=1", *_STEP, "--input=all"]
-        run += ["--", *self._worker(port, launcher.ATTENDED)]
+        run += ["--", *self._worker(port, launcher.ATTENDED, "wait")]
         script = (
             f"#!/bin/bash\n{shlex.join(run)} <<'CREDENTIALS'\n{credentials.decode()}CREDENTIALS\n"
         )
@@ -334,6 +337,7 @@ class SlurmHosts(NetworkHosts):
                 made = bundle.make(self._settings)
                 task.total(made.size * len(lacking))
                 self._send(job, made)
+                self._give(b"\n")  # the nodes that waited for it go on
                 task.advance(made.size * len(lacking))
 
     def _send(self, job: str, made: Bundle) -> None:

@@ -1,0 +1,41 @@
+"""A user of a lab's hosts who is not root."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.conftest import CHECKOUT
+from tests.testbed import Lab
+
+USER, NUMBER = "researcher", 2345
+
+HOME = f"/home/{USER}"
+
+PREPARE = f"""
+set -e
+useradd --uid {NUMBER} --create-home --shell /bin/bash {USER}
+usermod --password '*' {USER}  # sshd lets nobody in whose account is locked
+cp -r /root/.ssh {HOME}
+chown -R {USER}: {HOME}
+for path; do  # which leads to the checkout and to the Python that setup found
+  while [ "$path" != / ]; do
+    # Only what is this host's own: other disks are the machine's.
+    if [ "$(stat -c %m "$path")" = / ]; then chmod o+rx "$path"; fi
+    path=$(dirname "$path")
+  done
+done
+"""
+
+
+def make_user(lab: Lab, host: str) -> None:
+    """Make the user on a host, with root's ssh key, and the way to the checkout and its Python."""
+    ways = [CHECKOUT.parent, Path(sys.base_prefix).resolve()]
+    lab.run(host, ["bash", "-c", PREPARE, "bash", *ways], check=True)
+
+
+def as_user(*words: str | Path) -> list[str]:
+    """Return the command that runs another as the user."""
+    start = ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--init-groups", "--"]
+    own = ["-u", "TMPDIR", f"HOME={HOME}", f"USER={USER}", f"LOGNAME={USER}"]
+    return [*start, "env", "--chdir=/tmp", *own, *map(str, words)]
