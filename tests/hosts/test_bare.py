@@ -162,7 +162,15 @@ def test_an_ordinary_user_has_it_once_for_hosts_with_one_home_directory(
         f"mkdir {own}/source; echo text >{own}/source/text; chown -R {USER}: {own}"
     )
     lab.run(LOGIN, ["sh", "-c", prepare], check=True)
-    words = ["run", own / "source", "--hosts", "ssh:host0,host1", "--mntpoint", f"{HOME}/tree", "-"]
+    words: list[str | Path] = [
+        "run",
+        own / "source",
+        "--hosts",
+        "ssh:host0,host1",
+        "--mntpoint",
+        f"{HOME}/tree",
+        "-",
+    ]
     command = as_user("env", f"WHEELMOUNT_CACHE_DIR={own}", *_command(*words))
     for brought in (True, False):
         done = lab.run(LOGIN, command, stdin=None, input="id -un; cat text", timeout=300)
