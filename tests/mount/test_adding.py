@@ -21,6 +21,7 @@ from wheelmount.hosts.host import Host
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.client.remote import RemoteMount
+from wheelmount.mount.host import reattach
 from wheelmount.progress import SILENT
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
@@ -159,12 +160,39 @@ def test_by_another_client_to_a_mount_that_stayed(
         again.close(force=True)
 
 
+def test_a_fixed_directory_is_taken_over_without_its_tree(
+    hosts: list[Host],
+    large: Path,
+    workplace: Path,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = f"{workplace}/{{host}}"
+    made = remotemount(hosts[:2], large, where, settings=settings)
+    made.open(keep=True)
+    made.keep()
+    again = RemoteMount(hosts[:2], large, where, settings, SILENT, identity=made.identity)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(reattach, "_layout", lambda *_: pytest.fail("the tree was fetched"))
+            again.adopt(made.handles, fixed=True)
+        _assert_everywhere(again, large, 2)
+        assert again.mntpoints == made.mntpoints
+        assert again.unreadable == []
+        with pytest.raises(MountError, match="not open"):
+            again.refresh()
+    finally:
+        again.close(force=True)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
 def test_what_a_client_left_is_delivered_by_another_with_its_agents(
     hosts: list[Host],
     large: Path,
     workplace: Path,
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
+    fixed: bool,
 ) -> None:
     where = f"{workplace}/{{host}}"
     settings = replace(settings, adapter="devfuse")
@@ -175,7 +203,7 @@ def test_what_a_client_left_is_delivered_by_another_with_its_agents(
     with (workplace / "host0" / "one").open("rb") as file:
         assert file.read(SIZE // 4)
     again = RemoteMount(hosts[:2], large, where, settings, SILENT, identity=mount.identity)
-    again.adopt(mount.handles)
+    again.adopt(mount.handles, fixed=fixed)
     try:
         again.wait(60)
         assert 0 < again.sent < SIZE

@@ -89,7 +89,8 @@ def test_what_cannot_be_meant(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "unneeded"), [("wheels", {"monarch", "httpx"}), ("run", {"httpx"})]
+    ("module", "unneeded"),
+    [("wheels", {"monarch", "httpx", "installer", "filelock", "tarfile"}), ("run", {"httpx"})],
 )
 def test_what_is_not_needed_is_not_loaded(module: str, unneeded: set[str]) -> None:
     """Loading Monarch takes longer than a check of a hundred wheels."""

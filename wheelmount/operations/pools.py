@@ -398,7 +398,7 @@ class Standing(HostPool):
         session, path = self._session, os.path.abspath(source)  # noqa: PTH100 - as remotemount does
         key = records.key(path, mntpoint or path)
         with self._settled(key):
-            made = self._mounted(key)
+            made = self._mounted(key, fixed=fixed)
             resumed = made is not None and made.delivering  # what a client left that was killed
             if made is None:
                 made = self._new(path, mntpoint)
@@ -480,14 +480,14 @@ class Standing(HostPool):
         settings, progress = self._session.settings, self._progress
         return RemoteMount(self.hosts, source, mntpoint, settings, progress, identity=identity)
 
-    def _mounted(self, key: str) -> RemoteMount | None:
+    def _mounted(self, key: str, *, fixed: bool) -> RemoteMount | None:
         """The mount as an earlier command left it; None if it is no more, or not whole."""
         note = mounts_of(self._session.read()).get(key)
         if note is None:
             return None
         mount = self._new(note.source, note.mntpoint, note.identity)
         try:
-            mount.adopt(self._session.handles().get(note.identity))
+            mount.adopt(self._session.handles().get(note.identity), fixed=fixed)
         except MountError as error:
             self._progress.log(f"mounting {note.source} anew: {error.message}")
             mount.clear()

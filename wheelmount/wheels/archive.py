@@ -24,7 +24,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from installer.sources import WheelFile
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import parse_tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -199,6 +198,8 @@ def _faults(archive: zipfile.ZipFile, name: str) -> Iterator[str]:
 
 
 def _wrong_record(archive: zipfile.ZipFile, name: str, *, contents: bool) -> Iterator[str]:
+    from installer.sources import WheelFile  # loaded only where a wheel is unpacked
+
     try:
         WheelFile(archive).validate_record(validate_contents=contents)
     except WheelFile.validation_error as error:

@@ -35,7 +35,6 @@ from wheelmount.urls import without_credentials
 from wheelmount.wheels import sandbox, uvsettings
 from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
-from wheelmount.wheels.confined import build_confined
 from wheelmount.wheels.download import locked
 from wheelmount.wheels.lockfile import chosen_source, parse_lock
 from wheelmount.wheels.pins import ALGORITHMS, Pins
@@ -378,6 +377,8 @@ def build(
             hint="it has no pyproject.toml or setup.py; give wheels by their own paths",
         )
     if not own and sandbox.available():
+        from wheelmount.wheels.confined import build_confined
+
         failure = build_confined(source, output)
     else:
         if not own:

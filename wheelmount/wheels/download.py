@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import filelock
 from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 
@@ -209,6 +208,8 @@ def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
         SourceError: the directory cannot be made or written.
         WaitError: another process held the lock for ``LOCK_TIMEOUT``.
     """
+    import filelock  # a check takes no lock
+
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(directory / LOCK_NAME)

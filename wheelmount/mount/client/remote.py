@@ -280,13 +280,15 @@ class RemoteMount:
         """Use the agents of another process, for ``status`` or ``close``."""
         self._agents.take(handles)
 
-    def adopt(self, handles: Handles | None = None) -> None:
+    def adopt(self, handles: Handles | None = None, *, fixed: bool = False) -> None:
         """Take over an existing mount that another process made.
 
         Missing bytes are delivered, as after ``open``. The other process must have ended.
 
         Args:
             handles: the other process's agents, if they still run.
+            fixed: the directory never changes. If all its bytes have arrived, the tree is not
+                fetched from a host, and the mount cannot be refreshed by this process.
 
         Raises:
             MountError: a host has no such mount.
@@ -300,6 +302,11 @@ class RemoteMount:
             else:
                 self._agents.take(handles)
             self._agents.greet()
+            if fixed:
+                found = reattach.ask(self._agents, self._settings.start_timeout)
+                if reattach.is_whole(found.values()):
+                    self._points = {name: each.mntpoint for name, each in found.items()}
+                    return
             standing = reattach.find(self._agents, self._settings.start_timeout)
             self._layout, self._lost = standing.layout, standing.lost
             self._points, self._apart = standing.points, standing.apart

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,28 @@ class Standing:
     apart: list[Apart]
 
 
+def ask(agents: Mapping[str, Any], timeout: float) -> dict[str, Adopted]:
+    """Have agents take over an existing mount, and return its state by host, without its tree.
+
+    Args:
+        agents: the agents of its hosts, by name.
+        timeout: seconds for each answer.
+
+    Raises:
+        MountError: a host has no such mount.
+        HostError, WaitError: a host is lost.
+    """
+    calls = {name: agent.adopt.call_one() for name, agent in agents.items()}
+    return runtime.raise_first(runtime.gather(calls, timeout))
+
+
+def is_whole(found: Iterable[Adopted]) -> bool:
+    """Return whether all hosts show one tree, with all bytes of all its files."""
+    found = list(found)
+    same = len({each.identity for each in found}) == 1
+    return same and not any(each.missing or each.lost for each in found)
+
+
 def find(agents: Mapping[str, Any], timeout: float) -> Standing:
     """Have agents take over an existing mount, and return its state.
 
@@ -101,8 +123,7 @@ def find(agents: Mapping[str, Any], timeout: float) -> Standing:
         MountError: a host has no such mount, or hosts show different trees and one is incomplete.
         HostError, WaitError: a host is lost.
     """
-    calls = {name: agent.adopt.call_one() for name, agent in agents.items()}
-    found: dict[str, Adopted] = runtime.raise_first(runtime.gather(calls, timeout))
+    found = ask(agents, timeout)
     groups: dict[bytes, list[str]] = {}
     for name, each in found.items():
         groups.setdefault(each.identity, []).append(name)
