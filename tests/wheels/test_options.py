@@ -87,6 +87,36 @@ def test_override(more: Index, tmp_path: Path) -> None:
     assert run("check", "house", "a", "--override", "mine.txt").returncode == 0
 
 
+@pytest.mark.parametrize("where", ["variable", "uv.toml", "pyproject.toml"])
+def test_overrides_of_uv(more: Index, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    assert wheels("a") == ["a-1.0", "b-1.0"]
+    if where == "variable":
+        Path("mine.txt").write_text("b==2.0\n")
+        monkeypatch.setenv("UV_OVERRIDE", "mine.txt")
+    else:
+        monkeypatch.delenv("UV_NO_CONFIG", raising=False)
+        head = "" if where == "uv.toml" else '[project]\nname = "mine"\nversion = "1"\n[tool.uv]\n'
+        Path(where).write_text(f'{head}override-dependencies = ["b==2.0"]\n')
+    assert wheels("a") == ["a-1.0", "b-2.0"]
+    assert run("check", "house", "a").returncode == 0
+    assert run("check", "house").returncode == 0
+
+
+def test_settings_of_uv_that_change_the_choice(
+    more: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wheels("b") == ["b-2.0"]
+    monkeypatch.setenv("UV_RESOLUTION", "lowest")
+    assert wheels("b") == ["b-1.0"]
+    monkeypatch.delenv("UV_RESOLUTION")
+    Path("limits.txt").write_text("b<2\n")
+    monkeypatch.setenv("UV_CONSTRAINT", "limits.txt")
+    assert wheels("b") == ["b-1.0"]
+    Path("limits.txt").write_text("b>=2\n")
+    assert wheels("b") == ["b-2.0"]
+    assert run("check", "house").returncode == 0
+
+
 def test_standard_input_and_urls(more: Index) -> None:
     for _ in range(2):
         assert wheels("-r", "-", given="b<2\n") == ["b-1.0"]

@@ -51,9 +51,28 @@ def test_a_pinned_wheel_arrives_and_the_lock_says_what_was_pinned(
     house.check().raise_if_any()
 
 
-@pytest.mark.parametrize("where", ["file", "nested", "constraint", "fragment", "marker"])
+@pytest.mark.parametrize(
+    "pin", [f'"sha256:{ZEROS}"', f"'sha256:{ZEROS}'", f"SHA256:{ZEROS}", "sha256:xyz", "sha256:"]
+)
+def test_a_pin_in_any_spelling_is_compared(
+    pin: str, wheel: Path, house: Wheelhouse, tmp_path: Path
+) -> None:
+    assert "no file of sha256:" in refused(house, listed(tmp_path, f"a==1.0 --hash={pin}"))
+    right = pin.replace(ZEROS, sha256(wheel))
+    if right != pin:
+        house.add(listed(tmp_path, f"a==1.0 --hash={right}"), targets=[TARGET])
+
+
+@pytest.mark.parametrize(
+    "where", ["file", "nested", "constraint", "variable", "fragment", "marker"]
+)
 def test_another_hash_is_refused_by_download(
-    where: str, wheel: Path, house: Wheelhouse, tmp_path: Path, uv_index: Index
+    where: str,
+    wheel: Path,
+    house: Wheelhouse,
+    tmp_path: Path,
+    uv_index: Index,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pin = f"a==1.0 --hash=sha256:{ZEROS}"
     if where == "nested":
@@ -62,6 +81,10 @@ def test_another_hash_is_refused_by_download(
     elif where == "constraint":
         listed(tmp_path, pin, name="limits.txt")
         wanted = Wanted.of(["a"], constraints=[tmp_path / "limits.txt"])
+    elif where == "variable":
+        listed(tmp_path, pin, name="limits.txt")
+        monkeypatch.setenv("UV_CONSTRAINT", str(tmp_path / "limits.txt"))
+        wanted = Wanted.of(["a"])
     elif where == "fragment":
         wanted = Wanted.of([f"a @ {uv_index.file_url(wheel)}#sha256={ZEROS}"])
     elif where == "marker":

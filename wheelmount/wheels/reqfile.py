@@ -31,7 +31,7 @@ _COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _OPTION = re.compile(r"\s--?[a-z]")
-_HASH = re.compile(r"\s--hash(?:=|\s+)([a-z0-9]+):([0-9a-fA-F]+)")
+_HASH = re.compile(r"\s--hash(?:=|\s+)(\S+)")
 
 # Short forms of the options that are read.
 _LONG = {"-r": "--requirement", "-c": "--constraint", "-i": "--index-url", "-f": "--find-links"}
@@ -45,7 +45,7 @@ class Line:
         file: the file that contains it.
         option: the option's long form, such as ``--index-url``; empty for a requirement.
         text: the value of the option, or the requirement without options of its own.
-        hashes: ``ALGORITHM:HEX`` of each ``--hash``, in lower case.
+        hashes: value of each ``--hash`` in lower case, ``ALGORITHM:HEX`` if it is well formed.
     """
 
     file: Path
@@ -163,7 +163,7 @@ def _parse(file: Path, text: str) -> Line | None:
         return None
     if not text.startswith("-"):
         end = _OPTION.search(text)
-        hashes = frozenset(f"{name}:{value}".lower() for name, value in _HASH.findall(text))
+        hashes = frozenset(one.strip("\"'").lower() for one in _HASH.findall(text))
         return Line(file, "", text[: end.start()].strip() if end else text, hashes)
     name, value = text, ""
     if text.startswith("--"):

@@ -25,6 +25,14 @@ _OF_INDEXES = frozenset(
     }
 )
 
+_OVERRIDES = "override-dependencies"
+
+_OF_CHOICE = (
+    *("resolution", "prerelease", "exclude-newer", "exclude-newer-package", "index-strategy"),
+    *("no-deps", "no-sources", "torch-backend", "constraint-dependencies", _OVERRIDES),
+    *("exclude-dependencies", "dependency-metadata"),
+)
+
 _TRUE = ("1", "true", "yes", "on", "t", "y")
 
 
@@ -64,6 +72,28 @@ def of_indexes(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
                 else:
                     found.setdefault(name, settings[name])
     return found
+
+
+def of_choice(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the settings, except indexes, that change which versions uv chooses."""
+    names = {f"UV_{name.upper().replace('-', '_')}" for name in _OF_CHOICE}
+    found: dict[str, Any] = {name: environ[name] for name in sorted(names & environ.keys())}
+    for table in tables(environ):
+        for settings in (table, table.get("pip", {})):
+            for name in _OF_CHOICE:
+                if name in settings:
+                    found.setdefault(name, []).append(settings[name])
+    return found
+
+
+def overrides(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the requirements of ``override-dependencies``."""
+    return [str(one) for table in tables(environ) for one in table.get(_OVERRIDES, ())]
+
+
+def files(variable: str, environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the files that a variable of uv lists, such as ``UV_CONSTRAINT``, without URLs."""
+    return [Path(one) for one in environ.get(variable, "").split() if "://" not in one]
 
 
 def use_indexes(default: str, more: Sequence[str], links: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, is_normalized_name
 
 from wheelmount.errors import InputError
+from wheelmount.wheels import uvsettings
 from wheelmount.wheels.reqfile import Line
 from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
 
@@ -50,7 +51,7 @@ class Wanted:
         requirements: PEP 508 requirements.
         files: absolute paths of files of requirements: ``requirements.txt`` with its options,
             ``pyproject.toml``, or a lock (``uv.lock``, ``pylock.toml``), which stands alone.
-        constraints: absolute paths of files of constraints.
+        constraints: absolute paths of files of constraints; default those of ``UV_CONSTRAINT``.
         extras: normalized names of extras of each ``pyproject.toml`` or ``uv.lock``.
         groups: normalized names of dependency groups (PEP 735) of the same.
         projects: absolute paths of projects and source distributions to build.
@@ -58,7 +59,8 @@ class Wanted:
         overrides: requirements that replace all others of their names.
         flags: options of uv that change the chosen versions: ``--prerelease=allow``, ``--no-deps``,
             ``--exclude-newer=…``.
-        override_files: absolute paths of files of such requirements.
+        override_files: absolute paths of files of such requirements; default those of
+            ``UV_OVERRIDE``.
         confined: whether builds of foreign sources run in a sandbox.
         require_hashes: whether all packages must be pinned by hashes.
     """
@@ -101,13 +103,14 @@ class Wanted:
                 others, or there are extras or groups without a project.
             SourceError: a file does not exist.
         """
+        files = list(files)
         texts = [_named(text) for text in requirements]
         paths = [path for text in texts if (path := local_path(text))]
         named = [text for text in texts if not local_path(text)]
         wanted = cls(
             (*parse_requirements(named), *(wheel_at(p) for p in paths if p.suffix == ".whl")),
             tuple(existing_files(files)),
-            tuple(existing_files(constraints, "-c")),
+            (*existing_files(constraints, "-c"),) or _of_uv("UV_CONSTRAINT", files),
             _names(extras),
             _names(groups),
             tuple(path for path in paths if path.suffix != ".whl"),
@@ -115,7 +118,8 @@ class Wanted:
             require_hashes=require_hashes,
             confined=confined,
             flags=tuple(flags),
-            override_files=tuple(existing_files(override_files, "--override")),
+            override_files=(*existing_files(override_files, "--override"),)
+            or _of_uv("UV_OVERRIDE", files),
         )
         if not (wanted.requirements or wanted.files or wanted.projects or wanted.builds):
             raise InputError("nothing is required", hint="name a package, or a file with -r")
@@ -140,8 +144,7 @@ class Wanted:
     @property
     def lock(self) -> Path | None:
         """The lock among the files, if there is one."""
-        locks = [f for f in self.files if f.name == UV_LOCK_NAME or is_valid_pylock_path(f)]
-        return locks[0] if locks else None
+        return next(filter(_is_lock, self.files), None)
 
     @property
     def plain_files(self) -> list[Path]:
@@ -209,6 +212,8 @@ class Wanted:
     def digest(self) -> str:
         """Return a hash of everything that a resolution depends on, except for the index.
 
+        The user's settings of uv count, unless a lock says what is chosen.
+
         Empty if that is unknown: for files that name others, and for wheels and projects on this
         machine, which may have changed.
         """
@@ -220,6 +225,8 @@ class Wanted:
                 )
             ).encode()
         )
+        if not self.lock and (settings := uvsettings.of_choice()):
+            digest.update(repr(settings).encode())
         for file in (*self.files, *self.constraints, *self.override_files):
             text = file.read_bytes()
             if (_PROJECTS if self.lock else _OTHERS).search(text):
@@ -249,6 +256,17 @@ class Wanted:
     def adding(self, requirements: Iterable[Requirement]) -> Wanted:
         """Return a copy with more requirements."""
         return dataclasses.replace(self, requirements=(*self.requirements, *requirements))
+
+
+def _is_lock(file: Path) -> bool:
+    return file.name == UV_LOCK_NAME or is_valid_pylock_path(file)
+
+
+def _of_uv(variable: str, files: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the files that a variable of uv adds to requirements; a lock takes none."""
+    if any(map(_is_lock, files)):
+        return ()
+    return tuple(existing_files(uvsettings.files(variable), variable))
 
 
 def _repository(needed: Requirement, source: dict[str, object]) -> Requirement:

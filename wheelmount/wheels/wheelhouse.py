@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from packaging.pylock import Pylock
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
+from wheelmount.wheels import uvsettings
 from wheelmount.wheels.archive import find_clashes
 from wheelmount.wheels.build import UNNAMED, build_missing, is_source, sources_of_files
 from wheelmount.wheels.disk import disk_errors
@@ -427,7 +428,10 @@ def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple
 
 
 def _overridden(wanted: Wanted) -> set[str]:
-    lines = (line.requirement() for line in read_lines(wanted.override_files) if not line.option)
+    lines = [line.requirement() for line in read_lines(wanted.override_files) if not line.option]
+    texts = [] if wanted.lock else uvsettings.overrides()
+    with contextlib.suppress(InvalidRequirement):  # uv says what is wrong
+        lines += map(Requirement, texts)
     return {canonicalize_name(one.name) for one in lines if one}
 
 
