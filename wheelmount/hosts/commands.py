@@ -10,7 +10,7 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -301,20 +301,22 @@ class Commands:
         reached = False
         lacking = None
 
-        async def pass_on(stream: str, piece: bytes) -> None:
-            if output is None or tell is None:
+        def keep(stream: str, piece: bytes) -> Callable[[], None] | None:
+            """Keep output for the result; return the call that passes it on, if it is to be."""
+            if output is None:
                 streams[stream] += piece
-            elif piece:
-                streams[stream] += piece[-TAIL:]
-                del streams[stream][:-TAIL]
-                await tell(partial(output, name, stream, piece))
+                return None
+            streams[stream] += piece[-TAIL:]
+            del streams[stream][:-TAIL]
+            return partial(output, name, stream, piece) if piece else None
 
         try:
             while True:
                 most = limit if reached else min(limit, MUCH)
                 report: Report = await runtime.answer(actor.report.call_one(key, most), bound)
-                await pass_on("stdout", report.stdout)
-                await pass_on("stderr", report.stderr)
+                for call in (keep("stdout", report.stdout), keep("stderr", report.stderr)):
+                    if call is not None and tell is not None:
+                        await tell(call)
                 if report.code is not None:
                     break
                 if trouble.done():
@@ -324,7 +326,7 @@ class Commands:
                     frame = min(limit, FRAME)
                     connection = await self._call(actor, key, conduit.TAKE, frame)
                     if connection is not None:
-                        await self._take(actor, key, connection, frame, pass_on, trouble)
+                        await self._take(actor, key, connection, frame, keep, tell, trouble)
             if collect is not None and command.collect is not None:
                 what = command.collect, *place
                 lacking = await self._collect(name, host, what, collect, limit)
@@ -407,39 +409,59 @@ class Commands:
         key: str,
         connection: socket.socket,
         limit: int,
-        pass_on: Callable[[str, bytes], Coroutine[Any, Any, None]],
+        keep: Callable[[str, bytes], Callable[[], None] | None],
+        tell: _Teller | None,
         trouble: asyncio.Future[None],
     ) -> None:
         """Pass on output from a connection until the output ends."""
         loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()  # the output has
+        turn, stopped = threading.Semaphore(), threading.Event()
 
-        def read() -> asyncio.Future[tuple[str, bytes] | None]:
-            return loop.run_in_executor(self._threads, conduit.receive, connection, limit)
+        def receive() -> None:
+            # On one thread, because each change of threads takes as long as 100 KB.
+            while (frame := conduit.receive(connection, limit)) is not None:
+                call = keep(*frame)
+                if call is not None and tell is not None:
+                    turn.acquire()  # the piece before has been passed on
+                    if stopped.is_set():
+                        return
+                    tell.put(call, told)
+            turn.acquire()
 
-        reading = read()
+        def told(error: Exception | None) -> None:
+            if error is not None:
+                stopped.set()
+                _settle_soon(loop, failed, error)
+            turn.release()
+
+        receiving = loop.run_in_executor(self._threads, receive)
         with _open(connection):
             try:
-                while True:
-                    either: set[asyncio.Future[Any]] = {reading, trouble}
-                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                    if not reading.done():
-                        trouble.result()
-                    frame = reading.result()
-                    if frame is None:
-                        return
-                    reading = read()  # while this one is printed
-                    await pass_on(*frame)
-            except OSError:
-                # Of a host that is lost, or has ended the command, this says so.
-                await runtime.answer(actor.report.call_one(key, 1), self._timeout + REPORT_WAIT)
-                raise HostError(
-                    "the connection was cut by which a command's output came",
-                    hint="look at the network, and run it again",
-                ) from None
+                any_of: set[asyncio.Future[Any]] = {receiving, failed, trouble}
+                await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
+                for each in (failed, trouble):
+                    if each.done() and not receiving.done():
+                        each.result()
+                try:
+                    receiving.result()
+                except OSError:
+                    # Of a host that is lost, or has ended the command, this says so.
+                    await runtime.answer(actor.report.call_one(key, 1), self._timeout + REPORT_WAIT)
+                    raise HostError(
+                        "the connection was cut by which a command's output came",
+                        hint="look at the network, and run it again",
+                    ) from None
+                if failed.done():
+                    failed.result()
             finally:
+                stopped.set()
+                turn.release()
                 sockets.hang_up(connection)
-                await asyncio.wait({reading})
-                reading.exception()
+                await asyncio.wait({receiving})
+                receiving.exception()
+                if not failed.cancel():
+                    failed.exception()
 
     async def _renew(self, actor: Any, key: str, trouble: asyncio.Future[None]) -> None:
         try:
@@ -497,31 +519,43 @@ class _Teller:
     """Calls an ``Output`` in a thread of its own, because the call may wait for a slow reader."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._told: SimpleQueue[tuple[asyncio.Future[None], Callable[[], None]] | None]
-        self._told = SimpleQueue()
+        self._calls: SimpleQueue[
+            tuple[Callable[[], None], Callable[[Exception | None], None]] | None
+        ] = SimpleQueue()
         _begin(self._work)
 
-    async def __call__(self, tell: Callable[[], None]) -> None:
+    async def __call__(self, call: Callable[[], None]) -> None:
         """Call the ``Output`` on its thread and wait; raise the error that it raises."""
-        done = self._loop.create_future()
-        self._told.put((done, tell))
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self.put(call, partial(_settle_soon, loop, done))
         await done
+
+    def put(self, call: Callable[[], None], told: Callable[[Exception | None], None]) -> None:
+        """Call the ``Output`` on its thread; tell of the end there, with the error if it failed."""
+        self._calls.put((call, told))
 
     def close(self) -> None:
         """End the thread after its current call."""
-        self._told.put(None)
+        self._calls.put(None)
 
     def _work(self) -> None:
-        while (item := self._told.get()) is not None:
-            done, tell = item
+        while (item := self._calls.get()) is not None:
+            call, told = item
             error = None
             try:
-                tell()
+                call()
             except Exception as raised:
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(_settle, done, error)
+            told(error)
+
+
+def _settle_soon(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], error: Exception | None
+) -> None:
+    """The same from another thread."""
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(_settle, future, error)
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
@@ -592,8 +626,7 @@ class _Reader:
                 error = raised
             if own is not connection:
                 own.close()
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(_settle, done, error)
+            _settle_soon(self._loop, done, error)
 
         _begin(work)
         await done
