@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Cli
 from tests.testbed import LOGIN, Lab
+from tests.testbed.kubernetes import Cluster
 from tests.testbed.service import start_workers, workers_spec
+from tests.testbed.sshd import start_sshd
 
 pytestmark = [
     pytest.mark.containers,
@@ -21,15 +24,26 @@ pytestmark = [
 ]
 
 
-def test_image_and_wheels_come_over_the_network(sif: Path, wheels: Path, shared: Path) -> None:
+WHEELMOUNT = sys.executable, "-m", "wheelmount.cli.main"
+
+INSTALLS = "pip install -q greeting && python -c 'import greeting' && hostname"
+
+
+def _job(sif: Path, wheels: Path, shared: Path) -> Path:
+    """Make a directory with an image and its packages."""
     shutil.copytree(wheels, shared / "packages")
     shutil.copy(sif, shared / "img.sif")
+    return shared
+
+
+def test_image_and_wheels_come_over_the_network(sif: Path, wheels: Path, shared: Path) -> None:
+    _job(sif, wheels, shared)
     with Lab(2) as lab:
         start_workers(lab)
         # To where the client has it and no host does.
         lab.run(LOGIN, ["cp", "-r", str(shared), "/tmp/job"], check=True)
-        wheelmount = [sys.executable, "-m", "wheelmount.cli.main"]
-        script = "pip install -q greeting && python -c 'import greeting' && hostname; ls /tmp; cat"
+        wheelmount = list(WHEELMOUNT)
+        script = f"{INSTALLS}; ls /tmp; cat"
         run = [
             *wheelmount,
             "exec",
@@ -63,3 +77,32 @@ def test_image_and_wheels_come_over_the_network(sif: Path, wheels: Path, shared:
         typed = [*run, "-i", "--on", "host1", "--", "sh", "-c", "cat; hostname"]
         done = lab.run(LOGIN, typed, stdin=None, input="typed\n")
         assert done.stdout == "typed\nhost1\n", done.stderr
+
+
+def test_a_container_runs_on_a_host_by_ssh(sif: Path, wheels: Path, shared: Path) -> None:
+    job = _job(sif, wheels, shared)
+    with Lab(1) as lab:
+        start_sshd(lab)
+        lab.run(LOGIN, ["cp", "-r", str(job), "/tmp/job"], check=True)
+        words = ["exec", "-q", "--hosts", "ssh:host0", "--packages", "/tmp/job", "--"]
+        done = lab.run(LOGIN, [*WHEELMOUNT, *words, "sh", "-ec", INSTALLS])
+        assert done.stdout == "host0\n", done.stderr
+
+
+def test_a_container_runs_in_a_pod(
+    cli: Cli,
+    sif: Path,
+    wheels: Path,
+    shared: Path,
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the stand-in for a cluster, whose pods see the files of this machine."""
+    job = _job(sif, wheels, shared)
+    monkeypatch.setenv("KUBECONFIG", str(workplace / "kubeconfig"))
+    with Cluster(workplace / "kubeconfig") as cluster:
+        where = ["--hosts", "kubernetes:1,image=registry/wheelmount:1", "--packages", job]
+        done = cli("exec", "-q", *where, "--", "sh", "-ec", INSTALLS)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+        assert cluster.objects == {}

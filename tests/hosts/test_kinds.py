@@ -21,12 +21,13 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.hosts.told import assert_only_monarch_is_told, environments
 from tests.testbed import LOGIN, Lab
-from tests.testbed.service import Service
+from tests.testbed.service import WORKER_PORT, Service, start_workers
 from tests.testbed.slurm import start_slurm
 from tests.testbed.sshd import start_sshd
 from tests.testbed.traces import Traces
 from tests.wheels.support import make_wheel
 from wheelmount.errors import InputError
+from wheelmount.hosts.address import SECURE
 from wheelmount.variables import TLS
 from wheelmount.wheels.target import Target
 
@@ -349,7 +350,7 @@ def test_a_job_that_waits_says_why_and_goes_with_an_interrupt(lab: Lab, source: 
         with lab.popen(LOGIN, ["setsid", "--wait", *command], stderr=subprocess.PIPE) as client:
             assert client.stderr is not None
             while b"waits: Resources" not in client.stderr.readline():
-                assert client.poll() is None
+                assert client.poll() is None, client.communicate()[1]
             lab.run(LOGIN, ["pkill", "-INT", "--full", "--oldest", "cli.main run"], check=True)
             _, errors = client.communicate(timeout=60)
         assert b"interrupted" in errors
@@ -413,23 +414,35 @@ def test_a_time_limit_that_was_reached_is_said(lab: Lab, source: Path) -> None:
     assert _call(lab, "down").returncode == 0
 
 
-def test_a_node_that_goes_down_is_named_and_the_others_finish(lab: Lab, source: Path) -> None:
+@pytest.mark.parametrize("kind", ["ssh", "slurm", "tls"])
+def test_a_host_that_goes_down_is_named_and_the_others_finish(source: Path, kind: str) -> None:
+    own = {**os.environ, "WHEELMOUNT_STATE_DIR": str(source.parent / "state")}
     with Lab(2, shared=[source.parent]) as small:
-        start_slurm(small)
+        names = small.hosts
+        if kind == "ssh":
+            start_sshd(small)
+            spec = "ssh:host0,host1"
+        elif kind == "slurm":
+            start_slurm(small)
+            spec = "slurm:2"
+        else:
+            start_workers(small, SECURE, env=own)
+            names = [small.address(host) for host in small.hosts]
+            spec = "tls://" + ",".join(f"{name}:{WORKER_PORT}" for name in names)
         started = source.parent / "started"
         started.unlink(missing_ok=True)
         script = source.parent / "script"
         script.write_text(f"touch {started}; sleep 3; hostname")
-        command = _command("run", source, "--hosts", "slurm:2", "--mntpoint", PATH, script)
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with small.popen(LOGIN, command, **pipes) as client:
+        command = _command("run", source, "--hosts", spec, "--mntpoint", PATH, script)
+        pipe = subprocess.PIPE
+        with small.popen(LOGIN, command, stdout=pipe, stderr=pipe, env=own) as client:
             while not started.exists():
-                assert client.poll() is None
+                assert client.poll() is None, client.communicate()[1]
                 time.sleep(0.05)
             small.kill("host1")
             out, errors = client.communicate(timeout=60)
-        assert out == b"== host0 ==\nhost0\n"
-        assert b"error: host1: the host died" in errors
+        assert out.decode() == f"== {names[0]} ==\nhost0\n"
+        assert f"error: {names[1]}: the host died" in errors.decode()
         assert client.returncode == 68
 
 

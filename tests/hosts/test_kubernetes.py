@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import Cli
 from tests.testbed.kubernetes import MISSING, SLOW, TEMPLATE, UNREADABLE, Cluster
+from tests.wheels.support import make_wheel
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError
 from wheelmount.hosts import pods
@@ -157,6 +158,20 @@ def test_a_namespace_that_is_not_there_is_said(cli: Cli, cluster: Cluster) -> No
     assert done.returncode == 68
     assert 'the cluster refuses: namespaces "nowhere" not found' in done.stderr
     assert "hint: give namespace=NAME, one that is there" in done.stderr
+
+
+def test_packages_install_in_a_pod(
+    cli: Cli, cluster: Cluster, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", str(workplace / "uv"))
+    wheel, venv = make_wheel(workplace / "wheels", "own"), workplace / "venv"
+    one = SPEC.replace(":2", ":1")
+    done = cli("install", wheel, "--hosts", one, "--venv", venv)
+    assert done.returncode == 0, done.stderr
+    assert "ask: 1 hosts in " in done.stderr
+    program = [venv / "bin/python", "-c", "import own; print(own.VALUE)"]
+    assert subprocess.run(program, capture_output=True, check=True).stdout == b"1.0\n"
+    assert cluster.objects == {}
 
 
 def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: Path) -> None:

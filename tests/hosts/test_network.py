@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -254,6 +255,24 @@ def test_a_session_leaves_workers_as_they_were(lab: Lab, source: Path) -> None:
         assert done.stdout.count("hidden\n") == 2, done.stderr
     assert lab.run(LOGIN, [*command, "down"]).returncode == 0
     _assert_clean(lab)
+
+
+def test_an_interrupted_client_leaves_workers_as_they_were(lab: Lab, source: Path) -> None:
+    started, script = source.parent / "started", source.parent / "script"
+    script.write_text(f"touch {started}; sleep 100")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
+    command += ["--hosts", _spec(lab, 2), "--mntpoint", PATH]
+    for number in (signal.SIGINT, signal.SIGKILL):
+        started.unlink(missing_ok=True)
+        # In a session of its own, as what nsenter started is asked and not nsenter.
+        with lab.popen(LOGIN, ["setsid", "--wait", *command], stderr=subprocess.PIPE) as client:
+            while not started.exists():
+                assert client.poll() is None, client.communicate()[1]
+                time.sleep(0.05)
+            signalled = ["pkill", f"-{number}", "--full", "--oldest", "cli.main run"]
+            lab.run(LOGIN, signalled, check=True)
+            client.communicate(timeout=60)
+        _assert_clean(lab)
 
 
 def test_a_mount_on_this_machine_is_shown_once_though_its_session_shows_it_too(

@@ -16,6 +16,7 @@ import pytest
 
 from tests.hosts.user import HOME, NUMBER, USER, as_user, make_user
 from tests.testbed import LOGIN, Lab
+from tests.testbed.service import Service
 from tests.testbed.slurm import start_slurm
 from tests.testbed.sshd import start_sshd
 from tests.testbed.traces import Traces
@@ -121,6 +122,28 @@ def test_a_client_of_the_user_s_that_is_killed_leaves_nothing(
         kill = ["pkill", f"-{signal.SIGKILL}", "--full", "--oldest", "^[^ ]*python[^ ]* .*main run"]
         lab.run(LOGIN, kill, check=True)
         client.communicate(timeout=60)
+    _assert_clean(lab)
+
+
+def test_workers_of_the_user_s_are_used(lab: Lab, source: Path) -> None:
+    state = source.parent / "state"  # as in a home directory that all hosts share
+    state.mkdir()
+    os.chown(state, NUMBER, NUMBER)
+    own = ["env", f"WHEELMOUNT_STATE_DIR={state}"]
+    workers = []
+    for host in lab.hosts:
+        command = as_user(*own, *_command("worker", f"tls://{host}:26600"))
+        workers.append(Service(lab, host, command, 26600))
+    for worker in workers:
+        worker.await_port()
+    words = ["run", "--hosts", "tls://host0:26600,host1:26600", "--mntpoint", PATH, source, "-"]
+    done = lab.run(
+        LOGIN, as_user(*own, *_command(*words)), stdin=None, input="id -un; cat text", timeout=120
+    )
+    assert done.stdout == f"== host0 ==\n{USER}\ntext\n== host1 ==\n{USER}\ntext\n", done.stderr
+    for worker in workers:
+        lab.run(worker.host, ["pkill", "-INT", "--full", "--oldest", "main worker"], check=True)
+        worker.process.wait(60)
     _assert_clean(lab)
 
 
