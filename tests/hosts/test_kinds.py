@@ -302,7 +302,7 @@ def test_hosts_say_what_wheels_are_to_be_for(lab: Lab, source: Path, spec: str) 
     _assert_clean(lab)
 
 
-@pytest.mark.parametrize("spec", KINDS)
+@pytest.mark.parametrize("spec", [*KINDS, "slurm:2,exclusive"])
 def test_an_interrupted_client_leaves_nothing(lab: Lab, source: Path, spec: str) -> None:
     started = source.parent / "started"
     script = source.parent / "script"

@@ -136,7 +136,8 @@ def test_workers_of_the_user_s_are_used(lab: Lab, source: Path) -> None:
         workers.append(Service(lab, host, command, 26600))
     for worker in workers:
         worker.await_port()
-    words = ["run", "--hosts", "tls://host0:26600,host1:26600", "--mntpoint", PATH, source, "-"]
+    spec = "tls://host0:26600,host1:26600"
+    words = ["run", "--hosts", spec, "--mntpoint", PATH, str(source), "-"]
     done = lab.run(
         LOGIN, as_user(*own, *_command(*words)), stdin=None, input="id -un; cat text", timeout=120
     )

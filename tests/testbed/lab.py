@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Lab:
         self._outer: Space | None = None
         self._spaces: dict[str, Space] = {}
         self._commands: list[subprocess.Popen[bytes]] = []
+        self._at_end: list[Callable[[], object]] = []
 
     @property
     def names(self) -> list[str]:
@@ -111,6 +112,12 @@ class Lab:
         for command in self._commands:  # likewise
             command.wait(TIMEOUT)
         self._commands.clear()
+        while self._at_end:
+            self._at_end.pop()()
+
+    def at_end(self, clean: Callable[[], object]) -> None:
+        """Have something called when all hosts have ended."""
+        self._at_end.append(clean)
 
     def popen(
         self, name: str, argv: Sequence[str | Path], **options: Any

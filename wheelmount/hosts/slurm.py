@@ -47,9 +47,12 @@ NEW_JOB = "new-job"
 CHECK_INTERVAL = 3.0
 """Least seconds between two questions to Slurm whether a job still has its nodes."""
 
+EXCLUSIVE = "exclusive"
+"""Option for whole nodes."""
+
 FLAGS = frozenset(
-    {NEW_JOB}
-    | {"contiguous", "exclusive", "hold", "no-kill", "no-requeue", "overcommit", "oversubscribe"}
+    {NEW_JOB, EXCLUSIVE}
+    | {"contiguous", "hold", "no-kill", "no-requeue", "overcommit", "oversubscribe"}
     | {"reboot", "requeue", "spread-job", "use-min-nodes", "verbose"}
 )
 """Options of ``sbatch`` that need no value."""
@@ -235,7 +238,7 @@ class SlurmHosts(NetworkHosts):
                 self._run(port, where)
             else:
                 if self._guarded:
-                    self._run(port, ["--cpu-bind=none"])
+                    self._run(port, [])
                 else:
                     self._submit(port)
                 nodes = self._await_nodes()
@@ -260,14 +263,31 @@ class SlurmHosts(NetworkHosts):
 
     def _wanted(self) -> list[str]:
         options = [f"--{option}" for option in self._options]
+        name, nodes, *tasks = self._tasks()
+        return [name, nodes, *options, *tasks]
+
+    def _tasks(self) -> list[str]:
         # One worker on each node, for any number of tasks.
         tasks = [f"--ntasks={self._count}", "--ntasks-per-node=1"]
-        return [f"--job-name={self._name}", f"--nodes={self._count}", *options, *tasks]
+        return [f"--job-name={self._name}", f"--nodes={self._count}", *tasks]
 
     def _run(self, port: int, where: list[str]) -> None:
-        """Start workers by ``srun``, which ends them when its input ends if they are guarded."""
+        """Start workers by ``srun``, which ends them when its input ends if they are guarded.
+
+        Args:
+            port: at which they listen.
+            where: options of a step of an allocation that is there; empty for a new job.
+        """
         mode = launcher.GUARDED if self._guarded else launcher.ATTENDED
-        command = ["srun", *self._wanted(), *where, "--input=all", "--"]
+        wanted, before = self._wanted(), []
+        if not where:
+            where = ["--cpu-bind=none"]
+            if any(option.partition("=")[0] == EXCLUSIVE for option in self._options):
+                # By srun alone, the step would have as many processors of whole nodes as it has
+                # tasks, where Slurm confines steps.
+                before = ["salloc", "--quiet", *wanted]
+                wanted, where = self._tasks(), list(_STEP)
+        command = [*before, "srun", *wanted, *where, "--input=all", "--"]
         command += self._worker(port, mode, "told")
         log.debug("run: %s", shlex.join(command))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step runs
@@ -282,7 +302,7 @@ class SlurmHosts(NetworkHosts):
                 start_new_session=True,  # a ^C is for the client, which ends it in order
             )
         except FileNotFoundError:
-            raise missing("srun") from None
+            raise missing(command[0]) from None
 
     def _environment(self) -> dict[str, str]:
         environ = variables.without_secrets()
@@ -489,10 +509,10 @@ class SlurmHosts(NetworkHosts):
                 return str(words["error"])
         self._messages.seek(0)
         lines = self._messages.read().decode(errors="replace").strip().splitlines()
-        own = "srun: job ", f"{self._token} "
+        own = "srun: job ", "salloc: job ", f"{self._token} "
         said = [line for line in lines if not line.startswith(own)]
         reasons = [line for line in said if not _ENDED.search(line)] or said
-        return reasons[-1].removeprefix("srun: error: ") if reasons else "srun ended"
+        return re.sub("^(srun|salloc): error: ", "", reasons[-1]) if reasons else "srun ended"
 
     @staticmethod
     def _failure(what: str, reason: str) -> HostError:
