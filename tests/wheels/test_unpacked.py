@@ -25,7 +25,7 @@ def test_what_is_unpacked_is_what_was_hashed(tmp_path: Path) -> None:
     make_wheel(tmp_path, "a")
     (recipe,) = unpacked.add([(wheel, checked)])
     (content,) = (c for _, f in recipe.schemes() for p, c in f.items() if p == "a.py")
-    assert unpacked.object(content).read_bytes() == b"VALUE = '1.0'\n"
+    assert Path(unpacked.object(content)).read_bytes() == b"VALUE = '1.0'\n"
 
 
 def test_a_file_that_is_swapped_while_it_is_read_is_refused(tmp_path: Path) -> None:

@@ -103,12 +103,10 @@ class Plan:
     Attributes:
         items: the wheels.
         text: the plan as JSON, as hosts read it.
-        passed: for each item, scheme and path of files that a later item replaces.
     """
 
     items: tuple[Item, ...]
     text: str
-    passed: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     @classmethod
     def make(cls, items: Sequence[Item], target: Target, progress: Progress = SILENT) -> Plan:
@@ -122,14 +120,10 @@ class Plan:
         Raises:
             WheelError: one wheel has a file where another has a directory.
         """
-        passed = _conflicts(items, progress)
+        passed = find_conflicts(items, progress)
         wheels = [_describe(item, passed[number]) for number, item in enumerate(items)]
         plan = {**_fits(items, target), "wheels": wheels}
-        return cls(
-            tuple(items),
-            json.dumps(plan, separators=(",", ":")),
-            tuple(map(tuple, passed)),
-        )
+        return cls(tuple(items), json.dumps(plan, separators=(",", ":")))
 
     @property
     def digest(self) -> str:
@@ -176,8 +170,18 @@ def grow(tree: Path, plan: Plan, unpacked: Unpacked) -> None:
         _write(tree / plan.file, plan.text.encode())
 
 
-def _conflicts(items: Sequence[Item], progress: Progress) -> list[list[tuple[str, str]]]:
-    """Return, for each item, scheme and path of files that a later item replaces."""
+def find_conflicts(
+    items: Sequence[Item], progress: Progress = SILENT
+) -> list[list[tuple[str, str]]]:
+    """Return, for each item, scheme and path of files that a later item replaces.
+
+    Args:
+        items: all wheels of an environment.
+        progress: warned of files that several wheels have, with different contents.
+
+    Raises:
+        WheelError: one wheel has a file where another has a directory.
+    """
     passed: list[list[tuple[str, str]]] = [[] for _ in items]
     owners: dict[tuple[str, str], tuple[int, str, Content]] = {}
     differing: dict[tuple[int, int], list[str]] = {}
@@ -202,7 +206,7 @@ def _conflicts(items: Sequence[Item], progress: Progress) -> list[list[tuple[str
 
 
 def _refuse_clashes(owners: Mapping[tuple[str, str], int], items: Sequence[Item]) -> None:
-    folders = {(place, posixpath.dirname(path)): number for (place, path), number in owners.items()}
+    folders = {(place, path.rpartition("/")[0]): number for (place, path), number in owners.items()}
     for (place, folder), number in folders.items():
         while folder:
             if (owner := owners.get((place, folder))) is not None:
@@ -269,7 +273,7 @@ def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
             made = set()
             for path, content in contents.items():
                 file = f"{part}/{scheme}/{path}"
-                folder = posixpath.dirname(file)
+                folder = file.rpartition("/")[0]
                 if folder not in made:
                     Path(folder).mkdir(parents=True, exist_ok=True)
                     made.add(folder)
@@ -283,7 +287,7 @@ def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
                 raise
 
 
-def link(source: Path, target: str) -> None:
+def link(source: str, target: str) -> None:
     """Hardlink a file; copy it where a hardlink is impossible."""
     try:
         os.link(source, target)

@@ -133,6 +133,7 @@ class Unpacked:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._objects = str(directory / "objects")
 
     def add(
         self,
@@ -165,10 +166,10 @@ class Unpacked:
                     found[recipe.sha256] = recipe
         return [found[digest] for _, digest in wheels]
 
-    def object(self, content: Content) -> Path:
-        """Return the path of the file with a content."""
-        name = content.sha256 + ("x" if content.executable else "")
-        return self.directory / "objects" / name[:2] / name
+    def object(self, content: Content) -> str:
+        """Return the path of the file with a content; not a ``Path``, as there are many."""
+        name = f"{content.sha256}x" if content.executable else content.sha256
+        return f"{self._objects}/{name[:2]}/{name}"
 
     def _recipe(self, digest: str, compiler: Compiler | None) -> Path:
         suffix = f"-{compiler.tag}" if compiler else ""
@@ -179,7 +180,7 @@ class Unpacked:
             recipe = Recipe.read(self._recipe(digest, compiler))
             # Compare sizes, too: a power failure may leave files without bytes.
             contents = (c for _, files in recipe.schemes() for c in files.values())
-            if all(self.object(content).stat().st_size == content.size for content in contents):
+            if all(os.stat(self.object(c)).st_size == c.size for c in contents):  # noqa: PTH116
                 os.utime(self._recipe(digest, compiler))  # the last use, for ``cache prune``
                 return recipe
         return None
@@ -223,7 +224,7 @@ class Unpacked:
         """Move contents to their places by hash."""
         for scheme, files in recipe.schemes():
             for path, content in files.items():
-                file = self.object(content)
+                file = Path(self.object(content))
                 if not file.exists():
                     file.parent.mkdir(exist_ok=True)
                     (folder / scheme / path).replace(file)

@@ -26,7 +26,7 @@ from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.environment.files import row_of
-from wheelmount.wheels.linktree import Item, Plan, link, record_of
+from wheelmount.wheels.linktree import Item, find_conflicts, link, record_of
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.shipment import items_of
 from wheelmount.wheels.target import Target
@@ -120,7 +120,7 @@ def make(
         Item(one.filename, recipe, direct_url=one.direct_url)
         for one, recipe in zip(chosen, recipes, strict=True)
     ]
-    plan = Plan.make(items, target, progress)
+    replaced = find_conflicts(items, progress)
     packages = tuple(sorted(f"{item.name}=={item.version}" for item in items))
     with disk_errors(folder), progress.task("environment", unit="packages") as task:
         task.total(len(items))
@@ -133,7 +133,7 @@ def make(
                 _name_python(part, f"python{target.minor_release}")
             else:
                 _base(part, target, python)
-            for item, passed in zip(items, plan.passed, strict=True):
+            for item, passed in zip(items, replaced, strict=True):
                 _place(part, item, {*map(tuple, passed)}, target, unpacked)
                 task.advance(1)
             note = {"packages": packages, "python": target.minor_release}
@@ -220,12 +220,12 @@ def _place(
             if (scheme, path) in passed:
                 continue
             file = f"{base}/{path}"
-            folder = posixpath.dirname(file)
+            folder = file.rpartition("/")[0]
             if folder not in made:
                 os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - one of 40,000 calls
                 made.add(folder)
             if scheme == "scripts":
-                data = _script(unpacked.object(content).read_bytes())
+                data = _script(Path(unpacked.object(content)).read_bytes())
                 Path(file).write_bytes(data)
                 Path(file).chmod(0o755)
                 rows.append((os.path.relpath(file, library), *row_of(data)))
