@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from monarch.actor import Future
 
 from tests.hosts.lost import Lost
 from wheelmount.config import Settings
-from wheelmount.errors import HostError
-from wheelmount.hosts import launcher, runtime
+from wheelmount.errors import HostError, WaitError
+from wheelmount.hosts import host, launcher, runtime
 from wheelmount.hosts.address import Address
 from wheelmount.hosts.command_actor import CHUNK, Command
 from wheelmount.hosts.commands import Commands, Result, worst
@@ -153,7 +154,7 @@ def test_leaving_ends_what_still_runs(settings: Settings, workplace: Path) -> No
     code = f"""
 import os, signal, threading, time
 from pathlib import Path
-from wheelmount.hosts import launcher, runtime
+from wheelmount.hosts import host, launcher, runtime
 from wheelmount.hosts.address import Address
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.command_actor import Command
@@ -201,9 +202,9 @@ class _Early(LocalHosts):
         super().__init__(2, settings)
         self.reached = 0
 
-    def _reached(self) -> list[Host]:
+    def _reached(self, answered: Collection[str] = ()) -> list[Host]:
         self.reached += 1
-        hosts = super()._reached()
+        hosts = super()._reached(answered)
         if self.reached > 1:
             return hosts
         return [hosts[0], Host("host1", _Refusing())]
@@ -219,12 +220,49 @@ def test_a_host_that_lost_a_message_is_called_again(settings: Settings) -> None:
 class _Unheard(_Early):
     """Hosts of which the first call is lost: Monarch says so (recorded), and never answers."""
 
-    def _reached(self) -> list[Host]:
-        hosts = super()._reached()
+    def _reached(self, answered: Collection[str] = ()) -> list[Host]:
+        hosts = super()._reached(answered)
         if self.reached == 1:
             hosts[1] = Host("host1", _Silent())
             failure = Lost(self.addresses[1])
             threading.Timer(0.2, lambda: monarch.actor.unhandled_fault_hook(failure)).start()
+        return hosts
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_host_that_says_nothing_is_called_again(
+    lost: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "FIRST_WAIT", 0.5)
+    with _Deaf(settings, lost) as hosts, Commands(list(hosts), 60) as commands:
+        assert hosts.called == [["host0", "host1"], *[["host1"]] * lost]
+        results = commands.run({host.name: Command(("true",)) for host in hosts})
+    assert [result.code for result in results.values() if isinstance(result, Result)] == [0, 0]
+
+
+def test_a_host_that_never_answers_is_given_up_in_time(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "FIRST_WAIT", 0.2)
+    hosts = _Deaf(replace(settings, start_timeout=3), lost=1000)
+    with pytest.raises(WaitError, match=r"^host1: no answer within 3 s$"):
+        hosts.start()
+    assert not hosts.directory.exists()
+
+
+class _Deaf(LocalHosts):
+    """Hosts of which the second hears nothing at first, and Monarch reports no lost message."""
+
+    def __init__(self, settings: Settings, lost: int) -> None:
+        super().__init__(2, settings)
+        self._lost = lost
+        self.called: list[list[str]] = []
+
+    def _reached(self, answered: Collection[str] = ()) -> list[Host]:
+        hosts = super()._reached(answered)
+        self.called.append([host.name for host in hosts])
+        if len(self.called) <= self._lost:
+            hosts[-1] = Host("host1", _Silent())
         return hosts
 
 

@@ -375,3 +375,20 @@ with LocalHosts(1):
 def test_hosts_of_two_kinds_do_not_go_together(lab: Lab) -> None:
     done = lab.run(LOGIN, [sys.executable, "-c", OTHERS, _spec(lab)])
     assert "this process has hosts already" in done.stdout, done.stderr
+
+
+IMPATIENT = """
+import sys
+from wheelmount import config
+from wheelmount.hosts import host
+from wheelmount.hosts.spec import parse
+host.FIRST_WAIT = 0.001
+with parse(sys.argv[1]).make(config.load(), namespaces=False) as hosts:
+    print(len(hosts._unanswered) > 0)
+"""
+
+
+def test_hosts_that_are_called_more_than_once_go_on(lab: Lab) -> None:
+    for _ in range(3):  # the same hosts
+        done = lab.run(LOGIN, [sys.executable, "-c", IMPATIENT, _spec(lab)])
+        assert done.stdout == "True\n", done.stderr

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from wheelmount.errors import HostError, InputError
+from wheelmount.errors import InputError, WaitError
 from wheelmount.hosts import runtime
+from wheelmount.hosts.names import fold
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wheelmount.config import Settings
 
+log = logging.getLogger("wheelmount")
 
 GLANCE = 0.1
 """Seconds between attempts to reach hosts that come up."""
+
+FIRST_WAIT = 4.0
+"""Seconds without an answer after which a host that listens is called again; then twice as many.
+Answers take milliseconds, and seconds where processors are far too few."""
 
 SETTLE = 3.0
 """Seconds that hosts may take for their last answers."""
@@ -45,6 +53,8 @@ class Hosts(ABC):
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = list(names)
         self._hosts: list[Host] = []
+        # Of calls given up; kept, so that late answers still have a receiver (see ``settle``).
+        self._unanswered: list[Host] = []
 
     @property
     def names(self) -> list[str]:
@@ -127,8 +137,8 @@ class Hosts(ABC):
         """Reach hosts that listen, until each has answered.
 
         A host that listens may not have its own agent yet. A call that comes so early fails, or its
-        message is lost and it never ends. Then the host is reached anew, by another mesh: one that
-        has failed stays so.
+        message is lost, which Monarch does not always report, and the call never ends. Then the
+        host is reached anew, by another mesh: one that has failed stays so.
 
         Args:
             timeout: seconds for an answer, and those in which calls may fail.
@@ -138,21 +148,32 @@ class Hosts(ABC):
             WaitError: one does not answer.
         """
         deadline = time.monotonic() + timeout
+        wait = FIRST_WAIT
+        answered: dict[str, Host] = {}
         while True:
             self.check()
-            hosts = self._reached()
-            with runtime.watching(lambda: runtime.check_agents(self.addresses)):
-                ends = answers(hosts, timeout)
-            failed = [end for end in runtime.errors(ends).values() if isinstance(end, HostError)]
-            if not failed or time.monotonic() > deadline:
-                runtime.raise_first(ends)
-                return hosts
+            hosts = self._reached(answered)
+            addresses = dict(zip(self._names, self.addresses, strict=True))
+            called = [addresses[host.name] for host in hosts]
+            left = max(deadline - time.monotonic(), GLANCE)
+            with runtime.watching(functools.partial(runtime.check_agents, called)):
+                failed = runtime.errors(answers(hosts, min(wait, left)))
+            answered |= {host.name: host for host in hosts if host.name not in failed}
+            self._unanswered += [host for host in hosts if host.name in failed]
+            if not failed:
+                return [answered[name] for name in self._names]
+            silent = [name for name, error in failed.items() if isinstance(error, WaitError)]
+            if time.monotonic() > deadline:
+                runtime.raise_first(failed | dict.fromkeys(silent, runtime.silence(timeout)))
+            if silent:
+                log.debug("host: called again after %g s: %s", wait, fold(silent))
+                wait *= 2
             time.sleep(GLANCE)
 
-    def _reached(self) -> list[Host]:
-        """Hosts that run, by their addresses; each is yet to answer."""
+    def _reached(self, answered: Collection[str] = ()) -> list[Host]:
+        """Hosts that run, by their addresses, without those that have answered."""
         pairs = zip(self._names, self.addresses, strict=True)
-        return [Host(name, runtime.attach(address)) for name, address in pairs]
+        return [Host(name, runtime.attach(at)) for name, at in pairs if name not in answered]
 
     @abstractmethod
     def __len__(self) -> int: ...

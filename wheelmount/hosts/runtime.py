@@ -524,10 +524,13 @@ def translate(error: Exception, timeout: float | None = None) -> WheelmountError
             f"a host failed: {type(cause).__name__}: {cause}", hint="look at the host's log"
         )
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
-        return WaitError(
-            f"no answer within {timeout or 0:g} s", hint="the host may be overloaded or lost"
-        )
+        return silence(timeout or 0)
     return HostError(f"the host died or is out of reach: {last_line(error)}")
+
+
+def silence(timeout: float) -> WaitError:
+    """The error of a host that has not answered within ``timeout`` seconds."""
+    return WaitError(f"no answer within {timeout:g} s", hint="the host may be overloaded or lost")
 
 
 def last_line(error: Exception) -> str:
