@@ -434,26 +434,33 @@ def test_a_reader_whose_link_is_slow_delays_others_for_a_moment_only(
         server.close()
 
 
+@contextlib.contextmanager
+def _connected(host: str, room: int = 1 << 20) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A connection to a host, and the host's end, which takes ``room`` bytes ahead."""
+    with socket.create_server((HERE, 0)) as listener, socket.socket() as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        end.bind((host, 0))
+        end.connect(listener.getsockname())
+        with listener.accept()[0] as connection:
+            yield connection, end
+
+
 def test_blocks_to_hosts_that_are_as_slow_give_way_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "GIVE_WAY", 60)
     monkeypatch.setattr(stream, "HASTE", 60)
     precedence = stream._Precedence()
-    precedence._paces = {"127.0.0.2": 1e-6, "127.0.0.3": 0.5e-6, "127.0.0.4": 0.1e-6}
+    hosts = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+    precedence._paces = dict(zip(hosts, (1e-6, 0.5e-6, 0.1e-6), strict=True))
     with contextlib.ExitStack() as opened:
-        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-        to = {}
-        for host in precedence._paces:
-            end = socket.create_connection(listener.getsockname(), source_address=(host, 0))
-            opened.enter_context(end)
-            to[host] = opened.enter_context(listener.accept()[0])
+        wanted, alike, fast = (opened.enter_context(_connected(host))[0] for host in hosts)
         with (
-            precedence.sending(to["127.0.0.3"], 1 << 20, urgent=False) as alike,
-            precedence.sending(to["127.0.0.4"], 1 << 20, urgent=False) as fast,
+            precedence.sending(alike, 1 << 20, urgent=False) as pause_alike,
+            precedence.sending(fast, 1 << 20, urgent=False) as pause_fast,
         ):
-            waits = threading.Thread(target=alike, daemon=True)
-            with precedence.sending(to["127.0.0.2"], 1 << 20, urgent=True):
+            waits = threading.Thread(target=pause_alike, daemon=True)
+            with precedence.sending(wanted, 1 << 20, urgent=True):
                 began = time.monotonic()
-                fast()
+                assert pause_fast() == 50_000, "bytes that its link carries in 5 ms"
                 assert time.monotonic() - began < 30, "its link is another one"
                 waits.start()
                 waits.join(0.5)
@@ -461,10 +468,63 @@ def test_blocks_to_hosts_that_are_as_slow_give_way_too(monkeypatch: pytest.Monke
             waits.join(30)
             assert not waits.is_alive()
             monkeypatch.setattr(stream, "HASTE", 0)
-            with precedence.sending(to["127.0.0.2"], 1 << 20, urgent=True):
+            with precedence.sending(wanted, 1 << 20, urgent=True):
                 began = time.monotonic()
-                alike()
+                assert pause_alike() == stream.LEAST_PART
                 assert time.monotonic() - began < 30, "the other may be lost"
+    assert precedence._paces["127.0.0.3"] == 0.5e-6, "what was interrupted tells no pace"
+
+
+def test_a_block_that_a_reader_waits_for_goes_first_until_it_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "GIVE_WAY", 60)
+    monkeypatch.setattr(stream, "HASTE", 60)
+    precedence = stream._Precedence()
+    precedence._paces = {HERE: 1e-6}
+    with _connected(HERE, room=1) as (wanted, reader), _connected(HERE) as (other, _):
+
+        def send() -> None:
+            with precedence.sending(wanted, len(data), urgent=True):
+                wanted.sendall(data)
+                sent.set()
+
+        data, sent = bytes(stream.LEAST_PART), threading.Event()
+        threading.Thread(target=send, daemon=True).start()
+        assert sent.wait(30)
+        with precedence.sending(other, 1 << 20, urgent=False) as pause:
+            waits = threading.Thread(target=pause, daemon=True)
+            waits.start()
+            waits.join(0.5)
+            assert waits.is_alive(), "the kernel has it still"
+            reader.settimeout(30)
+            assert _take(reader, len(data)) == len(data)
+            waits.join(30)
+            assert not waits.is_alive()
+
+
+def test_few_parts_are_sent_beside_a_block_that_a_reader_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "GIVE_WAY", 0.05)
+    monkeypatch.setattr(stream, "HASTE", 60)
+    precedence = stream._Precedence()
+    with _connected(HERE) as (connection, _), _connected(HERE) as (wanted, _):
+
+        def parts() -> None:
+            with precedence.sending(connection, 1 << 20, urgent=False) as pause:
+                for _ in range(4):
+                    pause()
+
+        others = [threading.Thread(target=parts, daemon=True) for _ in range(3)]
+        began = time.monotonic()
+        with precedence.sending(wanted, 1 << 20, urgent=True):
+            for each in others:
+                each.start()
+            for each in others:
+                each.join(30)
+                assert not each.is_alive()
+        assert time.monotonic() - began > 0.5, "twelve parts of three blocks, one every 0.05 s"
 
 
 def test_who_drips_is_given_up_too(silent: tuple[Ticket, socket.socket]) -> None:

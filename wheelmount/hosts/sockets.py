@@ -7,11 +7,14 @@ rejects other users.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
 import secrets
 import socket
 import ssl
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -101,9 +104,22 @@ def connect(where: Where) -> socket.socket:
 def prepare(connection: socket.socket) -> None:
     """Send small messages at once, leave few bytes to the kernel, notice peers that vanished."""
     if connection.family != socket.AF_UNIX:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+        limit_unsent(connection, UNSENT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def limit_unsent(connection: socket.socket, size: int) -> None:
+    """Let a connection take bytes only while fewer than ``size`` of earlier ones are unsent."""
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
+
+
+def unacknowledged(connection: socket.socket) -> int:
+    """Return how many bytes the other end has not confirmed."""
+    count = array.array("i", [0])
+    fcntl.ioctl(connection, termios.TIOCOUTQ, count)
+    return count[0]
 
 
 def trust(protocol: ssl._SSLMethod) -> ssl.SSLContext:
@@ -152,23 +168,22 @@ def receive(connection: socket.socket, view: memoryview) -> bool:
 
 
 def send(
-    connection: socket.socket, view: memoryview, pause: Callable[[], None] | None = None
+    connection: socket.socket, view: memoryview, pause: Callable[[], int] | None = None
 ) -> None:
     """Send bytes, each part within the connection's time-out; ``sendall`` counts it for all.
 
     Args:
         connection: with its time-out, if it has one.
         view: the bytes.
-        pause: called before each part of them.
+        pause: called before each part; returns its most bytes.
 
     Raises:
         OSError: the connection failed, or nothing was taken in time.
     """
     done = 0
     while done < len(view):
-        if pause is not None:
-            pause()
-        done += connection.send(view[done : done + UNSENT])  # by TLS, all of that
+        part = UNSENT if pause is None else pause()
+        done += connection.send(view[done : done + part])  # by TLS, all of that
 
 
 def hang_up(connection: socket.socket) -> None:

@@ -13,11 +13,12 @@ import contextlib
 import hmac
 import logging
 import math
+import select
 import socket
 import struct
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -48,17 +49,30 @@ another reply will follow."""
 PULSE = 0.25
 """Part of a time-out after which the client is sent ``WAIT``, repeatedly."""
 
+PART = 5e-3
+"""Seconds of its link that a part of a block takes. A block that a reader waits for cannot be sent
+ahead of parts that the kernel has already."""
+
+LEAST_PART = 16 << 10
+"""Fewest bytes of a part, however slow the link."""
+
 GIVE_WAY = 0.2
-"""Seconds that each part of a block waits while blocks that readers wait for are sent. It is
-bounded: other blocks still arrive at a low rate, for the hosts below."""
+"""Seconds for each part of other blocks, all hosts together, while a block that a reader waits for
+is sent. So these blocks still arrive at a low rate, for the hosts below."""
+
+MOST_TURNS = 5
+"""Most parts of other blocks for which a part waits."""
 
 ALIKE = 4
 """Times that a byte to one host may take of what one to another takes if both count as equally
 slow: then this machine's own link may be what limits both."""
 
 HASTE = 2.0
-"""Seconds for which a block that a reader waits for interrupts blocks to other hosts: its own host
-may be lost."""
+"""Seconds without progress after which a block that a reader waits for interrupts no others: its
+host may be lost."""
+
+CHECK = 5e-3
+"""Seconds between looks at how much of a block has arrived."""
 
 
 def way(where: Where) -> str:
@@ -140,56 +154,92 @@ class _Precedence:
     """
 
     def __init__(self) -> None:
-        self._urgent: Counter[str] = Counter()  # number of urgent blocks, by address
+        self._urgent: dict[socket.socket, _Urgent] = {}
         self._paces: dict[str, float] = {}  # seconds that a byte takes, by address
-        self._hurried: dict[str, float] = {}  # when the last urgent block began, by address
+        self._turn = 0.0  # when the next part of a block that gives way is sent
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def sending(
         self, connection: socket.socket, size: int, *, urgent: bool
-    ) -> Iterator[Callable[[], None]]:
-        """Note a block that is sent during the context; gives what to call before each part."""
+    ) -> Iterator[Callable[[], int]]:
+        """Note a block that is sent during the context.
+
+        Args:
+            connection: by which.
+            size: of the block, bytes.
+            urgent: whether a reader waits for it.
+
+        Yields:
+            What to call before each part; it returns the most bytes of the part.
+        """
         address = connection.getpeername()
         host = str(address[0]) if isinstance(address, tuple) else ""
-        began = time.monotonic()
+        part = self._part(host)
+        sockets.limit_unsent(connection, part)
+        began, interrupted = time.monotonic(), False
 
-        def pause() -> None:
-            nonlocal began
-            if not urgent and self._gives_way(host):
-                paused = time.monotonic()
-                with self._changed:
-                    self._changed.wait_for(lambda: not self._gives_way(host), GIVE_WAY)
-                began += time.monotonic() - paused
+        def pause() -> int:
+            nonlocal interrupted
+            if urgent:
+                self._urgent[connection] = _Urgent(host, time.monotonic())
+            else:
+                interrupted |= self._give_way(host)
+            return part
 
-        self._note(host, urgent)
-        if urgent:
-            self._hurried[host] = began
         try:
+            if urgent:
+                pause()
             yield pause
-            # Up to twice the last only: a connection that stands still says little of the link.
-            pace = (time.monotonic() - began) / max(1, size)
-            self._paces[host] = min(pace, 2 * self._paces.get(host, pace))
+            if urgent or host not in self._paces:
+                self._await_arrival(connection)
+            if not interrupted:
+                # Up to twice the last only: a connection that stands still says little of the link.
+                pace = (time.monotonic() - began) / max(1, size)
+                self._paces[host] = min(pace, 2 * self._paces.get(host, pace))
         finally:
-            self._note(host, -urgent)
+            if urgent:
+                with self._changed:
+                    self._urgent.pop(connection, None)
+                    self._changed.notify_all()
 
-    def _gives_way(self, host: str) -> bool:
-        own, since = self._paces.get(host, 0.0), time.monotonic() - HASTE
-        return any(
-            other == host
-            or (
-                own * ALIKE >= self._paces.get(other, math.inf)
-                and self._hurried.get(other, 0.0) > since
-            )
-            for other in list(self._urgent)
-        )
+    def _part(self, host: str) -> int:
+        pace = self._paces.get(host, math.inf)
+        return max(LEAST_PART, min(sockets.UNSENT, int(PART / max(pace, 1e-12))))
 
-    def _note(self, host: str, count: int) -> None:
+    def _give_way(self, host: str) -> bool:
+        """Wait while more urgent blocks are sent; return whether there were any."""
+        if not self._is_behind(host):
+            return False
+        now = time.monotonic()
         with self._changed:
-            self._urgent[host] += count
-            if not self._urgent[host]:
-                del self._urgent[host]
-                self._changed.notify_all()
+            turn = max(self._turn, now) + GIVE_WAY
+            self._turn = min(turn, now + MOST_TURNS * GIVE_WAY)
+            self._changed.wait_for(lambda: not self._is_behind(host), self._turn - now)
+        return True
+
+    def _is_behind(self, host: str) -> bool:
+        """Return whether a more urgent block is sent to a host, or by a link as slow as its."""
+        since = time.monotonic() - HASTE
+        urgent = {each.host for each in list(self._urgent.values()) if each.moved > since}
+        slow = ALIKE * self._paces.get(host, math.inf)
+        return host in urgent or any(slow >= self._paces.get(each, math.inf) for each in urgent)
+
+    def _await_arrival(self, connection: socket.socket) -> None:
+        """Wait until the kernel has no bytes of a block left, or another is requested."""
+        requested = select.poll()
+        requested.register(connection, select.POLLIN)
+        until = time.monotonic() + HASTE
+        while sockets.unacknowledged(connection) and time.monotonic() < until:
+            if requested.poll(CHECK * 1e3):
+                break
+
+
+class _Urgent(NamedTuple):
+    """A block that a reader waits for: the host's address, and when its last part was sent."""
+
+    host: str
+    moved: float
 
 
 _precedence = _Precedence()
