@@ -1,4 +1,4 @@
-"""A host as the rest of the package sees it, of any kind."""
+"""Hosts of any kind, as the rest of the package uses them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST_WAIT = 4.0
 Answers take milliseconds, and seconds where processors are far too few."""
 
 SETTLE = 3.0
-"""Seconds that hosts may take for their last answers."""
+"""Seconds in which hosts may give their last answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Host:
     """One host.
 
     Attributes:
-        name: how it is called in output and in ``{host}`` of paths (``host0``).
-        mesh: Monarch's mesh of exactly this host. One mesh a host and not one for all: a mesh
-            with a dead member does not recover, and its other members would be lost with it.
+        name: its name in output and for ``{host}`` in paths (``host0``).
+        mesh: Monarch's mesh of this host alone: a mesh with a dead member does not recover, and
+            its other members would be lost too.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Host:
 
 
 class Hosts(ABC):
-    """Hosts of one kind: started together, stopped together. A context manager."""
+    """Hosts of one kind, started and stopped together; a context manager."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = list(names)
@@ -58,94 +58,93 @@ class Hosts(ABC):
 
     @property
     def names(self) -> list[str]:
-        """What each is called, as far as that is known: of some kinds only once they run."""
+        """Names of the hosts; those of some kinds are known only when the hosts run."""
         return list(self._names)
 
     @property
     @abstractmethod
     def addresses(self) -> list[str]:
-        """Where Monarch reaches each."""
+        """Monarch's address of each host."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start them, and wait until each answers.
+        """Start the hosts, and wait until each answers.
 
         Raises:
-            HostError: one did not come up; none is left running.
+            HostError: a host did not start; none is left running.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop them and all that runs on them. May be called twice."""
+        """Stop the hosts and all that runs on them. May be called twice."""
 
     @abstractmethod
     def leave(self) -> dict[str, Any]:
-        """Let go of them without stopping them.
+        """Disconnect from the hosts without stopping them.
 
         Returns:
-            What ``resume`` needs, fit for JSON.
+            A record for ``resume``, as JSON has it.
         """
 
     @classmethod
     @abstractmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> Self:
-        """Hosts that another process left, for ``attach`` or ``stop``."""
+        """Return hosts that another process left running, for ``attach`` or ``stop``."""
 
     @abstractmethod
     def check(self) -> None:
-        """Check that each host's address still has a listener.
+        """Check that a process listens at each host's address.
 
         Raises:
-            HostError: nothing does.
+            HostError: no process does at one of them.
         """
 
     def ended(self) -> str | None:
-        """Return why the scheduler took the hosts back; None if it did not, or if unknown."""
+        """Return why the scheduler ended the hosts; None if it did not, or if that is unknown."""
         return None
 
     def check_lease(self) -> None:
-        """See that whoever lent the hosts has not taken them all back, as far as that is cheap.
+        """Check that the scheduler has not ended all hosts, where that is cheap to learn.
 
-        Called every second in which an answer of hosts is waited for.
+        Called every second while an answer of hosts is awaited.
 
         Raises:
-            HostError: the hosts were taken back.
+            HostError: the scheduler has ended the hosts.
         """
         return
 
     @abstractmethod
     def attach(self) -> None:
-        """Reach hosts that run.
+        """Connect to running hosts.
 
         Raises:
-            HostError: one does not answer.
+            HostError: a host does not answer.
         """
 
     def settle(self) -> None:
-        """Hear what hosts that go on have still to say to this process, before it ends Monarch.
+        """Receive the last messages of hosts that go on, before this process ends Monarch.
 
-        Whoever stops actors has Monarch tell others of it that may be gone as well, and their
-        hosts then report that nobody is there. A host that cannot deliver such a report ends
-        itself (Monarch 0.7.0: "client received undeliverable message: crashing"). What was said
-        on a connection before an answer has arrived with that answer. Bounded, and silent about
-        hosts that do not answer.
+        A host that cannot deliver a report to this process ends itself (Monarch 0.7.0: "client
+        received undeliverable message: crashing"), and hosts report late that actors which were
+        stopped have gone. All that a host sent before an answer has arrived with that answer, so
+        each host is called once more. Bounded; hosts that do not answer are passed over.
         """
         if self._hosts:
             answers(self._reached(), SETTLE)
 
     def _await_answers(self, timeout: float) -> list[Host]:
-        """Reach hosts that listen, until each has answered.
+        """Call listening hosts until each has answered.
 
-        A host that listens may not have its own agent yet. A call that comes so early fails, or its
-        message is lost, which Monarch does not always report, and the call never ends. Then the
-        host is reached anew, by another mesh: one that has failed stays so.
+        A host that listens may not have its agent yet. Such an early call fails, or its message is
+        lost, which Monarch does not always report, and the call never ends. The host is then called
+        through a new mesh, because a mesh that has failed stays so.
 
         Args:
-            timeout: seconds for an answer, and those in which calls may fail.
+            timeout: seconds in which each host has to answer.
 
         Raises:
-            HostError: one does not listen any more, or fails all calls.
-            WaitError: one does not answer.
+            HostError: a host listens no more, or all calls to it fail.
+            WaitError: a host does not answer.
         """
         deadline = time.monotonic() + timeout
         wait = FIRST_WAIT
@@ -171,7 +170,7 @@ class Hosts(ABC):
             time.sleep(GLANCE)
 
     def _reached(self, answered: Collection[str] = ()) -> list[Host]:
-        """Hosts that run, by their addresses, without those that have answered."""
+        """Connect to running hosts, without those that have answered."""
         pairs = zip(self._names, self.addresses, strict=True)
         return [Host(name, runtime.attach(at)) for name, at in pairs if name not in answered]
 
@@ -195,12 +194,12 @@ def answers(hosts: Sequence[Host], timeout: float) -> dict[str, Any]:
 
 
 def as_hosts(host_mesh: Any) -> list[Host]:
-    """Take apart what a caller may give for hosts: ours, or a Monarch ``HostMesh`` of any size.
+    """Return the hosts of a list of hosts, or of a Monarch ``HostMesh`` of any size.
 
-    Hosts of a slice are called what they are in the mesh that it was cut from.
+    Hosts of a slice have the names that they have in the mesh from which it was cut.
 
     Raises:
-        InputError: it is neither.
+        InputError: the argument is neither.
     """
     if isinstance(host_mesh, Hosts | Sequence):
         given: list[Any] = list(host_mesh)

@@ -1,9 +1,8 @@
-"""Monarch, set up once: its switches, its noise, its futures and its failures.
+"""Set-up of Monarch in this process: its settings, output, futures and failures.
 
-Everything that touches Monarch's own settings stands here. The switches are environment variables,
-as only those reach all processes that Monarch starts. In a process of wheelmount's own they stay;
-in a program of the user's they are there while Monarch reads them, and what that program made of
-its environment and of Monarch is given back.
+The settings are environment variables, as only those reach all processes that Monarch starts. In
+wheelmount's own processes they stay set. In a user's program they are set while Monarch reads them;
+then the program's environment and its settings of Monarch are restored.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:  # cryptography takes its time
     from wheelmount.hosts.credentials import Authority, Identity
 
 FOR_EVER = "3650d"
-"""A time-out of Monarch that does not come."""
+"""A time-out of Monarch that never ends."""
 
 SWITCHES = {
     # A host that was killed is noticed after 70 s by default, after 4 s with these two.
@@ -47,47 +46,48 @@ SWITCHES = {
 }
 
 VARIABLES_ONLY = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "MONARCH_FILE_LOG_LEVEL"
-"""Those that Monarch's ``configure`` does not know; what it knows would not count beside them."""
+"""The switches that Monarch's ``configure`` does not know. Environment variables win over
+``configure``, so the other switches are not set in a user's environment."""
 
 NAME = "wheelmount_"
-"""Prefix of the names of wheelmount's own processes and actors, by which their failures are told
-from those of the user's."""
+"""Prefix of the names of wheelmount's processes and actors, which tells their failures from the
+user's."""
 
 UNDELIVERABLE = f"undeliverable message for {NAME}"
-"""What a report says of a call to an actor of wheelmount's that is not there any more."""
+"""Text of a failure report about a call to an actor of wheelmount's that has ended."""
 
 NO_AGENT = re.compile(
     r"undeliverable message to host_agent\..*^\s*dest: \S+@\w+:(?://)?(\S+)$", re.M | re.S
 )
-"""What a report says of a call to a host that has no agent yet or any more, with its address."""
+"""Text of a failure report about a call to a host without an agent, with the host's address."""
 
 LOGGER = "logger-"
-"""Prefix of the name of the actor that Monarch adds to each process to pass its output on."""
+"""Prefix of the names of the actors that forward the output of Monarch's processes."""
 
 M_ARENA_MAX = -8  # malloc.h
 
 ARENAS = 2
-"""Pools that glibc keeps memory of threads in, at most, in a process of wheelmount's own."""
+"""Maximum of glibc's memory pools for threads, in wheelmount's own processes."""
 
 MESH_TIMEOUT = 5.0
-"""Seconds that processes and actors have to stop, all together."""
+"""Seconds in which all processes and actors have to stop."""
 
 STOP_TIMEOUT = 3.0
-"""Seconds that Monarch has to end in this process."""
+"""Seconds in which Monarch has to end in this process."""
 
 GLANCE = 1.0
-"""Seconds between looks at whether the hosts are still there that a call is made to."""
+"""Seconds between checks, during a call, that its hosts still run."""
 
 QUIT_DELAY = 0.2
-"""Seconds in which an answer leaves a process that ends."""
+"""Seconds in which a process that ends can still send its answer."""
 
 FLUSH = 0.05
-"""Seconds that Monarch then has to bring away what it has still to say, twice."""
+"""Seconds in which Monarch, as it ends, sends its last messages; it takes them twice."""
 
 Key = TypeVar("Key")
 _lock = threading.Lock()
 _started = False
-_kept = False  # whether this process uses Monarch after the hosts of now
+_kept = False  # whether this process goes on to use Monarch without its present hosts
 _address: Address | None = None
 _found: Address | None = None
 _authority: Authority | None = None
@@ -99,17 +99,17 @@ _own = False
 _hook_before: Callable[[Any], object] | None = None
 
 ADDRESS = "HYPERACTOR_MESH_DEFAULT_TRANSPORT"
-"""Variable of Monarch that says where a host's processes listen. It goes to what they start, and
-beats what the client tells them of itself."""
+"""Monarch's variable for the address at which a host's processes listen. Processes that they start
+inherit it, and it wins over what the client sends."""
 
 
 def restrict(transport: str) -> None:
-    """Have this process read each ``RDMABuffer`` by devices alone, or by none.
+    """Select whether this process reads each ``RDMABuffer`` by RDMA devices.
 
-    To be called before the first one is read.
+    Must be called before the first buffer is read.
 
     Args:
-        transport: as in the settings.
+        transport: the setting: ``rdma`` for devices only, ``tcp`` for no devices, or ``auto``.
     """
     from monarch.config import configure
 
@@ -117,10 +117,10 @@ def restrict(transport: str) -> None:
 
 
 def own_process() -> None:
-    """Say that this process is wheelmount's own, before Monarch is imported.
+    """Declare this process to be wheelmount's own, before Monarch is imported.
 
-    Its environment, and so that of all that it starts, has Monarch's switches from here on; and no
-    failure of an actor ends it.
+    Sets Monarch's switches in the environment, which processes that it starts inherit; and no
+    failure of an actor ends this process.
     """
     global _own
     _own = True
@@ -133,13 +133,14 @@ def own_process() -> None:
 
 
 def start(address: Address | None = None, authority: Authority | None = None) -> None:
-    """Have Monarch ready in this process. Cheap when called again.
+    """Start Monarch in this process, unless it runs.
 
     Args:
-        address: where hosts reach this process, with port 0; default a socket of this machine,
-            and what it was if it is ready already. Monarch by itself would listen at what the
-            machine's own name stands for, which often is an address of no use to others.
-        authority: whose certificates are asked for and shown there, if the address is secure.
+        address: where hosts reach this process, with port 0. Default: a Unix socket, or the
+            present address if Monarch runs. Monarch's own default, the address of the machine's
+            name, is often unreachable for other machines.
+        authority: issues this process's certificate, and those that hosts must show, if the address
+            is secure.
 
     Raises:
         HostError: Monarch cannot start here, or was started with another address.
@@ -191,11 +192,10 @@ def _same(authority: Authority | None) -> bool:
 
 
 def _pass_over_own_failures() -> None:
-    """Have failures of wheelmount's actors not end this process.
+    """Ignore failures of wheelmount's actors in Monarch's fault hook.
 
-    Calls to such an actor fail, and that says it. What Monarch does by default, for any actor, is
-    to raise KeyboardInterrupt in the main thread, wherever that may be. Failures of other actors
-    go where they went before.
+    Calls to a failed actor raise errors, which is enough. Monarch's default for any actor is to
+    raise KeyboardInterrupt in the main thread. Failures of other actors go to the previous hook.
     """
     import monarch.actor
 
@@ -229,7 +229,7 @@ def _concerns_wheelmount(failure: Any) -> bool:
 
 @contextlib.contextmanager
 def variables(given: Mapping[str, str]) -> Iterator[None]:
-    """Have variables in the environment meanwhile, and then what was there before."""
+    """Set environment variables during the context, and then restore their values."""
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
@@ -243,17 +243,17 @@ def variables(given: Mapping[str, str]) -> Iterator[None]:
 
 
 def _temporary() -> str:
-    """Have the directory that Monarch makes as it starts, for sockets, go if this is killed."""
+    """Return a directory for Monarch's sockets that is removed even if this process is killed."""
     kind = f"wheelmount-client-{os.getuid()}-"
     return str(process.make_directory(Path(tempfile.gettempdir()), kind))
 
 
 @contextlib.contextmanager
 def to_stay() -> Iterator[None]:
-    """Have what this process starts on hosts go on when it ends; entered before ``start``.
+    """Keep what this process starts on hosts running after it ends; enter before ``start``.
 
-    Actors that another process started so, and that has ended since, can be called meanwhile.
-    Leaving it ends Monarch in this process, unless it is kept.
+    During the context, actors can be called whose starting process has ended. Leaving the context
+    ends Monarch in this process, except after ``keep``.
     """
     from monarch.config import configure, get_global_config
 
@@ -268,11 +268,11 @@ def to_stay() -> Iterator[None]:
 
 
 def identify(certificate: Identity, *, others: bool = False) -> None:
-    """Have Monarch show a certificate for an address of this machine, and ask others for theirs.
+    """Make Monarch show a certificate, and demand certificates from its peers.
 
     Args:
-        certificate: for where this process is reached.
-        others: leave it in the environment, for the processes that this one starts.
+        certificate: for the address at which this process is reached.
+        others: leave the certificate in the environment, for processes that this one starts.
     """
     from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
 
@@ -285,7 +285,7 @@ def identify(certificate: Identity, *, others: bool = False) -> None:
 
 
 def address() -> Address | None:
-    """Where others reach this process, with port 0; None if only this machine does."""
+    """Return where other machines reach this process, with port 0; None if they do not."""
     if _address is not None:
         return _address
     scheme, _, rest = os.environ.get(ADDRESS, "").partition("://")
@@ -294,9 +294,9 @@ def address() -> Address | None:
 
 
 def find_address() -> None:
-    """Learn where Monarch is reached in this process; in an actor, or where it has started.
+    """Learn this process's address from Monarch, in an actor or after Monarch has started.
 
-    In a program of the user's own, or on hosts that it started, nothing else tells.
+    In a user's program, and on hosts that such a program started, there is no other source.
     """
     global _found
     from monarch.actor import context
@@ -311,12 +311,12 @@ def find_address() -> None:
 
 
 def identity() -> Mapping[str, str]:
-    """The certificate that this process shows, as of ``Authority.issue``; it may have none."""
+    """Return the certificate of this process, as ``Authority.issue`` does; may be empty."""
     return _identity or os.environ
 
 
 def attach(address: str) -> Any:
-    """A mesh of one host that runs already; whether it answers, its ``initialized`` tells."""
+    """Return a mesh of one running host; its ``initialized`` ends when the host has answered."""
     start()
     from monarch.actor import attach_to_workers
 
@@ -327,9 +327,9 @@ def attach(address: str) -> Any:
 
 
 def check_agents(addresses: Iterable[str]) -> None:
-    """Check that no message to the agents of hosts was lost since the hosts were attached.
+    """Check that Monarch has reported no lost message to these hosts since ``attach``.
 
-    A call that waits for the answer to a lost message never ends.
+    A call never ends if its message was lost.
 
     Raises:
         HostError: a message was lost; the host may have an agent by now.
@@ -339,15 +339,16 @@ def check_agents(addresses: Iterable[str]) -> None:
 
 
 def keep() -> None:
-    """Leave Monarch to end with this process: more hosts may follow those of now."""
+    """Let Monarch run until this process ends, as more hosts may follow."""
     global _kept
     _kept = True
 
 
 def stop() -> None:
-    """End Monarch in this process; hosts stay. Bounded, and harmless if it was never started.
+    """End Monarch in this process; hosts go on. Bounded.
 
-    Monarch cannot start in the same process again. Does nothing after ``keep``.
+    Monarch cannot start in the same process again. Does nothing after ``keep``, or if Monarch does
+    not run.
     """
     global _started
     with _lock:
@@ -364,7 +365,7 @@ def stop() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what native code prints to standard error out of the user's sight meanwhile."""
+    """Discard what native code prints to standard error during the context."""
     saved = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -381,13 +382,13 @@ def gather(
     timeout: float | None,
     failed: Callable[[Key, WheelmountError], object] = lambda _key, _error: None,
 ) -> dict[Key, Any]:
-    """Wait for calls made to several hosts.
+    """Wait for calls to several hosts.
 
     Args:
-        futures: Monarch futures by whatever tells them apart.
-        timeout: seconds for all of them together; None where the user's own work is waited for
-            (a host that dies ends the wait all the same).
-        failed: called at once when one ends with an error.
+        futures: Monarch futures by any key.
+        timeout: seconds for all calls together; None where the user's own work is awaited (a host
+            that dies ends the wait all the same).
+        failed: called at once with the key and the error of a call that fails.
 
     Returns:
         For each key what the call returned, or the ``WheelmountError`` it ended with.
@@ -409,14 +410,14 @@ def gather(
 
 
 async def answer(future: Any, timeout: float | None) -> Any:
-    """Wait for one call, among others.
+    """Wait for one call in an event loop.
 
     Args:
         future: of Monarch.
         timeout: seconds.
 
     Raises:
-        WheelmountError: what it ended with.
+        WheelmountError: the call failed.
     """
     try:
         return await asyncio.wait_for(_watched(future.as_asyncio()), timeout)
@@ -437,12 +438,12 @@ async def _watched(call: Awaitable[Any]) -> Any:
 
 @contextlib.contextmanager
 def watching(check: Callable[[], None]) -> Iterator[None]:
-    """Have all calls that this process waits for end with an error once their hosts are gone.
+    """End all awaited calls of this process with an error once their hosts are gone.
 
-    Monarch does not end calls to actors that were ended in order meanwhile by another client.
+    Monarch does not end calls to actors that another client stops meanwhile.
 
     Args:
-        check: raises the error; called every ``GLANCE`` seconds in which a call is waited for.
+        check: raises the error; called every ``GLANCE`` seconds while a call is awaited.
     """
     _checks.append(check)
     try:
@@ -452,7 +453,7 @@ def watching(check: Callable[[], None]) -> Iterator[None]:
 
 
 def complete(work: Coroutine[Any, Any, None]) -> None:
-    """Run something asynchronous to its end, also where a loop of the user's own runs already."""
+    """Run a coroutine to its end, also in a thread whose event loop runs already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -463,12 +464,12 @@ def complete(work: Coroutine[Any, Any, None]) -> None:
 
 
 def errors(results: Mapping[Key, Any]) -> dict[Key, WheelmountError]:
-    """Those of the results of ``gather`` that are errors."""
+    """Return the errors among the results of ``gather``."""
     return {key: end for key, end in results.items() if isinstance(end, WheelmountError)}
 
 
 def raise_first(results: dict[Key, Any]) -> dict[Key, Any]:
-    """Give the results of ``gather`` back, or raise the first error among them, naming its key."""
+    """Return the results of ``gather``, or raise the first error among them, naming its key."""
     for key, result in results.items():
         if isinstance(result, WheelmountError):
             if not result.message.startswith(f"{key}: "):
@@ -481,7 +482,7 @@ def one(future: Any, timeout: float) -> Any:
     """Wait for one call.
 
     Raises:
-        WheelmountError: what it ended with.
+        WheelmountError: the call failed.
     """
     result = gather({"": future}, timeout)[""]
     if isinstance(result, WheelmountError):
@@ -490,28 +491,29 @@ def one(future: Any, timeout: float) -> Any:
 
 
 def quit_soon() -> None:
-    """End a process on a host from within, when what it was asked has been answered.
+    """End this process of a host after its present call is answered.
 
-    Monarch lets processes be stopped only by the client that started them.
+    Monarch lets only the client that started a process stop it.
     """
     asyncio.get_running_loop().call_later(QUIT_DELAY, os._exit, 0)
 
 
 def end_processes(actors: Mapping[Key, Any]) -> None:
-    """Ask actors to end their processes by ``quit_soon``; bounded, and fine if they are gone.
+    """Call ``quit`` of actors, which end their processes by ``quit_soon``.
 
-    The bound is short: the answer may be lost with the process.
+    The wait is short, as answers may be lost with the processes. Actors that are gone are passed
+    over.
     """
     gather({key: actor.quit.call_one() for key, actor in actors.items()}, MESH_TIMEOUT)
 
 
 def stop_meshes(*meshes: Any) -> None:
-    """Stop processes or actors of Monarch; bounded, and fine if they are gone already."""
+    """Stop processes or actors of Monarch; bounded. Those that are gone are passed over."""
     gather({number: mesh.stop() for number, mesh in enumerate(meshes)}, MESH_TIMEOUT)
 
 
 def translate(error: Exception, timeout: float | None = None) -> WheelmountError:
-    """What a failed call means, as one of our errors."""
+    """Return the error of wheelmount's that a failed call stands for."""
     from monarch.actor import ActorError
 
     if isinstance(error, WheelmountError):
@@ -529,12 +531,12 @@ def translate(error: Exception, timeout: float | None = None) -> WheelmountError
 
 
 def silence(timeout: float) -> WaitError:
-    """The error of a host that has not answered within ``timeout`` seconds."""
+    """Return the error for a host that has not answered within ``timeout`` seconds."""
     return WaitError(f"no answer within {timeout:g} s", hint="the host may be overloaded or lost")
 
 
 def last_line(error: Exception) -> str:
-    """Return what Monarch says last before its backtrace, where it says what went wrong."""
+    """Return the last line before Monarch's backtrace, which tells the cause."""
     text = str(error).partition("Stack backtrace:")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,10 +1,10 @@
-"""A host's own process: it waits for clients and starts what they ask for, through Monarch.
+"""The process of a host: it listens for clients and starts their processes, through Monarch.
 
-Run as ``python -m wheelmount.hosts.worker ADDRESS [--guard FD] [--credentials]``. The address is
-that of a socket, ``ipc://PATH``, or one at which clients and other hosts reach this machine,
-``tls://HOST:PORT``. With ``--guard`` the process ends, with everything it started, when the other
-end of that pipe is closed: that is, when the client that started it is gone, however it went. With
-``--credentials`` its input is what it shows to others (``credentials.decode``).
+Run as ``python -m wheelmount.hosts.worker ADDRESS [--guard FD] [--credentials]``. The address is a
+socket, ``ipc://PATH``, or one at which clients and other hosts reach this machine,
+``tls://HOST:PORT``. With ``--guard``, the process and all that it started end when the other end of
+that pipe is closed, as when the client that started it was killed. With ``--credentials``, it reads
+its certificate from standard input (``credentials.decode``).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ SERVER = "wheelmount.mount.serve.server"
 """Module that marks, in a command line, a process that may outlive its host."""
 
 MARK = "WHEELMOUNT_LOCAL_HOST"
-"""Variable by which everything that a host started is known: its value is the host's socket."""
+"""Variable that marks all processes that a host started; its value is the host's socket."""
 
 LOCAL = "ipc://"
 """Scheme of a socket's address."""
 
 KILL_TIMEOUT = 3.0
-"""Seconds until killed processes must be gone."""
+"""Seconds in which killed processes must end."""
 
 ROUNDS = 10
-"""Searches for processes before a program that keeps starting new ones is given up."""
+"""Number of searches for processes to kill, of a program that keeps starting new ones."""
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _read_credentials() -> bytes:
-    """Take the input, which no process that is started here gets."""
+    """Read standard input, and replace it, so that no started process reads it."""
     given = sys.stdin.buffer.read()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -87,7 +87,7 @@ def log_of(mark: Path) -> Path:
 
 
 def temporary(mark: Path) -> Path:
-    """A host's directory for temporary files."""
+    """Return a host's directory for temporary files."""
     return mark.with_name(f"{mark.name}.tmp")
 
 
@@ -99,7 +99,7 @@ def forget(mark: Path) -> None:
 
 
 def serve(address: str) -> NoReturn:
-    """Wait for clients, for ever."""
+    """Serve clients for ever."""
     socketguard.close()
     from monarch.actor import run_worker_loop_forever
 
@@ -108,7 +108,7 @@ def serve(address: str) -> NoReturn:
 
 
 def listen_at(address: Address, settings: Settings, given: bytes | None = None) -> None:
-    """Have this process, and those that it starts, listen where this machine is reached.
+    """Set the address at which this process, and those that it starts, listen.
 
     Args:
         address: of this machine.
@@ -116,7 +116,7 @@ def listen_at(address: Address, settings: Settings, given: bytes | None = None) 
         given: credentials; default those of the environment, or of the user's own authority.
 
     Raises:
-        InputError: others cannot reach this machine there.
+        InputError: other machines cannot reach this machine there.
         ConfigError: the user's credentials cannot be used.
     """
     from wheelmount.hosts.credentials import Authority, decode
@@ -144,9 +144,9 @@ def _guard(pipe: int, socket: Path) -> None:
 
 
 def end(*sockets: Path) -> None:
-    """Kill hosts' processes and all their descendants, also those that lost their parent.
+    """Kill hosts' processes and all their descendants, including orphans.
 
-    Servers of mounts are spared: each sees its host go, and unmounts or stays as it was told.
+    Servers of mounts are spared: each notices that its host ended, and unmounts or stays.
     """
     marks = set(map(str, sockets))
     for _ in range(ROUNDS):  # more than one, for those that are starting others meanwhile
@@ -169,10 +169,10 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def host_of(process: psutil.Process) -> str | None:
-    """Socket of the local host that started a process; None if none did, or it cannot be told."""
+    """Return the socket of the local host that started a process; None if none is known."""
     try:
         environment: dict[str, str] = process.environ()
-    except psutil.Error:  # gone, or somebody else's
+    except psutil.Error:  # gone, or another user's
         return None
     return environment.get(MARK)
 
@@ -185,7 +185,7 @@ def _belongs(process: psutil.Process, marks: set[str]) -> bool:
             and process.status() != psutil.STATUS_ZOMBIE
             and SERVER not in process.cmdline()
         )
-    except psutil.Error:  # gone, or somebody else's
+    except psutil.Error:  # gone, or another user's
         return False
 
 
