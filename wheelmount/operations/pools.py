@@ -1,4 +1,4 @@
-"""Where a command works: on hosts of its own, or on those of a session."""
+"""The hosts of an operation: hosts started for it, or those of a session."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from wheelmount.operations.records import MOUNTS, MountNote, mounts_of
 from wheelmount.progress import Progress
 
 COMMANDS = "commands"
-"""Key of the commands among a session's handles; the others are identities of mounts."""
+"""Key of the command actors among a session's handles; other keys are identities of mounts."""
 
 ARRIVAL = 1.0
-"""Seconds that a command whose working directory is in a mount waits for all bytes, at most. The
-mount then changes from FUSE to the kernel alone before the command starts. A command that enters it
-during the change would be in a directory whose path the kernel no longer knows."""
+"""Longest wait for all bytes, in seconds, of a command whose working directory is in a mount. After
+the last byte the kernel alone serves the mount, without FUSE. A command that starts during that
+change would be in a directory whose path the kernel no longer knows."""
 
 GLANCE = 0.1
-"""Seconds between looks at whether another process is done."""
+"""Seconds between checks whether another process has finished."""
 
 
 class HostPool(ABC):
-    """Hosts to work on while a command lasts.
+    """Hosts on which an operation mounts directories and runs commands.
 
     Args:
-        hosts: what they are.
-        only: names of those that are to run commands; empty for all.
-        commands: run commands there.
+        hosts: the hosts.
+        only: names of the hosts that run commands; empty for all.
+        commands: runs commands on the hosts.
         progress: told about each step.
 
     Attributes:
@@ -70,17 +70,20 @@ class HostPool(ABC):
         step: str,
         launch: Launch | None = None,
     ) -> Results:
-        """Run a command on each chosen host, or several copies of it, and wait for all.
+        """Run a command, or several copies of it, on each chosen host, and wait for all.
 
-        Each finds its number among all in ``WHEELMOUNT_RANK``, how many there are in
-        ``WHEELMOUNT_SIZE``, and its number on its host in ``WHEELMOUNT_LOCAL_RANK``. It is named
-        by its host, and of several copies by that and its number there (``host0:1``).
+        The environment of each copy has its number among all copies (``WHEELMOUNT_RANK``), the
+        number of all copies (``WHEELMOUNT_SIZE``) and its number on its host
+        (``WHEELMOUNT_LOCAL_RANK``).
 
         Args:
             commands: by host.
-            step: what it is called where progress is shown.
-            launch: where its output goes to and its input comes from; default to the results, and
-                no input.
+            step: name of this step in progress output.
+            launch: number of copies, input and destination of output; default one copy without
+                input, whose output is in the results.
+
+        Returns:
+            Results by host, or, of several copies, by host and number (``host0:1``).
         """
         launch = launch or Launch()
         names = [host.name for host in self.chosen if host.name in commands]
@@ -113,7 +116,7 @@ class HostPool(ABC):
         return results
 
     def places(self, mntpoint: str, settings: Settings) -> dict[str, str]:
-        """Where each host has, or will have, a mount point with ``{host}`` or ``point.PRIVATE``."""
+        """Return each host's path of a mount point with ``{host}`` or ``points.PRIVATE`` in it."""
         private = self.commands.private(settings.runtime_dir)
         return {
             host.name: points.within(mntpoint.replace("{host}", host.name), private[host.name])
@@ -128,9 +131,17 @@ class HostPool(ABC):
         step: str,
         launch: Launch | None = None,
     ) -> Results:
-        """Mount a directory; run a command on each host, made of its name and mount point.
+        """Mount a directory, and run a command on each host.
 
-        See ``mount`` and ``run``.
+        Args:
+            source: the directory.
+            mntpoint: where hosts mount it.
+            command: makes a host's command of its name and mount point.
+            step: as for ``run``.
+            launch: as for ``run``.
+
+        Returns:
+            Results as of ``run``; ``shortfall`` names files that could not be read.
         """
         with self.mount(source, mntpoint) as mount:
             commands = {name: command(name, path) for name, path in mount.mntpoints.items()}
@@ -144,13 +155,13 @@ class HostPool(ABC):
         return results
 
     def narrowed(self, only: Sequence[str]) -> HostPool:
-        """The same hosts, of which fewer run commands.
+        """Return this pool with fewer hosts that run commands.
 
         Args:
-            only: names of those.
+            only: names of these hosts.
 
         Raises:
-            InputError: there is no host of a name.
+            InputError: there is no host of one of the names.
         """
         pool = duplicate(self)
         pool.chosen = _chosen(self.hosts, only)
@@ -160,12 +171,12 @@ class HostPool(ABC):
     def mount(
         self, source: Path, mntpoint: str | None, *, fixed: bool = False
     ) -> AbstractContextManager[RemoteMount]:
-        """A directory on all hosts as it is now; see ``remotemount``.
+        """Mount a directory, as it is now, on all hosts during the context.
 
         Args:
             source: the directory.
-            mntpoint: where hosts mount it.
-            fixed: whether it never changes, and need not be looked through where it is mounted.
+            mntpoint: where hosts mount it, as for ``remotemount``.
+            fixed: the directory never changes, so that an existing mount needs no scan.
         """
 
 
@@ -192,7 +203,7 @@ def _chosen(hosts: Hosts, only: Sequence[str]) -> list[Host]:
 
 
 def explain(hosts: Hosts, errors: Iterable[object]) -> None:
-    """Add to errors why hosts were lost, if Slurm or another owner of the hosts knows."""
+    """Replace messages of errors by the reason why hosts were lost, if the scheduler knows it."""
     lost = [each for each in errors if isinstance(each, HostError) and each.hint is None]
     reason = None
     with contextlib.suppress(WheelmountError):  # what is to be explained says more
@@ -205,14 +216,17 @@ def explain(hosts: Hosts, errors: Iterable[object]) -> None:
 def at(
     spec: HostSpec, settings: Settings, progress: Progress, *, namespaces: bool
 ) -> Iterator[HostPool]:
-    """Where a command is to work.
+    """Start hosts for one operation, or connect to those of a session.
 
     Args:
         spec: the hosts.
         settings: in force.
         progress: told about each step.
-        namespaces: give hosts on this machine mount namespaces of their own; those of a session
-            have them.
+        namespaces: give started hosts of this machine mount namespaces; those of a session have
+            them.
+
+    Yields:
+        The pool; started hosts end with the context.
     """
     if isinstance(spec, Held):
         yield spec.pool if not spec.only else spec.pool.narrowed(spec.only)
@@ -240,7 +254,7 @@ def at(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held(HostSpec):
-    """Hosts that are there already, for one operation after the other.
+    """Hosts that run already, for several operations.
 
     Attributes:
         pool: the hosts.
@@ -253,16 +267,16 @@ class Held(HostSpec):
 def hold(
     spec: HostSpec, settings: Settings, progress: Progress, *, namespaces: bool
 ) -> Iterator[Held]:
-    """Have hosts, and the directories that are mounted on them, for several operations.
+    """Keep hosts and their mounts for several operations.
 
     Args:
         spec: the hosts.
         settings: in force.
         progress: told about each step.
-        namespaces: see ``at``.
+        namespaces: as for ``at``.
 
     Yields:
-        What takes the place of ``spec`` meanwhile.
+        Replaces ``spec`` during the context.
     """
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(HostSpec)}
     with contextlib.ExitStack() as ends:
@@ -298,11 +312,11 @@ class _Passing(HostPool):
 
 
 class _Lasting(HostPool):
-    """A pool whose mounts, on all of its hosts, serve later operations too.
+    """A pool that keeps its mounts, which are on all of its hosts, for later operations.
 
     Args:
         pool: the hosts.
-        ends: where mounts are taken down.
+        ends: unmounts when it is closed.
     """
 
     def __init__(self, pool: _Passing, ends: contextlib.ExitStack) -> None:
@@ -314,7 +328,7 @@ class _Lasting(HostPool):
     def mount(
         self, source: Path, mntpoint: str | None, *, fixed: bool = False
     ) -> Iterator[RemoteMount]:
-        """The directory as it is now, on a mount that is there already or stays."""
+        """Mount a directory, or refresh its mount; the mount stays after the context."""
         key = os.path.abspath(source), mntpoint  # noqa: PTH100 - as remotemount does
         made = self._standing.get(key)
         if made is None:
@@ -328,16 +342,16 @@ class _Lasting(HostPool):
 
 @contextlib.contextmanager
 def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iterator[Standing]:
-    """Work on the hosts of a session.
+    """Connect to the hosts of a session during the context.
 
     Args:
-        session: which.
+        session: the session.
         progress: told about each step.
-        only: names of those that are to run commands; empty for all.
+        only: names of the hosts that run commands; empty for all.
 
     Raises:
-        InputError: there is no host of a name.
-        HostError: there is none, or a host does not answer.
+        InputError: there is no host of one of the names.
+        HostError: there is no such session, or a host does not answer.
     """
     record = session.read()
     if difference := handshake.differ(record.notes.get(records.VERSIONS, {})):
@@ -365,17 +379,17 @@ def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iter
 
 
 class Standing(HostPool):
-    """Hosts of a session, on which mounts stay as well.
+    """Hosts of a session, which also keeps mounts.
 
     Args:
-        session: whose they are.
+        session: the session.
         hosts: its hosts.
-        commands: that wait there.
+        commands: runs commands on the hosts.
         progress: told about each step.
-        only: names of those that are to run commands; empty for all.
+        only: names of the hosts that run commands; empty for all.
 
     Attributes:
-        refreshed: how many mounts were found changed.
+        refreshed: number of mounts that a refresh changed.
     """
 
     def __init__(
@@ -394,7 +408,7 @@ class Standing(HostPool):
     def mount(
         self, source: Path, mntpoint: str | None, *, fixed: bool = False
     ) -> Iterator[RemoteMount]:
-        """The directory as it is now, on a mount that is there already or stays."""
+        """Mount a directory, or refresh its mount; the mount stays after the context."""
         session, path = self._session, os.path.abspath(source)  # noqa: PTH100 - as remotemount does
         key = records.key(path, mntpoint or path)
         with self._settled(key):
@@ -426,7 +440,7 @@ class Standing(HostPool):
 
     @contextlib.contextmanager
     def _settled(self, key: str) -> Iterator[None]:
-        """Lock the session, once no other process delivers this mount."""
+        """Lock the session when no other process delivers this mount."""
         deadline = time.monotonic() + self._session.settings.start_timeout
         while True:
             with self._session.lock():
@@ -442,14 +456,14 @@ class Standing(HostPool):
             time.sleep(GLANCE)
 
     def unmount(self, identity: str, *, force: bool) -> None:
-        """Take one of the session's mounts down.
+        """Unmount one of the session's mounts.
 
         Args:
             identity: of the mount.
-            force: although it is in use.
+            force: unmount even if the mount is in use.
 
         Raises:
-            MountError: it is in use on a host; the message names its users.
+            MountError: a host's mount is in use; the message names the processes.
         """
         with self._session.lock():
             for key, note in mounts_of(self._session.read()).items():
@@ -460,14 +474,17 @@ class Standing(HostPool):
                     self._drop(key, identity)
 
     def verify(self, identity: str, *, repair: bool) -> tuple[dict[str, Verified], dict[str, str]]:
-        """Have one of the session's mounts verified.
+        """Verify one of the session's mounts.
 
         Args:
             identity: of the mount.
-            repair: see ``RemoteMount.verify``.
+            repair: as for ``RemoteMount.verify``.
+
+        Returns:
+            Findings and mount points, by host.
 
         Raises:
-            MountError: it is no more.
+            MountError: the session no longer has the mount.
         """
         for note in mounts_of(self._session.read()).values():
             if note.identity == identity:
@@ -481,7 +498,7 @@ class Standing(HostPool):
         return RemoteMount(self.hosts, source, mntpoint, settings, progress, identity=identity)
 
     def _mounted(self, key: str, *, fixed: bool) -> RemoteMount | None:
-        """The mount as an earlier command left it; None if it is no more, or not whole."""
+        """Return the mount that an earlier command left; None if it is gone, or incomplete."""
         note = mounts_of(self._session.read()).get(key)
         if note is None:
             return None

@@ -1,4 +1,4 @@
-"""What sessions note about their mounts, read without asking a host."""
+"""Notes of sessions about their mounts, which are read without asking a host."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import KINDS
 
 VERSIONS = "versions"
-"""Key of the versions among a session's notes: those of the client that made it, and its hosts."""
+"""Key, in a session's notes, of the versions of the client that started it and of its hosts."""
 
 MOUNTS = "mounts"
-"""Key of the mounts among a session's notes."""
+"""Key, in a session's notes, of its mounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class MountNote:
     Attributes:
         identity: of the mount.
         source: the directory.
-        mntpoint: where it was asked to be on all hosts.
-        client: the process that is still delivering it; None if all has arrived.
+        mntpoint: the requested mount point, with ``{host}`` in it.
+        client: id of the process that still delivers the mount; None if all bytes have arrived.
     """
 
     identity: str
@@ -36,18 +36,18 @@ class MountNote:
 
 
 def mounts_of(record: Record) -> dict[str, MountNote]:
-    """Mounts of a session, by the request that ``key`` describes."""
+    """Return the mounts of a session by ``key``."""
     notes: dict[str, dict[str, Any]] = record.notes.get(MOUNTS, {})
     return {key: MountNote(**note) for key, note in notes.items()}
 
 
 def key(source: str, mntpoint: str) -> str:
-    """Return the key under which a mount is found again."""
+    """Return the key of a mount: a later request for the same one has the same key."""
     return f"{source} at {mntpoint}"
 
 
 def all_mounts(settings: Settings) -> list[tuple[Session, MountNote]]:
-    """Mounts of all sessions."""
+    """Return the mounts of all sessions."""
     return [
         (session, note)
         for session in Session.all(settings)
@@ -56,14 +56,14 @@ def all_mounts(settings: Settings) -> list[tuple[Session, MountNote]]:
 
 
 def hosts_of(session: Session, record: Record) -> Hosts:
-    """The hosts of a session, not reached yet."""
+    """Return the hosts of a session, to which ``attach`` then connects."""
     return KINDS[record.kind].resume(record.hosts, session.settings)
 
 
 def state(session: Session) -> dict[str, Any]:
-    """What there is to say about a session: fit for JSON.
+    """Return the state of a session, as JSON has it.
 
-    ``lost`` is why it cannot be used, or None.
+    ``lost`` is the reason why the session cannot be used, or None.
     """
     record = session.read()
     lost = None

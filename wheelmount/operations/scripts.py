@@ -1,4 +1,4 @@
-"""Scripts, run on every host where a directory is mounted."""
+"""Scripts and commands on every host, with a mounted directory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from wheelmount.operations.mounts import on_mounts
 from wheelmount.progress import Progress
 
 LARGEST = 8 << 20
-"""Bytes of a script, which travels in one message."""
+"""Largest script in bytes; it travels in one message."""
 
 PYTHON = ("python3",)
-"""What runs scripts of Python, of an environment or else the first on ``PATH``."""
+"""Interpreter of Python scripts: that of a mounted environment, else the first on ``PATH``."""
 
 
 def run(
@@ -33,18 +33,18 @@ def run(
     settings: Settings,
     progress: Progress,
 ) -> Results:
-    """Mount a directory on all hosts and run a script on each, in the mounted directory.
+    """Mount a directory on all hosts and run a script or command on each, in that directory.
 
-    The script finds the mount point in ``WHEELMOUNT_MOUNT``, its host's name and place in
-    ``WHEELMOUNT_HOST`` and ``WHEELMOUNT_RANK``. If the directory is a virtual environment, its
-    programs come first.
+    Variables give it the mount point (``WHEELMOUNT_MOUNT``), the host's name
+    (``WHEELMOUNT_HOST``) and its number (``WHEELMOUNT_RANK``). If the directory is a virtual
+    environment, its programs come first on ``PATH``.
 
     Args:
         spec: the hosts.
         source: the directory.
         words: the script or command, and its arguments.
-        text: of the script; None for a command.
-        mntpoint: see ``remotemount``.
+        text: content of the script; None for a command.
+        mntpoint: where hosts mount the directory, as for ``remotemount``.
         launch: how to run it.
         settings: in force.
         progress: told about each step.
@@ -72,13 +72,13 @@ def run(
 def interpreter(script: bytes, name: str = "", *, environment: bool = False) -> tuple[str, ...]:
     """Return the interpreter of a script: that of its first line after ``#!``, as in execve(2).
 
-    Without such a line that is Python where the script's name ends in ``.py``, else bash.
+    A script without such a line is run by Python if its name ends in ``.py``, else by bash.
 
     Args:
-        script: its text.
-        name: what it is called.
-        environment: whether it runs in an environment of Python, whose own Python then runs what
-            ends in ``.py``, whatever its first line.
+        script: content of the script.
+        name: its file name.
+        environment: the script runs in a virtual environment, whose Python runs every script whose
+            name ends in ``.py``, whatever its first line.
     """
     first = script.partition(b"\n")[0]
     words = os.fsdecode(first[2:]).strip().split(None, 1) if first.startswith(b"#!") else []
@@ -91,13 +91,13 @@ def interpreter(script: bytes, name: str = "", *, environment: bool = False) -> 
 def activated(
     environment: str, argv: Sequence[str], given: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return a command that finds an environment's programs before all others.
+    """Return a command that runs in an activated virtual environment.
 
     Args:
         environment: where the environment is mounted.
         argv: the command.
-        given: names of variables that are set for this command; others that would lead its Python
-            elsewhere are removed.
+        given: names of variables that the user set. ``PYTHONHOME`` and ``PYTHONPATH`` are removed
+            unless they are among them.
     """
     removed = [name for name in ("PYTHONHOME", "PYTHONPATH") if name not in given]
     shell = (
@@ -108,16 +108,16 @@ def activated(
 
 
 def is_environment(source: Path) -> bool:
-    """Whether a directory is a virtual environment."""
+    """Return whether a directory is a virtual environment."""
     return (source / "pyvenv.cfg").is_file()
 
 
 def read(path: str) -> bytes:
-    """Text of a script file, or of standard input where ``path`` is ``-``.
+    """Return the content of a script, or of standard input if ``path`` is ``-``.
 
     Raises:
-        SourceError: there is none.
-        InputError: it is too large.
+        SourceError: the script cannot be read.
+        InputError: the script is too large.
     """
     try:
         text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()

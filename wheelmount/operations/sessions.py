@@ -1,4 +1,4 @@
-"""Sessions: made, asked, ended."""
+"""Sessions: start, status, refresh and end."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from wheelmount.operations.records import VERSIONS, MountNote, hosts_of, mounts_
 from wheelmount.progress import SILENT, Progress
 
 ANSWER_TIMEOUT = 10.0
-"""Seconds that hosts have to say where their mounts stand."""
+"""Seconds in which hosts report the status of their mounts."""
 
 
 def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bool]:
-    """Have hosts that stay.
+    """Start persistent hosts, unless the session exists and its hosts answer.
 
     Args:
         spec: the hosts.
-        session: that they are to be.
+        session: the session that they form.
         progress: told about each step.
 
     Returns:
-        The session, and whether it was made: else it was there and its hosts answer.
+        The session, and whether it was started.
 
     Raises:
-        InputError: it is there with other hosts.
-        HostError: a host does not come up; none is left running.
+        InputError: the session exists with other hosts.
+        HostError: a host does not start; none is left running.
     """
     with session.lock():
         if session.exists:
@@ -83,10 +83,10 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
 
 
 def down(session: Session, progress: Progress) -> None:
-    """End a session with its mounts and hosts, whether those still answer or not.
+    """End a session with its mounts and hosts, even if hosts do not answer.
 
     Raises:
-        HostError: there is none.
+        HostError: there is no such session.
     """
     with session.lock():
         record = session.read()
@@ -121,16 +121,16 @@ def refresh(
     progress: Progress,
     occasions: Iterable[object] = (None,),
 ) -> Iterator[Refreshed]:
-    """Have one of its mounts follow its directory.
+    """Refresh a session's mount repeatedly.
 
     Args:
-        session: whose mount it is.
-        note: on the mount.
+        session: the session.
+        note: the session's note of the mount.
         progress: told about each step.
-        occasions: on each of which it follows, the first of them at once.
+        occasions: the mount is refreshed for each item; the first comes at once.
 
     Yields:
-        See ``mounts.Refreshed``.
+        Results as in ``mounts.Refreshed``.
     """
     with join(session, progress) as pool:
         for _ in occasions:
@@ -140,7 +140,7 @@ def refresh(
 
 
 def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshed:
-    """Refresh one of the session's mounts."""
+    """Refresh one of the session's mounts once."""
     (found,) = refresh(session, note, progress)
     return found
 
@@ -148,16 +148,16 @@ def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshe
 def verified(
     session: Session, note: MountNote, repair: bool, progress: Progress
 ) -> tuple[dict[str, Verified], dict[str, str]]:
-    """Have the hosts of one of the session's mounts verify their bytes."""
+    """Verify the bytes of one of the session's mounts on its hosts; see ``Standing.verify``."""
     with join(session, progress) as pool:
         return pool.verify(note.identity, repair=repair)
 
 
 def unmount(session: Session, identities: Sequence[str], force: bool, _progress: Progress) -> None:
-    """Take some of its mounts down.
+    """Unmount some of a session's mounts.
 
     Raises:
-        MountError: one is in use on a host; the message names its users.
+        MountError: a mount is in use on a host; the message names the processes.
     """
     with join(session, SILENT) as pool:
         for identity in identities:
@@ -165,10 +165,10 @@ def unmount(session: Session, identities: Sequence[str], force: bool, _progress:
 
 
 def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What its hosts say of themselves.
+    """Return the status of a session's hosts.
 
     Returns:
-        Mounts, as of ``Server.status``, and overlays, as of ``overlays.here``; by host each.
+        Mounts, as of ``Server.status``, and overlays, as of ``overlays.here``; each with its host.
 
     Raises:
         HostError: a host does not answer.

@@ -1,4 +1,4 @@
-"""A command in an offline container of one host, with the input of this process."""
+"""Commands in an offline container of one host that read this process's input."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def pipe(
     *,
     terminal: Size | None = None,
 ) -> Results:
-    """Run a command in a container of one host, with input, its output passed on as it comes.
+    """Run a command in a container of one host, with input; output is passed on as it comes.
 
     Args:
         spec: the hosts.
         image: the container.
         argv: the command.
-        packages: see ``containers.execute``.
+        packages: directory of wheels for the container, as for ``containers.execute``.
         launch: how to run it.
         settings: in force.
         progress: told about each step.
-        terminal: size of the terminal that it is to have, whose keys come by its input.
+        terminal: size of the command's terminal, whose keys are the input; None for no terminal.
 
     Raises:
-        InputError: which host is not clear.
+        InputError: more than one host is chosen.
     """
     with pulled.here(image, settings, progress) as image:
         check(spec, image, argv)
@@ -86,13 +86,13 @@ def attach(
     settings: Settings,
     progress: Progress,
 ) -> int:
-    """Run a command in a container of one host of this machine, on a terminal passed on to ours.
+    """Run a command in a container of a host of this machine, on this process's terminal.
 
     Args:
         spec: the hosts.
         image: the container.
         argv: the command.
-        packages: see ``containers.execute``.
+        packages: directory of wheels for the container, as for ``containers.execute``.
         launch: how to run it.
         settings: in force.
         progress: told about each step.
@@ -101,7 +101,7 @@ def attach(
         The command's exit code.
 
     Raises:
-        InputError: which host is not clear.
+        InputError: more than one host is chosen.
     """
     with pulled.here(image, settings, progress) as image:
         check(spec, image, argv)
@@ -133,7 +133,7 @@ def attach(
 
 
 def _kind() -> dict[str, str]:
-    """What this process's terminal is, for commands that are to use it."""
+    """Return variables that tell a command the type of this process's terminal."""
     return {"TERM": os.environ.get("TERM", "dumb")}
 
 

@@ -1,4 +1,4 @@
-"""What ``doctor`` finds on every host, and where hosts differ."""
+"""``doctor`` on every host, and the differences between hosts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from wheelmount.operations import each_host
 from wheelmount.progress import Progress
 
 SAME = "python", "versions", "kernel"
-"""Findings that should be the same everywhere."""
+"""Findings that should be the same on all hosts."""
 
 SKEW = 2.0
-"""Seconds by which a host's clock may differ; file times and certificates are compared by it."""
+"""Largest allowed difference of a host's clock, in seconds: file times and certificates need it."""
 
 Report = dict[str, Any]
-"""What ``wheelmount doctor --json`` prints."""
+"""The object that ``wheelmount doctor --json`` prints."""
 
 
 def survey(
@@ -30,7 +30,7 @@ def survey(
     """Run the checks of ``doctor`` on every host.
 
     Returns:
-        By host, its report, with ``skew``: seconds that its clock is ahead of this one's.
+        Reports by host, with ``skew``: seconds by which the host's clock is ahead of this one.
     """
     results = each_host.run(spec, ["doctor", "--json"], settings, progress)
     now = time.time()
@@ -51,7 +51,7 @@ def survey(
 
 
 def differences(reports: Mapping[str, Report]) -> list[str]:
-    """Where hosts differ that should not, in words."""
+    """Return, in words, differences between hosts that should be alike."""
     said = []
     for what in SAME:
         texts = {
