@@ -100,7 +100,10 @@ def test_pods_are_made_of_a_template_of_the_user_s(
     assert (pod["volumes"], worker["volumeMounts"]) == ([], [])
 
 
-@pytest.mark.parametrize("text", ["[]", "kind: Pod\nspec: {}", "spec: 3", "{", None])
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "kind: Pod\nspec: {}", "spec: 3", "{", "spec: {activeDeadlineSeconds: 60}", None],
+)
 def test_what_is_no_template_of_pods_is_refused(
     settings: Settings, workplace: Path, text: str | None
 ) -> None:

@@ -343,6 +343,9 @@ def _template(path: str) -> dict[str, Any]:
         raise InputError(f"{path} is no template of pods", hint=hint)
     if unknown := sorted(set(found) - {"metadata", "spec"}):
         raise InputError(f"{path} has {', '.join(map(str, unknown))}", hint=hint)
+    if "activeDeadlineSeconds" in found["spec"]:
+        # Monarch's operator could make no pods, and the command would wait for them.
+        raise InputError(f"{path}: a StatefulSet accepts no activeDeadlineSeconds", hint=hint)
     return found
 
 
