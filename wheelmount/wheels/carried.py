@@ -61,7 +61,7 @@ class Carried:
             symlinks=True,
             dirs_exist_ok=True,
             ignore=_LEFT_OUT,
-            copy_function=lambda source, target: link(str(Path(source)), target),
+            copy_function=link,
         )
 
 
