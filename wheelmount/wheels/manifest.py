@@ -44,20 +44,20 @@ class Request:
 
     Attributes:
         requirements: as given.
-        files: absolute paths of the files of requirements, for the reader: they may be gone.
+        files: absolute paths of the files of requirements, for information: they may be gone.
         python_version: of the target.
         platform: of the target.
         pins: ``NAME==VERSION`` of every package locked, whether asked for in a string or a file.
-        constraints: absolute paths of files of constraints, for the reader.
+        constraints: absolute paths of files of constraints, for information.
         extras: of the projects among the files.
         groups: of the same.
-        builds: packages of the index that were to be built here.
+        builds: packages of the index that were to be built on this machine.
         flags: options of uv that changed the choice.
-        digest: of all that the answer depends on, but for the index; empty where that can't be
-            told: files that name others, packages that are built here.
-        wheels: names of the wheels it came to.
-        located: ``NAME==VERSION`` of packages that it came to by URLs, of requirements or in the
-            metadata of others; hosts have them by name.
+        digest: hash of everything that the result depends on, except for the index; empty if that
+            is unknown: files that name others, packages that are built on this machine.
+        wheels: names of the chosen wheels.
+        located: ``NAME==VERSION`` of packages that were chosen by URLs, in requirements or in the
+            metadata of others, or by overrides; hosts have them by name.
         pinned: ``NAME ALGORITHM:HEX`` of each hash that the requirements pin a package to.
     """
 
@@ -130,15 +130,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A wheel whose bytes were once seen to have this hash.
+    """The recorded facts about a wheel that was hashed.
 
     Attributes:
         sha256: lower-case hexadecimal.
         size: bytes.
-        mtime_ns: of the file when its hash was taken, in nanoseconds.
-        ctime_ns: the same of its ctime, which no program can set; 0 where it is not known.
-        verified: whether those bytes were looked into, contents and all, and are right.
-        yanked: why it was taken back (PEP 592), maybe empty; None where it was not.
+        mtime_ns: mtime of the file when it was hashed, in nanoseconds.
+        ctime_ns: its ctime then, which no program can set; 0 if unknown.
+        verified: whether a wheel with this hash was unpacked and found sound.
+        yanked: why the index yanked it (PEP 592), maybe empty; None if it did not.
     """
 
     sha256: str
@@ -150,7 +150,7 @@ class Entry:
 
     @classmethod
     def of(cls, file: Path, sha256: str, yanked: str | None = None) -> Entry:
-        """The entry of a sound file whose hash is known."""
+        """Return the entry of a sound file whose hash is known."""
         found = file.stat()
         return cls(
             *(sha256, found.st_size, found.st_mtime_ns),
@@ -190,7 +190,7 @@ class Manifest:
         """Read the directory's manifest; an empty one where there is none.
 
         Raises:
-            WheelError: it can't be understood.
+            WheelError: it cannot be read.
         """
         file = directory / MANIFEST_NAME
         try:

@@ -65,26 +65,26 @@ class Wheelhouse:
         upgrade: bool = False,
         prune: bool = False,
     ) -> DownloadReport:
-        """Resolve requirements, target by target, and bring their wheels in.
+        """Resolve requirements for each target, and download their wheels.
 
-        What was asked for before and is all there is not resolved again. The manifest, and with it
-        what ``check`` proves, changes only once every wheel of a target is there.
+        An earlier equal request is not resolved again if all its wheels exist. The manifest, which
+        ``check`` proves, changes only when every wheel of a target has arrived.
 
         Args:
             wanted: the requirements.
-            targets: what to resolve for, one after the other.
-            progress: told of the steps of each target: ``build`` where something is in source,
+            targets: the targets to resolve for, one after the other.
+            progress: told of the steps of each target: ``build`` if there are sources,
                 ``resolve`` and ``download``.
-            jobs: wheels fetched at the same time.
+            jobs: number of wheels fetched at the same time.
             trusted: packages whose wheels may have a wrong RECORD, from now on.
-            upgrade: resolve again in any case: requirements get what is newest now.
-            prune: remove wheels, and beginnings of wheels, that no request needs any more.
+            upgrade: resolve again in any case, to the newest versions.
+            prune: remove wheels, and partial downloads, that no request needs any more.
 
         Returns:
-            What it came to, all targets together.
+            The result for all targets together.
 
         Raises:
-            WheelmountError: whatever ``build_missing``, ``resolve`` and ``download`` raise.
+            WheelmountError: ``build_missing``, ``resolve`` or ``download`` failed.
         """
         if jobs < 1:
             raise InputError(f"jobs is {jobs}", hint="give 1 or more")
@@ -113,11 +113,11 @@ class Wheelhouse:
     def preview(
         self, wanted: Wanted, target: Target, progress: Progress = SILENT
     ) -> tuple[str, ...]:
-        """Names of the wheels that ``add`` would come to; nothing is downloaded or written.
+        """Return the names of the wheels that ``add`` would choose; download and write nothing.
 
         Raises:
-            InputError: something would have to be built.
-            WheelmountError: whatever ``resolve`` raises.
+            InputError: a source would have to be built.
+            WheelmountError: ``resolve`` failed.
         """
         sources = [*filter(is_source, wanted.requirements), *sources_of_files(wanted)]
         if wanted.projects or wanted.builds or sources:
@@ -130,10 +130,10 @@ class Wheelhouse:
         """Remove equal requests from the manifest, for all targets.
 
         Returns:
-            How many there were.
+            The number of removed requests.
 
         Raises:
-            InputError: there is none; all are named.
+            InputError: there is no equal request; the hint names all requests.
         """
         with locked(self.directory, progress):
             manifest = Manifest.read(self.directory)
@@ -225,10 +225,10 @@ class Wheelhouse:
         return replace(report, requests=(answer.file(manifest.wheels),))
 
     def prune(self, progress: Progress = SILENT) -> None:
-        """Remove wheels, and beginnings of wheels, that no request needs any more.
+        """Remove wheels, and partial downloads, that no request needs any more.
 
         Raises:
-            WheelError: a request does not say which it needs.
+            WheelError: a request does not list its wheels.
         """
         with locked(self.directory, progress):
             self._prune(progress)
@@ -262,29 +262,28 @@ class Wheelhouse:
     ) -> Findings:
         """Check offline whether requirements can be installed from this directory alone.
 
-        Every wheel they come to is looked at: its hash is compared with those of ``pylock.toml``
-        and the manifest (a wheel that neither knows was put there by hand and has none), and unless
-        that was done before with bytes of this hash, what is in it with what it says of itself. A
-        file that was hashed before, and not written to since by its size, mtime and ctime, is not
-        read again. Without requirements that is every wheel of the directory.
+        The hash of every chosen wheel is compared with those in ``pylock.toml`` and the manifest (a
+        wheel that was added by hand has no hash there). Its contents are compared with its RECORD,
+        unless that was done before for bytes with this hash. A file that was hashed before is not
+        read again if its size, mtime and ctime are unchanged. Without requirements, every wheel of
+        the directory is checked.
 
         Args:
-            wanted: the requirements; a URL in one is left out, since hosts ask by name. None: every
-                request of the manifest.
-            targets: what they shall install on; default each request's own, or this machine.
-            contents: whether all are read and unpacked, those too that were when they were
-                downloaded.
-            pip: whether pip has to find everything by its own rules too, on this machine's Python.
+            wanted: the requirements; URLs in them are ignored, because hosts ask by name. None for
+                every request of the manifest.
+            targets: targets to prove; default each request's own, or this machine.
+            contents: whether to read and unpack all wheels, also those checked before.
+            pip: whether pip must find everything by its own rules too, for this machine's Python.
             progress: told of the one step, ``check``.
 
         Returns:
-            What was found; ``raise_if_any`` makes an error of it.
+            The findings; their ``raise_if_any`` raises an error for faults.
 
         Raises:
-            WheelError: the manifest or a lock can't be understood, or there is nothing to prove.
-            SourceError: there is no such directory.
-            InputError: a lock that can't be used.
-            ResolveError: a lock that does not fit a target.
+            WheelError: the manifest or a lock cannot be read, or there is nothing to prove.
+            SourceError: the directory does not exist.
+            InputError: a lock cannot be used.
+            ResolveError: a lock does not fit a target.
         """
         if not self.directory.is_dir():
             raise SourceError(
@@ -337,11 +336,11 @@ class Wheelhouse:
         )
 
     def wheels(self) -> list[Path]:
-        """The wheels, sorted by name; none where the directory does not exist."""
+        """Return the wheels, sorted by name; none if the directory does not exist."""
         return sorted(self.directory.glob("*.whl"))
 
     def size(self) -> int:
-        """Bytes of all wheels."""
+        """Return the size of all wheels together, bytes."""
         return sum(wheel.stat().st_size for wheel in self.wheels())
 
     def _known(self, manifest: Manifest, wheels: Iterable[Path]) -> dict[str, Known]:
@@ -375,7 +374,7 @@ def _removed(file: Path) -> Iterator[Path]:
 
 
 def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Question:
-    """The question that these requirements are; sources in files count by what they built."""
+    """Return the question for requirements, with built wheels in place of sources in files."""
     if wanted.lock:
         lock = read_lock(wanted.lock, wanted)
         return Question(Wanted(), _pins(lock, target), target, Pins.of_lock(lock, target))
@@ -416,7 +415,7 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Qu
 
 
 def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
-    """What was built because files name its source, as requirements that wheels can meet."""
+    """Return requirements for the wheels that were built of sources in files."""
     files = tuple(map(str, wanted.files))
     answers = [one for one in manifest.requests if one.files == files and one.target == target]
     if not (files and answers):
@@ -428,6 +427,7 @@ def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple
 
 
 def _overridden(wanted: Wanted) -> set[str]:
+    """Return the names of packages whose requirements are replaced by overrides."""
     lines = [line.requirement() for line in read_lines(wanted.override_files) if not line.option]
     texts = [] if wanted.lock else uvsettings.overrides()
     with contextlib.suppress(InvalidRequirement):  # uv says what is wrong
@@ -436,12 +436,12 @@ def _overridden(wanted: Wanted) -> set[str]:
 
 
 def _proof_flags(flags: Iterable[str]) -> tuple[str, ...]:
-    """Those that count for wheels of a directory too: they do not say how old they are."""
+    """Return the flags that matter offline; wheels in a directory have no upload time."""
     return tuple(one for one in flags if one in (NO_DEPS, PRE))
 
 
 def _located(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
-    """What came by URLs when the same was asked for before, as requirements by name."""
+    """Return requirements by name for packages that an equal request got by URL or override."""
     asked = Request.of(wanted, target)
     answers = [one for one in manifest.requests if one.same_question(asked)]
     return tuple(Requirement(pin) for one in answers for pin in one.located)
