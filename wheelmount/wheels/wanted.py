@@ -51,7 +51,7 @@ class Wanted:
         requirements: PEP 508 requirements.
         files: absolute paths of files of requirements: ``requirements.txt`` with its options,
             ``pyproject.toml``, or a lock (``uv.lock``, ``pylock.toml``), which stands alone.
-        constraints: absolute paths of files of constraints; default those of ``UV_CONSTRAINT``.
+        constraints: absolute paths of files of constraints.
         extras: normalized names of extras of each ``pyproject.toml`` or ``uv.lock``.
         groups: normalized names of dependency groups (PEP 735) of the same.
         projects: absolute paths of projects and source distributions to build.
@@ -59,8 +59,7 @@ class Wanted:
         overrides: requirements that replace all others of their names.
         flags: options of uv that change the chosen versions: ``--prerelease=allow``, ``--no-deps``,
             ``--exclude-newer=…``.
-        override_files: absolute paths of files of such requirements; default those of
-            ``UV_OVERRIDE``.
+        override_files: absolute paths of files of such requirements.
         confined: whether builds of foreign sources run in a sandbox.
         require_hashes: whether all packages must be pinned by hashes.
     """
@@ -103,14 +102,13 @@ class Wanted:
                 others, or there are extras or groups without a project.
             SourceError: a file does not exist.
         """
-        files = list(files)
         texts = [_named(text) for text in requirements]
         paths = [path for text in texts if (path := local_path(text))]
         named = [text for text in texts if not local_path(text)]
         wanted = cls(
             (*parse_requirements(named), *(wheel_at(p) for p in paths if p.suffix == ".whl")),
             tuple(existing_files(files)),
-            (*existing_files(constraints, "-c"),) or _of_uv("UV_CONSTRAINT", files),
+            tuple(existing_files(constraints, "-c")),
             _names(extras),
             _names(groups),
             tuple(path for path in paths if path.suffix != ".whl"),
@@ -118,8 +116,7 @@ class Wanted:
             require_hashes=require_hashes,
             confined=confined,
             flags=tuple(flags),
-            override_files=(*existing_files(override_files, "--override"),)
-            or _of_uv("UV_OVERRIDE", files),
+            override_files=tuple(existing_files(override_files, "--override")),
         )
         if not (wanted.requirements or wanted.files or wanted.projects or wanted.builds):
             raise InputError("nothing is required", hint="name a package, or a file with -r")
@@ -144,7 +141,8 @@ class Wanted:
     @property
     def lock(self) -> Path | None:
         """The lock among the files, if there is one."""
-        return next(filter(_is_lock, self.files), None)
+        locks = [f for f in self.files if f.name == UV_LOCK_NAME or is_valid_pylock_path(f)]
+        return locks[0] if locks else None
 
     @property
     def plain_files(self) -> list[Path]:
@@ -253,20 +251,29 @@ class Wanted:
             override_files=changed(self.override_files),
         )
 
+    def with_settings(self) -> Wanted:
+        """Return a copy with the files of ``UV_CONSTRAINT`` and ``UV_OVERRIDE``, as uv adds them.
+
+        They count if no such files are given, and not for a lock.
+
+        Raises:
+            SourceError: a file does not exist.
+        """
+        if self.lock:
+            return self
+
+        def named(variable: str) -> tuple[Path, ...]:
+            return tuple(existing_files(uvsettings.files(variable), variable))
+
+        return dataclasses.replace(
+            self,
+            constraints=self.constraints or named("UV_CONSTRAINT"),
+            override_files=self.override_files or named("UV_OVERRIDE"),
+        )
+
     def adding(self, requirements: Iterable[Requirement]) -> Wanted:
         """Return a copy with more requirements."""
         return dataclasses.replace(self, requirements=(*self.requirements, *requirements))
-
-
-def _is_lock(file: Path) -> bool:
-    return file.name == UV_LOCK_NAME or is_valid_pylock_path(file)
-
-
-def _of_uv(variable: str, files: Iterable[Path]) -> tuple[Path, ...]:
-    """Return the files that a variable of uv adds to requirements; a lock takes none."""
-    if any(map(_is_lock, files)):
-        return ()
-    return tuple(existing_files(uvsettings.files(variable), variable))
 
 
 def _repository(needed: Requirement, source: dict[str, object]) -> Requirement:

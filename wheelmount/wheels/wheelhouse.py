@@ -89,6 +89,7 @@ class Wheelhouse:
         if jobs < 1:
             raise InputError(f"jobs is {jobs}", hint="give 1 or more")
         started = time.monotonic()
+        wanted = wanted.with_settings()
         asked = [Request.of(wanted, target) for target in targets]
         try:
             with locked(self.directory, progress):  # or say that it can't be used before resolving
@@ -119,6 +120,7 @@ class Wheelhouse:
             InputError: a source would have to be built.
             WheelmountError: ``resolve`` failed.
         """
+        wanted = wanted.with_settings()
         sources = [*filter(is_source, wanted.requirements), *sources_of_files(wanted)]
         if wanted.projects or wanted.builds or sources:
             raise InputError("what has to be built is not known before", hint="omit --dry-run")
@@ -135,6 +137,7 @@ class Wheelhouse:
         Raises:
             InputError: there is no equal request; the hint names all requests.
         """
+        wanted = wanted.with_settings()
         with locked(self.directory, progress):
             manifest = Manifest.read(self.directory)
             kept = [
@@ -442,6 +445,8 @@ def _proof_flags(flags: Iterable[str]) -> tuple[str, ...]:
 
 def _located(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
     """Return requirements by name for packages that an equal request got by URL or override."""
+    with contextlib.suppress(SourceError):  # a file of the settings that is gone
+        wanted = wanted.with_settings()
     asked = Request.of(wanted, target)
     answers = [one for one in manifest.requests if one.same_question(asked)]
     return tuple(Requirement(pin) for one in answers for pin in one.located)
