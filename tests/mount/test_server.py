@@ -110,6 +110,16 @@ class Served:
 def served(
     source: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
 ) -> Iterator[Served]:
+    mount = Served(source, workplace, settings, request.param)
+    yield mount
+    mount.end()
+
+
+@pytest.fixture(params=["devfuse", "pyfuse3"])
+def impatient(
+    source: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
+) -> Iterator[Served]:
+    """A mount whose reads wait for a second only."""
     mount = Served(source, workplace, replace(settings, read_timeout=1.0), request.param)
     yield mount
     mount.end()
@@ -170,21 +180,21 @@ def test_readers_of_one_block_want_it_once(served: Served) -> None:
     block = served.wanted()
     time.sleep(0.2)
     served.arrive(block)
-    assert [reader.wait(10) for reader in readers] == [0] * 5
+    assert [reader.wait(60) for reader in readers] == [0] * 5
     assert served.feeder is not None
     served.feeder.settimeout(0.2)
     with pytest.raises(TimeoutError):
         served.feeder.recv(1)
 
 
-def test_waiting_is_bounded_and_the_reason_logged(served: Served) -> None:
-    served.feed()
+def test_waiting_is_bounded_and_the_reason_logged(impatient: Served) -> None:
+    impatient.feed()
     started = time.monotonic()
     with pytest.raises(OSError) as error:
-        (served.mount / "page").read_bytes()
+        (impatient.mount / "page").read_bytes()
     assert error.value.errno == errno.EIO
-    assert time.monotonic() - started < 8
-    assert "cannot read page: its bytes did not come within 1 s" in served.log()
+    assert time.monotonic() - started < 30
+    assert "cannot read page: its bytes did not come within 1 s" in impatient.log()
 
 
 def test_a_block_that_failed_is_an_error_at_once(served: Served) -> None:
@@ -281,7 +291,7 @@ def test_many_waiting_readers_do_not_stop_others(
             assert reader.poll() is None
             reader.kill()
         for reader in waiting:
-            reader.communicate(timeout=10)
+            reader.communicate(timeout=60)
     finally:
         served.end()
 
