@@ -267,7 +267,7 @@ def test_a_killed_reader_goes_at_once(served: Served) -> None:
 def test_many_waiting_readers_do_not_stop_others(
     source: Path, workplace: Path, settings: Settings, adapter: str
 ) -> None:
-    served = Served(source, workplace, replace(settings, read_timeout=60), adapter)
+    served = Served(source, workplace, replace(settings, read_timeout=20), adapter)
     try:
         served.feed()
         script = "import sys; file = open(sys.argv[1], 'rb'); print(flush=True); file.read()"
