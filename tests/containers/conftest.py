@@ -18,7 +18,7 @@ FAKE = """#!/bin/sh
 [ "$1" != --version ] || { echo "apptainer version 0.0"; exit; }
 echo "INFO:    Starting build..."
 while [ $# -gt 2 ]; do shift; done
-echo built >>"$(dirname "$2")/builds"
+echo built >>"$(dirname "$0")/builds"
 if grep -q SLOW "$2"; then sleep 60; fi
 if grep -q BROKEN "$2"; then
   echo "cp: cannot stat 'nothing'" >&2

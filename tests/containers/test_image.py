@@ -43,7 +43,7 @@ def definition(tmp_path: Path, fake_apptainer: Path) -> Path:
 
 
 def builds(definition: Path) -> int:
-    return (definition.parent / "builds").read_text().count("built")
+    return (definition.parent.parent / "bin" / "builds").read_text().count("built")
 
 
 def test_sources() -> None:
