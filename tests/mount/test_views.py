@@ -20,7 +20,7 @@ import trio
 from tests.mount.test_server import Served
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
-from wheelmount.mount.kernel import points, syscalls, views
+from wheelmount.mount.kernel import points, syscalls, users, views
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 from wheelmount.mount.serve.fuse.attach import attach
@@ -430,6 +430,19 @@ def test_a_mount_that_takes_over_leaves_others_alone_that_begin_meanwhile(
         for server, other in zip(servers, others, strict=True):
             os.close(server)
             syscalls.unmount(other, detach=True)
+
+
+def test_a_mount_stays_for_a_process_that_enters_while_another_takes_over(
+    standing: tuple[Path, Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, task = standing
+    enters = iter([False, True, True])  # between the first search for processes and the change
+    monkeypatch.setattr(users, "inhabited", lambda _mount: next(enters))
+    trio.run(Generations(directory, task).show, 1)
+    assert points.mounted(task.mntpoint) == points.FILE_SYSTEM
+    found = points.standing(directory)
+    assert found is not None
+    assert found.kind == points.FILE_SYSTEM
 
 
 def test_a_mount_that_goes_leaves_others_alone_that_begin_meanwhile(

@@ -116,7 +116,7 @@ def _root(process: int | str) -> tuple[int, int]:
 
 
 def exchange(
-    space: Space, mount: Mounted, tree: Path, note: Callable[[int], None] = lambda _: None
+    space: Space, mount: Mounted, tree: Path, agree: Callable[[int], bool] = lambda _: True
 ) -> bool:
     """Replace a mount by a bind mount of a directory, without a moment in which neither is shown.
 
@@ -127,7 +127,8 @@ def exchange(
         space: the namespace of the mount.
         mount: one of ``space.mounts``; nothing is done if it is gone or covered.
         tree: the directory, a path in the namespace of this process.
-        note: called with the id of the new mount before it is attached.
+        agree: called with the id of the new mount immediately before the mounts are exchanged, and
+            returns whether they are to be.
 
     Returns:
         Whether the mount was replaced.
@@ -136,10 +137,10 @@ def exchange(
         OSError: the mount cannot be replaced, and is unchanged.
     """
     with syscalls.clone(tree, flags=syscalls.flags_of(mount.options)) as made:
-        note(syscalls.mount_of(made))
+        number = syscalls.mount_of(made)
         if space.process == 0:
-            return _exchange(space, mount, made)
-        return _elsewhere(space, lambda: _exchange(space, mount, made))
+            return _exchange(space, mount, made, lambda: agree(number))
+        return _elsewhere(space, lambda: _exchange(space, mount, made, lambda: agree(number)))
 
 
 def _elsewhere(space: Space, act: Callable[[], bool]) -> bool:
@@ -170,7 +171,7 @@ def _elsewhere(space: Space, act: Callable[[], bool]) -> bool:
     return result
 
 
-def _exchange(space: Space, mount: Mounted, made: int) -> bool:
+def _exchange(space: Space, mount: Mounted, made: int, agree: Callable[[], bool]) -> bool:
     if not _is_top(mount):
         return False
     inside = [each for each in space.mounts if each.parent == mount.id]
@@ -180,6 +181,8 @@ def _exchange(space: Space, mount: Mounted, made: int) -> bool:
             if child.path == mount.path:  # a mount that covers this one; see ``_is_top``
                 return False
             children.append((clones.enter_context(syscalls.clone(child.path)), child))
+        if not agree():
+            return False
         below = True
         try:
             syscalls.attach(made, mount.path, below=True)

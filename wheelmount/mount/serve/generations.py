@@ -192,15 +192,19 @@ class Generations:
 
     def _take_place(self, mount: points.Mounted, store: Store, *, served: bool) -> bool:
         root = Root.of(store.root)
+        standing = mount.id, mount.device, mount.root
         made = 0
 
-        def note(number: int) -> None:
+        def may_replace(number: int) -> bool:
             nonlocal made
             made = number
-            standing = mount.id, mount.device, mount.root
             points.remember(self._directory, standing, (number, root.device, root.path))
+            return not (served and users.inhabited(mount))  # a process may have entered meanwhile
 
-        if not views.exchange(Space(0, 0), mount, store.root, note):
+        if not views.exchange(Space(0, 0), mount, store.root, may_replace):
+            points.remember(self._directory, standing)
+            if served and users.inhabited(mount):
+                return False
             raise OSError(errno.EBUSY, "another mount is above it")
         points.remember(self._directory, (made, root.device, root.path))
         former = {Root.of(each.root): each for each in self._kept if each is not store}
