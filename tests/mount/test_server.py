@@ -197,17 +197,17 @@ def test_waiting_is_bounded_and_the_reason_logged(impatient: Served) -> None:
     assert "cannot read page: its bytes did not come within 1 s" in impatient.log()
 
 
-def test_a_block_that_failed_is_an_error_at_once(served: Served) -> None:
-    served.feed()
+def test_a_block_that_failed_is_an_error_at_once(impatient: Served) -> None:
+    impatient.feed()
     answer = threading.Thread(
-        target=lambda: served.say({"failed": served.wanted(), "reason": "its hash was wrong"})
+        target=lambda: impatient.say({"failed": impatient.wanted(), "reason": "its hash was wrong"})
     )
     answer.start()
     with pytest.raises(OSError) as error:
-        (served.mount / "page").read_bytes()
+        (impatient.mount / "page").read_bytes()
     answer.join()
     assert error.value.errno == errno.EIO
-    assert "its hash was wrong" in served.log()
+    assert "its hash was wrong" in impatient.log()
 
 
 def test_without_a_client_missing_bytes_fail_and_held_ones_are_read(
