@@ -3,7 +3,7 @@
 #
 #   tests/run.sh [--fast] [--coverage] [pytest arguments]
 #
-# Two tests at a time, as many of them wait; -n0 for one. They end after TESTS_TIMEOUT seconds at the
+# Three tests at a time, as many of them wait; -n0 for one. They end after TESTS_TIMEOUT seconds at the
 # latest (3000).
 #
 #   --fast      only tests that need no FUSE, host, container, lab or network
@@ -24,7 +24,7 @@ ruff check .
 ruff format --check .
 mypy
 # A process of tests that dies ends all: pytest-xdist would wait for the rest of its file for ever.
-tests=(-n 2 --dist loadfile --max-worker-restart 0)
+tests=(-n 3 --dist loadfile --max-worker-restart 0)
 program=(pytest)
 while :; do
   case ${1:-} in

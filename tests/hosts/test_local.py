@@ -22,7 +22,7 @@ from monarch.actor import Future
 from tests.hosts.lost import Lost
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError
-from wheelmount.hosts import host, launcher, runtime
+from wheelmount.hosts import handshake, host, launcher, runtime
 from wheelmount.hosts.address import Address
 from wheelmount.hosts.command_actor import CHUNK, Command
 from wheelmount.hosts.commands import Commands, Result, worst
@@ -154,7 +154,7 @@ def test_leaving_ends_what_still_runs(settings: Settings, workplace: Path) -> No
     code = f"""
 import os, signal, threading, time
 from pathlib import Path
-from wheelmount.hosts import host, launcher, runtime
+from wheelmount.hosts import handshake, host, launcher, runtime
 from wheelmount.hosts.address import Address
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.command_actor import Command
@@ -245,9 +245,52 @@ def test_a_host_that_never_answers_is_given_up_in_time(
 ) -> None:
     monkeypatch.setattr(host, "FIRST_WAIT", 0.2)
     hosts = _Deaf(replace(settings, start_timeout=3), lost=1000)
-    with pytest.raises(WaitError, match=r"^host1: no answer within 3 s$"):
+    with pytest.raises(WaitError, match=r"^host1: no answer within 2\.25 s$"):
         hosts.start()
     assert not hosts.directory.exists()
+
+
+def test_hosts_that_give_no_answer_are_started_again(settings: Settings) -> None:
+    with (
+        _Stuck(replace(settings, start_timeout=16)) as hosts,
+        Commands(list(hosts), 60) as commands,
+    ):
+        assert hosts.started == 2
+        results = commands.run({host.name: Command(("true",)) for host in hosts})
+    assert [result.code for result in results.values() if isinstance(result, Result)] == [0]
+    assert not list(hosts.directory.parent.glob("hosts-*"))
+
+
+def test_a_process_for_commands_that_gives_no_answer_is_started_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, begun = handshake.begin, []
+
+    def begin_later(procs: Any) -> Any:
+        begun.append(procs)
+        return _Silent() if len(begun) == 1 else begin(procs)
+
+    monkeypatch.setattr(handshake, "begin", begin_later)
+    with LocalHosts(2, settings) as hosts, Commands(list(hosts), 16) as commands:
+        rank = Command(script=b"echo $WHEELMOUNT_RANK")
+        results = commands.run({host.name: rank for host in hosts})
+        assert len(begun) == 3
+    outputs = [result.stdout for result in results.values() if isinstance(result, Result)]
+    assert outputs == [b"0\n", b"1\n"]
+
+
+class _Stuck(LocalHosts):
+    """A host whose process is stopped by a signal when it first listens."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(1, settings)
+        self.started = 0
+
+    def _await_ready(self) -> None:
+        super()._await_ready()
+        self.started += 1
+        if self.started == 1:
+            os.kill(self.pids[0], signal.SIGSTOP)
 
 
 class _Deaf(LocalHosts):

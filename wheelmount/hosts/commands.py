@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import secrets
 import select
 import socket
@@ -18,7 +19,7 @@ from io import RawIOBase
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
-from wheelmount.errors import CommandError, HostError, TransferError, WheelmountError
+from wheelmount.errors import CommandError, HostError, TransferError, WaitError, WheelmountError
 from wheelmount.hosts import conduit, handshake, runtime, sockets
 from wheelmount.hosts.collection import Collection
 from wheelmount.hosts.command_actor import (
@@ -29,7 +30,9 @@ from wheelmount.hosts.command_actor import (
     CommandActor,
     Report,
 )
-from wheelmount.hosts.host import Host
+from wheelmount.hosts.host import FIRST_PART, Host
+
+log = logging.getLogger("wheelmount")
 
 TAIL = 64 << 10
 """Bytes of a stream's end that a result keeps where the output went elsewhere."""
@@ -165,26 +168,32 @@ class Commands:
         self._hosts = hosts
         self._procs: dict[str, Any] = {}
         self._greetings: dict[str, Any] = {}
+        self._silent: list[Any] = []  # processes that others replaced
         self.actors: dict[str, Any] = dict(actors or {})
         self._running: set[tuple[str, str]] = set()
         self._threads = ThreadPoolExecutor(CALLERS, "wheelmount-conduit")
 
     def __enter__(self) -> Commands:
         if not self.actors:
-            for rank, host in enumerate(self._hosts):
-                # Of its own: a process that receives a mount's bytes must never wait for them.
-                procs = host.mesh.spawn_procs({"procs": 1}, name=f"{runtime.NAME}run")
-                self._procs[host.name] = procs
-                self._greetings[host.name] = handshake.begin(procs)
-                self.actors[host.name] = procs.spawn(
-                    f"{runtime.NAME}commands", CommandActor, host.name, rank, self._lease
-                )
+            for rank in range(len(self._hosts)):
+                self._spawn(rank)
         return self
+
+    def _spawn(self, rank: int) -> None:
+        host = self._hosts[rank]
+        # Of its own: a process that receives a mount's bytes must never wait for them.
+        procs = host.mesh.spawn_procs({"procs": 1}, name=f"{runtime.NAME}run")
+        self._procs[host.name] = procs
+        self._greetings[host.name] = handshake.begin(procs)
+        self.actors[host.name] = procs.spawn(
+            f"{runtime.NAME}commands", CommandActor, host.name, rank, self._lease
+        )
 
     def __exit__(self, *_exc: object) -> None:
         self._threads.shutdown(wait=False)
         ends = {(name, key): self.actors[name].end.call_one(key) for name, key in self._running}
         runtime.gather(ends, self._timeout)
+        runtime.stop_meshes(*self._silent)
         if self._procs:
             closes = {name: self.actors[name].close.call_one() for name in self._procs}
             closed = runtime.gather(closes, self._timeout)
@@ -268,8 +277,17 @@ class Commands:
 
     async def _greet(self, host: str) -> None:
         """Check that a host has this version of wheelmount, before its first command."""
-        if (greeting := self._greetings.pop(host, None)) is not None:
-            handshake.compare(host, await runtime.answer(greeting, self._timeout))
+        if (greeting := self._greetings.pop(host, None)) is None:
+            return
+        try:
+            theirs = await runtime.answer(greeting, self._timeout * FIRST_PART)
+        except WaitError:  # a message was lost; see ``Hosts._await_answers``
+            log.warning("%s: its process for commands gives no answer; started again", host)
+            self._silent.append(self._procs[host])
+            self._spawn([each.name for each in self._hosts].index(host))
+            again = self._greetings.pop(host)
+            theirs = await runtime.answer(again, self._timeout * (1 - FIRST_PART))
+        handshake.compare(host, theirs)
 
     async def _run(
         self,

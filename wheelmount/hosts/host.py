@@ -29,6 +29,9 @@ FIRST_WAIT = 4.0
 """Seconds without an answer after which a host that listens is called again; then twice as many.
 Answers take milliseconds, and seconds where processors are far too few."""
 
+FIRST_PART = 0.25
+"""Part of the time for an answer after which a process that gives none is started again."""
+
 SETTLE = 3.0
 """Seconds in which hosts may give their last answers."""
 

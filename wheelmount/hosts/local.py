@@ -19,9 +19,9 @@ from typing import Any
 
 from wheelmount import config, subordinate, variables
 from wheelmount.config import Settings
-from wheelmount.errors import HostError
+from wheelmount.errors import HostError, WaitError
 from wheelmount.hosts import runtime, worker
-from wheelmount.hosts.host import Hosts
+from wheelmount.hosts.host import FIRST_PART, Hosts
 from wheelmount.variables import CREDENTIALS
 
 log = logging.getLogger("wheelmount")
@@ -57,13 +57,25 @@ class LocalHosts(Hosts):
         self._guarded = guarded
         self._guard: int | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
-        name = f"hosts-{secrets.token_hex(4)}"
-        self.directory = self._settings.private_runtime() / name
+        self.directory = self._directory()
         """Directory of their sockets and logs."""
 
     def start(self) -> None:
-        """Start the hosts, and wait until each answers."""
+        """Start the hosts, and wait until each answers.
+
+        A host that listens and gives no answer is ended with the others, and all are started once
+        more (seen with Monarch 0.7.0 in 1 of some 2,000 starts, with a cause that is not known).
+        """
         runtime.start()
+        timeout = self._settings.start_timeout
+        try:
+            self._start(timeout * FIRST_PART)
+        except WaitError as error:
+            log.warning("%s; started again", error.message)
+            self.directory = self._directory()
+            self._start(timeout * (1 - FIRST_PART))
+
+    def _start(self, timeout: float) -> None:
         self.directory.mkdir(mode=0o700)
         guard = None
         try:
@@ -73,13 +85,16 @@ class LocalHosts(Hosts):
                 self._processes.append(self._spawn(name, guard))
             # Attach only then: Monarch may give up a host that does not listen yet.
             self._await_ready()
-            self._hosts = self._await_answers(self._settings.start_timeout)
+            self._hosts = self._await_answers(timeout)
         except BaseException:
             self.stop()
             raise
         finally:
             if guard is not None:
                 os.close(guard)
+
+    def _directory(self) -> Path:
+        return self._settings.private_runtime() / f"hosts-{secrets.token_hex(4)}"
 
     @property
     def addresses(self) -> list[str]:

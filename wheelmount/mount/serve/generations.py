@@ -193,17 +193,18 @@ class Generations:
     def _take_place(self, mount: points.Mounted, store: Store, *, served: bool) -> bool:
         root = Root.of(store.root)
         standing = mount.id, mount.device, mount.root
-        made = 0
+        made, entered = 0, False
 
         def may_replace(number: int) -> bool:
-            nonlocal made
+            nonlocal made, entered
             made = number
             points.remember(self._directory, standing, (number, root.device, root.path))
-            return not (served and users.inhabited(mount))  # a process may have entered meanwhile
+            entered = served and users.inhabited(mount)  # since the first search
+            return not entered
 
         if not views.exchange(Space(0, 0), mount, store.root, may_replace):
             points.remember(self._directory, standing)
-            if served and users.inhabited(mount):
+            if entered:
                 return False
             raise OSError(errno.EBUSY, "another mount is above it")
         points.remember(self._directory, (made, root.device, root.path))
