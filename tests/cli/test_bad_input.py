@@ -31,6 +31,41 @@ def _assert_refused(
     assert (done.returncode, done.stdout) == (code, out)
 
 
+_CLOSED = (  # what each command does first with the path
+    ("run", "{path}"),
+    ("run", ".", "{path}"),
+    ("exec", "--image", "{path}", "--", "true"),
+    ("image", "build", "{path}"),
+    ("check", "{path}"),
+    ("download", "-d", "{path}", "six"),
+    ("download", "-d", ".", "-r", "{path}"),
+    ("mount", "{path}"),
+)
+
+
+@pytest.mark.parametrize("words", _CLOSED, ids=" ".join)
+@pytest.mark.parametrize("why", ["denied", "too long"])
+def test_a_path_that_cannot_be_used(
+    cli: Cli, workplace: Path, words: tuple[str, ...], why: str
+) -> None:
+    folder = workplace / "closed"
+    folder.mkdir()
+    path = folder / "file" if why == "denied" else folder / ("x" * 300)
+    folder.chmod(0 if why == "denied" else 0o700)
+    command = [sys.executable, "-m", "wheelmount.cli.main"]
+    command += [word.format(path=path) for word in words]
+    if os.getuid() == 0:  # root reads all by a capability
+        rights = "-dac_override,-dac_read_search"
+        command = ["setpriv", "--bounding-set", rights, "--inh-caps", rights, *command]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=workplace, timeout=90
+    )
+    errors = [line for line in done.stderr.splitlines() if line.lower().startswith("error: ")]
+    assert len(errors) == 1 and str(path)[:40] in errors[0], done.stderr
+    assert "unexpected" not in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode in (2, 64, 65, 66, 73), done.stderr
+
+
 @pytest.mark.parametrize("command", ["mount", "run"])
 @pytest.mark.parametrize("spec", ["nonsense", "local:0", "local:many", "slurm"])
 def test_host_spec(cli: Cli, source: Path, command: str, spec: str) -> None:

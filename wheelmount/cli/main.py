@@ -26,7 +26,7 @@ try:
 
     from wheelmount import __version__
     from wheelmount.cli.console import ConsoleProgress, wants_json
-    from wheelmount.errors import TransferError, WheelmountError
+    from wheelmount.errors import SourceError, TransferError, WheelmountError
     from wheelmount.hosts import runtime
 except KeyboardInterrupt:  # there is nothing to take down yet
     sys.exit(INTERRUPTED)
@@ -153,6 +153,15 @@ def _run() -> NoReturn:
             raise
         _tell_of_defect(error)
     except OSError as error:
+        if error.filename is not None and error.errno in _unusable:
+            path = os.fsdecode(error.filename)
+            unusable = SourceError(
+                f"cannot use {path}: {error.strerror}",
+                hint="check the path, and whether you may read each directory on the way to it",
+            )
+            log.debug("unusable path", exc_info=True)
+            ConsoleProgress().error(unusable)
+            sys.exit(unusable.exit_code)
         if error.filename is not None or error.errno not in _unwritable:
             _tell_of_defect(error)
         unwritten = TransferError(f"cannot write the output: {error.strerror}")
@@ -195,6 +204,9 @@ def _unread() -> bool:
         os.close(nowhere)
     return bool(closed)
 
+
+_unusable = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
+"""Errors that a path given by the user causes, whichever step uses the path first."""
 
 _unwritable = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of a standard output that takes no more, such as a file on a full disk."""
