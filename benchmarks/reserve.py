@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 PIECE = 64 << 20
 PAGE = 4096
-GLANCE = 0.02
+POLL_INTERVAL = 0.02
 """Seconds between looks at what is free."""
 
 
@@ -44,7 +44,7 @@ class Reserve:
                 self._held.append(piece)
 
     def _give(self) -> None:
-        while not self._ended.wait(GLANCE):
+        while not self._ended.wait(POLL_INTERVAL):
             lacking = self._free - psutil.virtual_memory().free
             while lacking > 0 and self._held:
                 with self._turn:

@@ -17,7 +17,7 @@ import threading
 SIZE = 16 << 20
 """Size of a log, in bytes, above which it is emptied."""
 
-GLANCE = 1.0
+POLL_INTERVAL = 1.0
 """Seconds between checks of a log's size."""
 
 
@@ -48,7 +48,7 @@ def bound(log: int) -> threading.Event:
     fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_APPEND)
 
     def watch() -> None:
-        while not ended.wait(GLANCE):
+        while not ended.wait(POLL_INTERVAL):
             with contextlib.suppress(OSError):
                 cut(own)
         os.close(own)
@@ -63,7 +63,7 @@ def main(pid: int, directory: str) -> None:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    while not select.select([process], [], [], GLANCE)[0]:
+    while not select.select([process], [], [], POLL_INTERVAL)[0]:
         for place, _, names in os.walk(directory):
             for name in names:
                 with contextlib.suppress(OSError):

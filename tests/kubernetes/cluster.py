@@ -34,7 +34,7 @@ NAMESPACE = "lab"
 TIMEOUT = 120.0
 """Seconds that a state may take to come."""
 
-GLANCE = 0.1
+POLL_INTERVAL = 0.1
 """Seconds between looks."""
 
 RIGHTS = (
@@ -188,7 +188,7 @@ class Cluster:
                 raise RuntimeError(f"it has ended: {ended}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no {what} within {TIMEOUT:g} s")
-            time.sleep(GLANCE)
+            time.sleep(POLL_INTERVAL)
 
     def _answers(self) -> bool:
         try:
@@ -267,7 +267,7 @@ class Cluster:
 
     def _play(self) -> None:
         """Be the operator, the scheduler and the kubelets."""
-        while not self._over.wait(GLANCE):
+        while not self._over.wait(POLL_INTERVAL):
             with contextlib.suppress(ApiException):  # of what changed meanwhile
                 for mesh in self._list():
                     self._make_set(mesh)

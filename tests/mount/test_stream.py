@@ -256,7 +256,7 @@ def test_strangers_take_no_more_than_a_few_connections(
 
 def test_who_drips_a_greeting_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doorway, "PROOF_TIMEOUT", 0.5)
-    monkeypatch.setattr(doorway, "GLANCE", 0.1)
+    monkeypatch.setattr(doorway, "POLL_INTERVAL", 0.1)
     monkeypatch.setattr(doorway.Doorway.sweep, "__defaults__", (0.5,))
     _reached(SECURE, monkeypatch)
     with _opened() as (server, _):

@@ -29,7 +29,7 @@ CLONE_NEWUSER = 0x10000000  # linux/sched.h
 GRACE = 2.0
 """Seconds in which a stopped container may end by itself; less than a host's actor allows."""
 
-GLANCE = 0.02
+POLL_INTERVAL = 0.02
 """Seconds between checks for remaining processes."""
 
 
@@ -213,7 +213,7 @@ def _end(session: int) -> None:
                     pass
             if time.monotonic() > deadline + GRACE:  # another user's, which ends with its namespace
                 return
-        time.sleep(GLANCE)
+        time.sleep(POLL_INTERVAL)
         _reap(session)
         left = _left(session)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from wheelmount.errors import HostError, InputError
 
-GLANCE = 0.05
+POLL_INTERVAL = 0.05
 """Seconds between attempts to reach what comes up."""
 
 SECURE, OPEN = "tls", "tcp"
@@ -158,7 +158,7 @@ class Address:
                         f"{self} cannot be reached: {error.strerror or error}",
                         hint=f"run there: wheelmount worker {self}",
                     ) from None
-                time.sleep(GLANCE)
+                time.sleep(POLL_INTERVAL)
             else:
                 return
 

@@ -57,7 +57,7 @@ on after a line of input; look until another process has brought it."""
 UNPACK = 120.0
 """Seconds that a host may take to unpack a bundle, beyond the time for its start."""
 
-GLANCE = 200
+POLL_MS = 200
 """Milliseconds between checks whether the host still takes the bundle."""
 
 FORMAT = "3"
@@ -222,7 +222,7 @@ class Delivery:
         poll = select.poll()
         poll.register(pipe, select.POLLOUT)
         while left and not self._stopped.is_set():
-            if poll.poll(GLANCE):
+            if poll.poll(POLL_MS):
                 left = left[os.write(pipe, left) :]
 
     def __enter__(self) -> Delivery:

@@ -43,7 +43,7 @@ REPORT_WAIT = 5.0
 LEASE = 60.0
 """Seconds that a command runs on of which its client does not say that it still wants it."""
 
-GLANCE = 0.02
+POLL_INTERVAL = 0.02
 """Seconds between looks at whether there is more output."""
 
 PAUSE = 0.2
@@ -316,7 +316,7 @@ class _Run:
         for number in (signal.SIGTERM, signal.SIGKILL):
             told: set[psutil.Process] = set()
             deadline = time.monotonic() + GRACE
-            pause = GLANCE
+            pause = POLL_INTERVAL
             while time.monotonic() < deadline:
                 family = set(self._family())
                 for each in family - told:
@@ -374,7 +374,7 @@ def _wait(descriptors: Sequence[int], events: int) -> None:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, events)
-    poll.poll(GLANCE * 1000)
+    poll.poll(POLL_INTERVAL * 1000)
 
 
 async def _ready(reading: Sequence[int] = (), writing: Sequence[int] = ()) -> None:
@@ -385,7 +385,7 @@ async def _ready(reading: Sequence[int] = (), writing: Sequence[int] = ()) -> No
     for descriptor in writing:
         loop.add_writer(descriptor, woken.set)
     try:
-        await asyncio.wait_for(woken.wait(), GLANCE)
+        await asyncio.wait_for(woken.wait(), POLL_INTERVAL)
     except asyncio.TimeoutError:
         pass
     finally:

@@ -36,7 +36,7 @@ ANSWER = 480
 authority: 344 of a handshake, and two tickets of 92. A stranger gets 344, and 93 if it asks for
 another kind of key (rustls 0.23)."""
 
-GLANCE = 5.0
+POLL_INTERVAL = 5.0
 """Seconds between checks for silent callers."""
 
 _ACKED_RECEIVED = struct.Struct("<QQ"), 120
@@ -126,7 +126,7 @@ class Doorway:
                 waiting.append(caller)
 
     def _watch(self) -> None:
-        while not self._closed.wait(GLANCE):
+        while not self._closed.wait(POLL_INTERVAL):
             self.sweep()
             with self._lock:
                 if not self._waiting:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wheelmount")
 
-GLANCE = 0.1
+POLL_INTERVAL = 0.1
 """Seconds between attempts to reach hosts that come up."""
 
 FIRST_WAIT = 4.0
@@ -157,7 +157,7 @@ class Hosts(ABC):
             hosts = self._reached(answered)
             addresses = dict(zip(self._names, self.addresses, strict=True))
             called = [addresses[host.name] for host in hosts]
-            left = max(deadline - time.monotonic(), GLANCE)
+            left = max(deadline - time.monotonic(), POLL_INTERVAL)
             with runtime.watching(functools.partial(runtime.check_agents, called)):
                 failed = runtime.errors(answers(hosts, min(wait, left)))
             answered |= {host.name: host for host in hosts if host.name not in failed}
@@ -170,7 +170,7 @@ class Hosts(ABC):
             if silent:
                 log.debug("host: called again after %g s: %s", wait, fold(silent))
                 wait *= 2
-            time.sleep(GLANCE)
+            time.sleep(POLL_INTERVAL)
 
     def _reached(self, answered: Collection[str] = ()) -> list[Host]:
         """Connect to running hosts, without those that have answered."""

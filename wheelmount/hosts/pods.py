@@ -45,7 +45,7 @@ LABELS = {"app.kubernetes.io/managed-by": "wheelmount"}
 AUTHORITY = "authority"
 """Key of the credentials in the Secret."""
 
-GLANCE = 1.0
+POLL_INTERVAL = 1.0
 """Seconds between checks of the pods."""
 
 CHECK_INTERVAL = 3.0
@@ -313,7 +313,7 @@ class Pods:
                     f"the pods did not run within {order.timeout:g} s: {said}",
                     hint="raise WHEELMOUNT_QUEUE_TIMEOUT, or look at `kubectl get monarchmesh,pod`",
                 )
-            if gone.wait(GLANCE):
+            if gone.wait(POLL_INTERVAL):
                 raise HostError("the client of the pods has ended")
 
     def _look(self) -> list[Any]:

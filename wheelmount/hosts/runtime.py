@@ -75,7 +75,7 @@ MESH_TIMEOUT = 5.0
 STOP_TIMEOUT = 3.0
 """Seconds in which Monarch has to end in this process."""
 
-GLANCE = 1.0
+POLL_INTERVAL = 1.0
 """Seconds between checks, during a call, that its hosts still run."""
 
 QUIT_DELAY = 0.2
@@ -428,7 +428,7 @@ async def answer(future: Any, timeout: float | None) -> Any:
 async def _watched(call: Awaitable[Any]) -> Any:
     waiting = asyncio.ensure_future(call)
     try:
-        while not (await asyncio.wait({waiting}, timeout=GLANCE))[0]:
+        while not (await asyncio.wait({waiting}, timeout=POLL_INTERVAL))[0]:
             for check in _checks:
                 check()
         return waiting.result()
@@ -443,7 +443,7 @@ def watching(check: Callable[[], None]) -> Iterator[None]:
     Monarch does not end calls to actors that another client stops meanwhile.
 
     Args:
-        check: raises the error; called every ``GLANCE`` seconds while a call is awaited.
+        check: raises the error; called every ``POLL_INTERVAL`` seconds while a call is awaited.
     """
     _checks.append(check)
     try:

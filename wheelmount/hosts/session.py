@@ -32,7 +32,7 @@ VERSION = 1
 DEFAULT = "default"
 """Name of the session that commands use by default."""
 
-GLANCE = 0.05
+POLL_INTERVAL = 0.05
 """Seconds between tries to lock a session."""
 
 _RECORD, _HANDLES, _LOCK = "session.json", "handles", "lock"
@@ -156,7 +156,7 @@ class Session:
                     f"another wheelmount changes session {self.name} for {timeout:g} s already",
                     hint="wait for it, or end it",
                 )
-            time.sleep(GLANCE)
+            time.sleep(POLL_INTERVAL)
         try:
             yield
         finally:

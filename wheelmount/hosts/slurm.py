@@ -57,7 +57,7 @@ FLAGS = frozenset(
 )
 """Options of ``sbatch`` that need no value."""
 
-GLANCE = 0.2
+POLL_INTERVAL = 0.2
 """Seconds between checks of the queue at first; they grow tenfold."""
 
 SLOWEST = 1e6
@@ -471,7 +471,7 @@ class SlurmHosts(NetworkHosts):
 
     def _await_nodes(self) -> list[str]:
         """Wait until the job runs; return its nodes."""
-        started, wait, waits = time.monotonic(), GLANCE, ""
+        started, wait, waits = time.monotonic(), POLL_INTERVAL, ""
         with self._progress.task("queue", unit="") as task:
             while True:
                 job = self._look()
@@ -495,7 +495,7 @@ class SlurmHosts(NetworkHosts):
                         hint="raise WHEELMOUNT_QUEUE_TIMEOUT, or ask for less",
                     )
                 time.sleep(wait)
-                wait = min(wait * 1.2, 10 * GLANCE)
+                wait = min(wait * 1.2, 10 * POLL_INTERVAL)
 
     def _look(self) -> Job | None:
         return look(f"--name={self._name}" if self._job is None else f"--jobs={self._job}")
@@ -603,7 +603,7 @@ class SlurmHosts(NetworkHosts):
                 # A completing job ends its processes, or waits for a lost node.
                 if waited > STOP_TIMEOUT or (found.state == "COMPLETING" and waited > GRACE):
                     break
-                time.sleep(GLANCE)
+                time.sleep(POLL_INTERVAL)
 
     def _cancel_step(self) -> None:
         """End the step of a session within an allocation, and wait until its nodes have."""
@@ -616,7 +616,7 @@ class SlurmHosts(NetworkHosts):
                 # Asked first: Slurm kills a step that is cancelled at once.
                 gently = ["--signal=TERM"] if waited < GRACE else []
                 ask(["scancel", *gently, step], ended=True)
-                time.sleep(GLANCE)
+                time.sleep(POLL_INTERVAL)
 
     def _look_for_step(self) -> str | None:
         for line in ask(["squeue", "--steps", "--noheader", "--format=%i|%j"]).splitlines():

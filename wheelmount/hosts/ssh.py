@@ -29,7 +29,7 @@ log = logging.getLogger("wheelmount")
 MOST_HEARD = 64 << 10
 """Bytes of a line that a host may say."""
 
-GLANCE = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between looks at whether hosts still take what they are sent."""
 
 
@@ -150,7 +150,7 @@ class SshHosts(NetworkHosts):
                 stdout = cast(IO[bytes], process.stdout)
                 selector.register(stdout, selectors.EVENT_READ, (name, process))
             while selector.get_map():
-                ready = selector.select(min(GLANCE, max(0, deadline - time.monotonic())))
+                ready = selector.select(min(POLL_INTERVAL, max(0, deadline - time.monotonic())))
                 deadline = max(deadline, self._delivery.since + timeout)
                 if not ready and time.monotonic() > deadline:
                     missing = [name for name in self._names if name not in found]

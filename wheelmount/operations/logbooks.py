@@ -14,7 +14,7 @@ from wheelmount.errors import InputError
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 
-GLANCE = 0.2
+POLL_INTERVAL = 0.2
 """Seconds between checks for new lines."""
 
 
@@ -100,4 +100,4 @@ def read(books: Sequence[Logbook], *, follow: bool) -> Iterator[tuple[Logbook, l
                 file.close()
                 del opened[book]
         if opened:
-            time.sleep(GLANCE)
+            time.sleep(POLL_INTERVAL)

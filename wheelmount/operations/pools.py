@@ -39,7 +39,7 @@ ARRIVAL = 1.0
 the last byte the kernel alone serves the mount, without FUSE. A command that starts during that
 change would be in a directory whose path the kernel no longer knows."""
 
-GLANCE = 0.1
+POLL_INTERVAL = 0.1
 """Seconds between checks whether another process has finished."""
 
 
@@ -453,7 +453,7 @@ class Standing(HostPool):
                 raise WaitError(
                     f"process {client} still delivers {key}", hint="wait for it, or end it"
                 )
-            time.sleep(GLANCE)
+            time.sleep(POLL_INTERVAL)
 
     def unmount(self, identity: str, *, force: bool) -> None:
         """Unmount one of the session's mounts.

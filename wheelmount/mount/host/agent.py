@@ -39,7 +39,7 @@ from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.topology import Route
 from wheelmount.mount.transfer.upstream import Upstream
 
-GLANCE = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between checks whether a mount is still a process's working directory."""
 
 
@@ -223,7 +223,7 @@ class Agent(Actor):  # type: ignore[misc]
     async def _show_later(self, store: Store) -> None:
         with contextlib.suppress(MountError):  # it stays as it is, or is gone
             while self._store is store:
-                await asyncio.sleep(GLANCE)
+                await asyncio.sleep(POLL_INTERVAL)
                 if await self._show(store):
                     return
 

@@ -15,7 +15,7 @@ PER_FILE = 1e-4
 """Seconds for each file of a burst, ten times what a processor needs. A thread that takes longer
 waits for a disk, where several threads are faster than one."""
 
-GLANCE, LONGEST = 0.01, 1.0
+POLL_INTERVAL, LONGEST = 0.01, 1.0
 """Seconds between checks whether the holder of the lock is late, and until a waiting thread goes on
 in any case."""
 
@@ -44,7 +44,7 @@ class BurstLock:
 
     def _take(self) -> bool:
         deadline = time.monotonic() + LONGEST
-        while not self._lock.acquire(timeout=GLANCE):
+        while not self._lock.acquire(timeout=POLL_INTERVAL):
             if time.monotonic() > min(self._until, deadline):
                 return False
         return True
