@@ -1,4 +1,4 @@
-"""Commands on many hosts at once, as a client sees them."""
+"""Runs commands on many hosts at once: the client's part. ``command_actor`` is the hosts' part."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from wheelmount.hosts.host import FIRST_PART, Host
 log = logging.getLogger("wheelmount")
 
 TAIL = 64 << 10
-"""Bytes of a stream's end that a result keeps where the output went elsewhere."""
+"""Bytes that a result keeps of the end of a stream that was passed on live."""
 
 EXCERPT = 200
-"""Characters of a command's output in one line about it, at most."""
+"""Maximum number of characters of a command's output in a one-line summary."""
 
-FLIGHT = 8 << 20
-"""Bytes of output of all hosts together that are on their way at most, of either stream."""
+IN_FLIGHT = 8 << 20
+"""Maximum bytes of each stream that are in flight from all hosts together."""
 
-MUCH = 64 << 10
-"""Bytes in one message after which a stream gets a connection of its own."""
+CONNECTION_THRESHOLD = 64 << 10
+"""Bytes in one message from which on a stream gets a connection of its own."""
 
 FRAME = 512 << 10
-"""Bytes of output that one of its frames has at most."""
+"""Maximum bytes of output in one frame of such a connection."""
 
-CALLERS = 4096
-"""Most threads that wait at such connections: one for each."""
+MAX_CONNECTIONS = 4096
+"""Maximum number of such connections at a time; each has a thread that waits for its data."""
 
 Output = Callable[[str, str, bytes], None]
-"""Told of output as it comes: host, ``stdout`` or ``stderr``, bytes. It may take its time: hosts'
-commands wait with their next output meanwhile."""
+"""Receives output as it arrives: host, ``stdout`` or ``stderr``, bytes. A call may block;
+the commands then wait before they write more output."""
 
 
 @runtime_checkable
 class Listener(Protocol):
-    """An ``Output`` that also receives the list of hosts and the end of each."""
+    """An ``Output`` that also receives the list of hosts and the end of each host's output."""
 
     def begin(self, hosts: Sequence[str]) -> None:
         """Receive the names of all hosts, in order, before any output."""
@@ -77,11 +77,11 @@ class Result:
 
     Attributes:
         code: exit code; 128 plus the signal's number if a signal ended the command.
-        stdout: bytes of standard output; only the last of them if output was passed on live.
+        stdout: bytes of standard output; only the last ``TAIL`` if output was passed on live.
         stderr: bytes of standard error, likewise.
         seconds: duration of the command.
-        lacking: the error because of which files of the command were not collected; None if all
-            were, or none were to be.
+        lacking: the error that kept files of the command from being collected; None if all were
+            collected, or none were to be.
     """
 
     code: int
@@ -100,10 +100,11 @@ class Result:
 
 
 class Results(dict[str, Result | WheelmountError]):
-    """The result of a command by host, or the error because of which it did not run or was lost.
+    """The result of a command by host, or the error if it did not run or its host was lost.
 
     Attributes:
-        shortfall: an error beside the commands, such as files that did not arrive; None without.
+        shortfall: an error outside the commands, such as files that did not arrive; None if there
+            was no such error.
     """
 
     shortfall: WheelmountError | None = None
@@ -139,9 +140,9 @@ class Results(dict[str, Result | WheelmountError]):
 
 
 def _excerpt(result: Result) -> str:
-    """Return the last line of a command's output, or of its standard error if it failed."""
-    said = (result.stderr if result.code else result.stdout) or result.stdout or result.stderr
-    lines = said.decode(errors="replace").split("\n")
+    """Return the last line of a command's output, or of standard error if the command failed."""
+    output = (result.stderr if result.code else result.stdout) or result.stdout or result.stderr
+    lines = output.decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
     return repr(last if len(last) <= EXCERPT else f"{last[:EXCERPT]}…")
 
@@ -152,7 +153,8 @@ class Commands:
     Args:
         hosts: the hosts.
         timeout: seconds within which a host must answer; commands may take longer.
-        actors: command actors by host, if another process started them; they stay.
+        actors: command actors by host, if another process started them; they keep running after
+            the exit.
         lease: seconds that a command continues without a renewal by this process.
     """
 
@@ -168,10 +170,10 @@ class Commands:
         self._hosts = hosts
         self._procs: dict[str, Any] = {}
         self._greetings: dict[str, Any] = {}
-        self._silent: list[Any] = []  # processes that others replaced
+        self._replaced: list[Any] = []  # processes that did not answer
         self.actors: dict[str, Any] = dict(actors or {})
         self._running: set[tuple[str, str]] = set()
-        self._threads = ThreadPoolExecutor(CALLERS, "wheelmount-conduit")
+        self._threads = ThreadPoolExecutor(MAX_CONNECTIONS, "wheelmount-conduit")
 
     def __enter__(self) -> Commands:
         if not self.actors:
@@ -181,7 +183,7 @@ class Commands:
 
     def _spawn(self, rank: int) -> None:
         host = self._hosts[rank]
-        # Of its own: a process that receives a mount's bytes must never wait for them.
+        # A separate process, so that one that receives a mount's bytes never waits for commands.
         procs = host.mesh.spawn_procs({"procs": 1}, name=f"{runtime.NAME}run")
         self._procs[host.name] = procs
         self._greetings[host.name] = handshake.begin(procs)
@@ -193,11 +195,11 @@ class Commands:
         self._threads.shutdown(wait=False)
         ends = {(name, key): self.actors[name].end.call_one(key) for name, key in self._running}
         runtime.gather(ends, self._timeout)
-        runtime.stop_meshes(*self._silent)
+        runtime.stop_meshes(*self._replaced)
         if self._procs:
             closes = {name: self.actors[name].close.call_one() for name in self._procs}
             closed = runtime.gather(closes, self._timeout)
-            # A host that is lost has nothing to stop.
+            # A lost host has no processes to stop.
             here = [name for name, end in closed.items() if not isinstance(end, WheelmountError)]
             runtime.stop_meshes(*(self._procs[name] for name in here))
 
@@ -229,19 +231,20 @@ class Commands:
         """Run commands on hosts, all at once, and wait for them.
 
         Args:
-            commands: by host, or by names of their own.
-            output: receives output as it arrives, from one thread; else the results hold all of it.
-            stdin: input of a single command; several get none. Not buffered, because Python cannot
-                end while a thread waits in a buffer.
-            collect: destination of the files that commands leave, if they name any.
-            hosts: host of each command, if commands have names of their own.
+            commands: the commands by host, or by other names; see ``hosts``.
+            output: receives output as it arrives, from one thread; without it, the results hold all
+                output.
+            stdin: input of a single command; several commands get no input. An unbuffered file,
+                because Python cannot end while a thread waits in a buffered one.
+            collect: destination of the files that the commands' ``collect`` selects.
+            hosts: host of each command, by the names in ``commands``; default the names themselves.
             lent: by stream (``stdin``, ``stdout``, ``stderr``), a descriptor of this process that a
-                single command on this machine gets in place of one that is passed on. ``output``
-                and the result hear nothing of such a stream, and what the command leaves running
-                keeps it open.
+                single command on this machine uses as that stream. ``output`` and the result
+                receive nothing of such a stream, and processes that the command leaves running
+                keep it open.
         """
         lent = (lent or {}) if len(commands) == 1 else {}
-        fed = stdin if len(commands) == 1 else None
+        stdin = stdin if len(commands) == 1 else None
         hosts = hosts or {name: name for name in commands}
         results = Results()
         greetings: dict[str, asyncio.Task[None]] = {}
@@ -249,41 +252,47 @@ class Commands:
         if listener is not None:
             listener.begin(list(commands))
 
-        async def one(name: str, command: Command, tell: _Teller | None, limit: int) -> None:
+        async def one(
+            name: str, command: Command, output_thread: _OutputThread | None, limit: int
+        ) -> None:
             try:
                 await greetings[hosts[name]]
                 results[name] = await self._run(
-                    name, hosts[name], command, output, tell, fed, limit, collect, lent
+                    name, hosts[name], command, output, output_thread, stdin, limit, collect, lent
                 )
             except WheelmountError as error:
                 results[name] = error
-            if tell is not None and listener is not None:
+            if output_thread is not None and listener is not None:
                 lost = isinstance(results[name], WheelmountError)
-                await tell(lambda: listener.end(name, lost=lost))
+                await output_thread(lambda: listener.end(name, lost=lost))
 
         async def everything() -> None:
-            tell = None if output is None else _Teller()
-            limit = max(TAIL, min(CHUNK, FLIGHT // max(len(commands), 1)))
+            output_thread = None if output is None else _OutputThread()
+            limit = max(TAIL, min(CHUNK, IN_FLIGHT // max(len(commands), 1)))
             for host in {hosts[name] for name in commands}:
                 greetings[host] = asyncio.create_task(self._greet(host))
             try:
-                await asyncio.gather(*(one(*item, tell, limit) for item in commands.items()))
+                await asyncio.gather(
+                    *(one(*item, output_thread, limit) for item in commands.items())
+                )
             finally:
-                if tell is not None:
-                    tell.close()
+                if output_thread is not None:
+                    output_thread.close()
 
         runtime.complete(everything())
         return Results({name: results[name] for name in commands})
 
     async def _greet(self, host: str) -> None:
-        """Check that a host has this version of wheelmount, before its first command."""
+        """Check, before a host's first command, that the host has this version of wheelmount."""
         if (greeting := self._greetings.pop(host, None)) is None:
             return
         try:
             theirs = await runtime.answer(greeting, self._timeout * FIRST_PART)
         except WaitError:  # a message was lost; see ``Hosts._await_answers``
-            log.warning("%s: its process for commands gives no answer; started again", host)
-            self._silent.append(self._procs[host])
+            log.warning(
+                "%s: the process that runs commands does not answer; starting another", host
+            )
+            self._replaced.append(self._procs[host])
             self._spawn([each.name for each in self._hosts].index(host))
             again = self._greetings.pop(host)
             theirs = await runtime.answer(again, self._timeout * (1 - FIRST_PART))
@@ -295,7 +304,7 @@ class Commands:
         host: str,
         command: Command,
         output: Output | None,
-        tell: _Teller | None,
+        output_thread: _OutputThread | None,
         stdin: RawIOBase | None,
         limit: int,
         collect: Collection | None = None,
@@ -308,19 +317,19 @@ class Commands:
             stdin = None
         with loan or contextlib.nullcontext():
             start = actor.start.call_one(key, command, stdin is not None)
-            place = await runtime.answer(start, self._timeout)
-        trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        tasks = [asyncio.create_task(self._renew(actor, key, trouble))]
+            directories = await runtime.answer(start, self._timeout)
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        tasks = [asyncio.create_task(self._renew(actor, key, failure))]
         if stdin is not None:
             reader = _Reader(stdin)
-            tasks.append(asyncio.create_task(self._feed(actor, key, reader, trouble)))
+            tasks.append(asyncio.create_task(self._feed(actor, key, reader, failure)))
         streams = {"stdout": bytearray(), "stderr": bytearray()}
         bound = self._timeout + REPORT_WAIT
         reached = False
         lacking = None
 
         def keep(stream: str, piece: bytes) -> Callable[[], None] | None:
-            """Keep output for the result; return the call that passes it on, if it is to be."""
+            """Keep output for the result; return the call that passes it on, or None."""
             if output is None:
                 streams[stream] += piece
                 return None
@@ -330,29 +339,31 @@ class Commands:
 
         try:
             while True:
-                most = limit if reached else min(limit, MUCH)
+                most = limit if reached else min(limit, CONNECTION_THRESHOLD)
                 report: Report = await runtime.answer(actor.report.call_one(key, most), bound)
                 for call in (keep("stdout", report.stdout), keep("stderr", report.stderr)):
-                    if call is not None and tell is not None:
-                        await tell(call)
+                    if call is not None and output_thread is not None:
+                        await output_thread(call)
                 if report.code is not None:
                     break
-                if trouble.done():
-                    trouble.result()
+                if failure.done():
+                    failure.result()
                 if not reached and max(len(report.stdout), len(report.stderr)) >= most:
                     reached = True
                     frame = min(limit, FRAME)
                     connection = await self._call(actor, key, conduit.TAKE, frame)
                     if connection is not None:
-                        await self._take(actor, key, connection, frame, keep, tell, trouble)
+                        await self._take(
+                            actor, key, connection, frame, keep, output_thread, failure
+                        )
             if collect is not None and command.collect is not None:
-                what = command.collect, *place
-                lacking = await self._collect(name, host, what, collect, limit)
+                selection = command.collect, *directories
+                lacking = await self._collect(name, host, selection, collect, limit)
         finally:
             for task in tasks:
                 task.cancel()
-            if not trouble.cancel():
-                trouble.exception()  # said, or the command has ended in spite of it
+            if not failure.cancel():
+                failure.exception()  # was raised above, or the command ended in spite of it
         await runtime.answer(actor.end.call_one(key), self._timeout)
         self._running.discard((host, key))
         return Result(
@@ -364,29 +375,29 @@ class Commands:
         )
 
     async def _collect(
-        self, name: str, host: str, what: tuple[str, str, str], collect: Collection, limit: int
+        self, name: str, host: str, selection: tuple[str, str, str], collect: Collection, limit: int
     ) -> WheelmountError | None:
-        """Bring back the files that a command left; return why some are missing."""
-        sender = Command(("python", "-m", "wheelmount.hosts.collection", *what))
-        inbox, tell, code = collect.open(name), _Teller(), None
+        """Collect the files that a command left; return the error if some are missing."""
+        sender = Command(("python", "-m", "wheelmount.hosts.collection", *selection))
+        inbox, output_thread, code = collect.open(name), _OutputThread(), None
         try:
-            with contextlib.suppress(TransferError):  # the inbox knows why
-                code = (await self._run(name, host, sender, inbox, tell, None, limit)).code
+            with contextlib.suppress(TransferError):  # ``inbox.close`` returns the reason
+                code = (await self._run(name, host, sender, inbox, output_thread, None, limit)).code
         finally:
-            tell.close()
+            output_thread.close()
             lacking = await asyncio.to_thread(inbox.close, code)
         return lacking
 
     async def _lend(self, host: str, key: str, lent: Mapping[str, int]) -> socket.socket | None:
-        """Hand a command's streams over before the command starts.
+        """Pass this process's descriptors to a command that is about to start.
 
         Returns:
             A connection to close when the command has started; None if the host cannot be reached
             on this machine.
 
         Raises:
-            HostError: the host may have the streams or not. They cannot be passed on then: two
-                readers of one input would each get a part of it.
+            HostError: it is unknown whether the host received the descriptors. This process must
+                not read them then, because each of two readers would get a part of the input.
         """
         ticket = await runtime.answer(self.actors[host].reach.call_one(), self._timeout)
         if ticket is None or not isinstance(ticket.where, str):
@@ -401,7 +412,9 @@ class Commands:
                 conduit.lend(connection, lent)
             except OSError as error:
                 connection.close()
-                raise HostError(f"{host} did not take the streams of a command: {error}") from None
+                raise HostError(
+                    f"{host} did not receive the streams of a command: {error}"
+                ) from None
             except BaseException:
                 connection.close()
                 raise
@@ -410,14 +423,16 @@ class Commands:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, hand_over)
 
-    async def _call(self, actor: Any, key: str, way: int, limit: int) -> socket.socket | None:
-        """Return a connection for a stream of a command; None if only messages reach the host."""
+    async def _call(self, actor: Any, key: str, direction: int, limit: int) -> socket.socket | None:
+        """Connect for a stream of a command; return None if only Monarch's messages get through."""
         ticket = await runtime.answer(actor.reach.call_one(), self._timeout)
         if ticket is None:
             return None
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, conduit.call, ticket, key, way, limit)
+            return await loop.run_in_executor(
+                self._threads, conduit.call, ticket, key, direction, limit
+            )
         except (WheelmountError, OSError):
             return None
 
@@ -428,74 +443,74 @@ class Commands:
         connection: socket.socket,
         limit: int,
         keep: Callable[[str, bytes], Callable[[], None] | None],
-        tell: _Teller | None,
-        trouble: asyncio.Future[None],
+        output_thread: _OutputThread | None,
+        failure: asyncio.Future[None],
     ) -> None:
-        """Pass on output from a connection until the output ends."""
+        """Pass on a command's output from a connection until the output ends."""
         loop = asyncio.get_running_loop()
-        failed: asyncio.Future[None] = loop.create_future()  # the output has
-        turn, stopped = threading.Semaphore(), threading.Event()
+        output_failed: asyncio.Future[None] = loop.create_future()  # holds the ``Output``'s error
+        free, stopped = threading.Semaphore(), threading.Event()
 
         def receive() -> None:
-            # On one thread, because each change of threads takes as long as 100 KB.
+            # On one thread, because a switch between threads takes as long as 100 KB of output.
             while (frame := conduit.receive(connection, limit)) is not None:
                 call = keep(*frame)
-                if call is not None and tell is not None:
-                    turn.acquire()  # the piece before has been passed on
+                if call is not None and output_thread is not None:
+                    free.acquire()  # waits until the previous piece was passed on
                     if stopped.is_set():
                         return
-                    tell.put(call, told)
-            turn.acquire()
+                    output_thread.put(call, finished)
+            free.acquire()
 
-        def told(error: Exception | None) -> None:
+        def finished(error: Exception | None) -> None:
             if error is not None:
                 stopped.set()
-                _settle_soon(loop, failed, error)
-            turn.release()
+                _settle_soon(loop, output_failed, error)
+            free.release()
 
         receiving = loop.run_in_executor(self._threads, receive)
         with _open(connection):
             try:
-                any_of: set[asyncio.Future[Any]] = {receiving, failed, trouble}
+                any_of: set[asyncio.Future[Any]] = {receiving, output_failed, failure}
                 await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
-                for each in (failed, trouble):
+                for each in (output_failed, failure):
                     if each.done() and not receiving.done():
                         each.result()
                 try:
                     receiving.result()
                 except OSError:
-                    # Of a host that is lost, or has ended the command, this says so.
+                    # This call raises the reason if the host is lost or has ended the command.
                     await runtime.answer(actor.report.call_one(key, 1), self._timeout + REPORT_WAIT)
                     raise HostError(
-                        "the connection was cut by which a command's output came",
-                        hint="look at the network, and run it again",
+                        "the connection that carried a command's output was cut",
+                        hint="check the network, and run the command again",
                     ) from None
-                if failed.done():
-                    failed.result()
+                if output_failed.done():
+                    output_failed.result()
             finally:
                 stopped.set()
-                turn.release()
+                free.release()
                 sockets.hang_up(connection)
                 await asyncio.wait({receiving})
                 receiving.exception()
-                if not failed.cancel():
-                    failed.exception()
+                if not output_failed.cancel():
+                    output_failed.exception()
 
-    async def _renew(self, actor: Any, key: str, trouble: asyncio.Future[None]) -> None:
+    async def _renew(self, actor: Any, key: str, failure: asyncio.Future[None]) -> None:
         try:
             while True:
                 await asyncio.sleep(self._lease / 6)
                 await runtime.answer(actor.renew.call_one(key), self._timeout)
         except WheelmountError as error:
-            _settle(trouble, error)
+            _settle(failure, error)
 
     async def _feed(
-        self, actor: Any, key: str, reader: _Reader, trouble: asyncio.Future[None]
+        self, actor: Any, key: str, reader: _Reader, failure: asyncio.Future[None]
     ) -> None:
-        """Pass on input as fast as the command reads it."""
+        """Send input to a command as fast as the command reads it."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(WheelmountError):  # the command has ended
-            while len(data := await reader.read()) < MUCH:
+            while len(data := await reader.read()) < CONNECTION_THRESHOLD:
                 if not await runtime.answer(actor.feed.call_one(key, data), None) or not data:
                     return
             connection = await self._call(actor, key, conduit.GIVE, CHUNK * 2)
@@ -517,15 +532,15 @@ class Commands:
                     if not await runtime.answer(actor.wants_input.call_one(key), self._timeout):
                         return
             error = HostError(
-                "the connection was cut by which a command's input went",
-                hint="look at the network, and run it again",
+                "the connection that carried a command's input was cut",
+                hint="check the network, and run the command again",
             )
-            _settle(trouble, error)
+            _settle(failure, error)
 
 
 @contextlib.contextmanager
 def _open(connection: socket.socket) -> Iterator[None]:
-    """Close a connection at the end, which wakes a thread that waits on it."""
+    """Close a connection at the end, and wake a thread that waits for its data."""
     with connection:
         try:
             yield
@@ -533,25 +548,25 @@ def _open(connection: socket.socket) -> Iterator[None]:
             sockets.hang_up(connection)
 
 
-class _Teller:
+class _OutputThread:
     """Calls an ``Output`` in a thread of its own, because the call may wait for a slow reader."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[
             tuple[Callable[[], None], Callable[[Exception | None], None]] | None
         ] = SimpleQueue()
-        _begin(self._work)
+        _start_daemon(self._work)
 
     async def __call__(self, call: Callable[[], None]) -> None:
-        """Call the ``Output`` on its thread and wait; raise the error that it raises."""
+        """Run a call on the thread and wait; raise the error that the call raises."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self.put(call, partial(_settle_soon, loop, done))
         await done
 
-    def put(self, call: Callable[[], None], told: Callable[[Exception | None], None]) -> None:
-        """Call the ``Output`` on its thread; tell of the end there, with the error if it failed."""
-        self._calls.put((call, told))
+    def put(self, call: Callable[[], None], finished: Callable[[Exception | None], None]) -> None:
+        """Queue a call for the thread, which passes the call's error, or None, to ``finished``."""
+        self._calls.put((call, finished))
 
     def close(self) -> None:
         """End the thread after its current call."""
@@ -559,25 +574,26 @@ class _Teller:
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, told = item
+            call, finished = item
             error = None
             try:
                 call()
             except Exception as raised:
                 error = raised
-            told(error)
+            finished(error)
 
 
 def _settle_soon(
     loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], error: Exception | None
 ) -> None:
-    """The same from another thread."""
+    """Complete a future from a thread other than its loop's, as ``_settle`` does."""
     with contextlib.suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(_settle, future, error)
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
-    if future.done():  # given up
+    """Complete a future: with the error if there is one, else with None."""
+    if future.done():  # its waiter was cancelled
         return
     if error is None:
         future.set_result(None)
@@ -586,27 +602,27 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 class _Reader:
-    """Reads input ahead in a thread of its own while the piece before is sent."""
+    """Reads input ahead on a thread of its own while the previous piece is sent."""
 
     def __init__(self, stdin: RawIOBase) -> None:
         self._loop = asyncio.get_running_loop()
         self._stdin = stdin
         self._descriptor: int | None = None
-        with contextlib.suppress(OSError):  # a file of Python's alone
+        with contextlib.suppress(OSError):  # a Python object without a descriptor
             self._descriptor = stdin.fileno()
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):  # no pipe, or more than this user may have in all
+            with contextlib.suppress(OSError):  # no pipe, or over the user's limit for all pipes
                 fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, conduit.PIPE)
         self._held = bytearray()
         self._stopped = False
         self._ended = False
-        self._left = False  # its thread has
+        self._left = False  # whether the thread has ended
         self._changed = threading.Condition()
         self._some = asyncio.Event()
-        _begin(self._work)
+        _start_daemon(self._work)
 
     async def read(self) -> bytes:
-        """Return the available input, at least one byte; no bytes at the end, or once stopped."""
+        """Wait for input and return it; return no bytes at the end, or once stopped."""
         while True:
             await self._some.wait()
             with self._changed:
@@ -618,19 +634,19 @@ class _Reader:
                 self._some.clear()
 
     def stop(self) -> None:
-        """Leave what was not read yet to ``pump``, if it has a descriptor."""
+        """Stop reading ahead if the input has a descriptor; ``pump`` then sends the rest."""
         with self._changed:
             self._stopped = self._descriptor is not None
             self._changed.notify()
 
     async def pump(self, connection: socket.socket) -> None:
-        """Send the rest of the input, and its end.
+        """Send the rest of the input over a connection, and then the end.
 
         Raises:
             OSError: the connection failed.
         """
         done: asyncio.Future[None] = self._loop.create_future()
-        # The caller closes a connection that may still be in use here.
+        # A duplicate, because the caller may close the connection while this thread still sends.
         own = connection if isinstance(connection, ssl.SSLSocket) else connection.dup()
 
         def work() -> None:
@@ -646,16 +662,16 @@ class _Reader:
                 own.close()
             _settle_soon(self._loop, done, error)
 
-        _begin(work)
+        _start_daemon(work)
         await done
 
     def _work(self) -> None:
         while not (self._ended or self._stopped):
             try:
                 data = self._stdin.read(CHUNK // 2)
-            except (OSError, ValueError):  # ValueError: it was closed
+            except (OSError, ValueError):  # ValueError: the file was closed
                 data = b""
-            if data is None and self._descriptor is not None:  # it does not block
+            if data is None and self._descriptor is not None:  # a non-blocking file has none yet
                 ready = select.poll()
                 ready.register(self._descriptor, select.POLLIN)
                 ready.poll()
@@ -674,15 +690,16 @@ class _Reader:
             self._loop.call_soon_threadsafe(self._some.set)
 
 
-def _begin(work: Callable[[], None]) -> None:
-    """Run it on a daemon thread, because it may wait forever for input or a reader."""
+def _start_daemon(work: Callable[[], None]) -> None:
+    """Run a function on a daemon thread, because it may wait forever for input or a reader."""
     threading.Thread(target=work, daemon=True).start()
 
 
 def worst(results: Results) -> int:
-    """Return one exit code for all hosts: 0 if all had 0, else the highest.
+    """Return one exit code for all hosts: 0 if all commands ended with 0, else the highest.
 
-    If all had 0, the exit code of files that were not collected, or of the shortfall.
+    If all ended with 0, return the exit code of the error for files that were not collected, or
+    of the shortfall, if there is one.
     """
     ends = results.values()
     code = max(r.exit_code if isinstance(r, WheelmountError) else r.code for r in ends)
