@@ -7,7 +7,7 @@
 #
 # As root on Debian it installs what is missing, on a bare machine everything. As an
 # ordinary user it says what is missing and makes .venv. What is there already is used as it is, so
-# a second run takes a second. APPTAINER_DEB=file.deb: see install-apptainer.py.
+# a second run takes a second. APPTAINER_DEB=file.deb: see wheelmount/containers/debian.py.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -44,13 +44,10 @@ PYTHON
 }
 
 find_missing() {
-  # Without the first there is no .venv, without the second no mounts, no images.
+  # Without the first there is no .venv. wheelmount/machine.py knows what mounts and containers need.
   needed=() wanted=() servers=()
   usable_python >/dev/null || needed+=(python3 python3-venv)
   [ $dev = no ] || find_compiler
-  have fusermount3 || wanted+=(fuse3)
-  have debootstrap || wanted+=(debootstrap)
-  have_apptainer || wanted+=(apptainer)
   [ $dev = no ] || find_servers
   missing=("${needed[@]}" "${wanted[@]}" "${servers[@]}")
 }
@@ -84,24 +81,12 @@ find_servers() {
 
 have_apptainer() { have apptainer || have singularity; }
 
-candidate() {
-  local policy
-  policy=$(apt-cache policy "$1")
-  [[ $policy == *Candidate:* && $policy != *'Candidate: (none)'* ]]
-}
-
 install_missing() {
-  local package packages=()
   have apt-get || die "not a Debian; install yourself: ${missing[*]}"
   say "installing ${missing[*]}"
   quietly apt-get -qq update
-  for package in "${needed[@]}" "${wanted[@]}"; do
-    # apptainer is the one that not every Debian has.
-    [ "$package" = apptainer ] && ! candidate apptainer || packages+=("$package")
-  done
-  [ ${#packages[@]} = 0 ] || install_packages "${packages[@]}"
+  [ ${#needed[@]} = 0 ] && [ ${#wanted[@]} = 0 ] || install_packages "${needed[@]}" "${wanted[@]}"
   [ ${#servers[@]} = 0 ] || install_servers
-  have_apptainer || "$(usable_python)" examples/install-apptainer.py || without_apptainer=yes
 }
 
 # Install servers that only tests use, on hosts of their own: Debian would start them here, now and
@@ -127,22 +112,7 @@ quietly() {
   output=$("$@" 2>&1) || { printf '%s\n' "$output" >&2; die "failed: $*"; }
 }
 
-# --- what only root can set -----------------------------------------------------------------------
-
-set_up_machine() {
-  # For mounts of ordinary users, and for theirs to be seen by others. /dev/fuse is made anew at
-  # every start of the machine, some of them with a mode for root alone.
-  if [ ! -c /dev/fuse ]; then
-    say "warning: there is no /dev/fuse here; nothing can be mounted (modprobe fuse)"
-  elif [ "$(stat -c %a /dev/fuse)" != 666 ]; then
-    chmod 666 /dev/fuse
-  fi
-  if ! grep -qs '^user_allow_other' /etc/fuse.conf; then echo user_allow_other >>/etc/fuse.conf; fi
-  # What `apptainer build --fakeroot` maps the image's users to; apptainer notes root as 0.
-  if have_apptainer && ! grep -Eqs '^(root|0):' /etc/subuid; then
-    quietly "$(command -v apptainer || command -v singularity)" config fakeroot --add root
-  fi
-}
+# --- .venv ----------------------------------------------------------------------------------------
 
 # Many virtual machines keep CAP_SYS_RESOURCE (bit 24) from root, and apptainer insists on it.
 # wheelmount tells it not to; nothing is changed for others who use apptainer here.
@@ -154,8 +124,6 @@ note_capability() {
       "export APPTAINER_DROP_CAPS=CAP_SYS_RESOURCE"
   fi
 }
-
-# --- .venv ----------------------------------------------------------------------------------------
 
 venv_works() {
   [ -x .venv/bin/python ] && (cd / && "$root/.venv/bin/python" -c '' 2>/dev/null)
@@ -193,17 +161,19 @@ make_venv() {
 # --------------------------------------------------------------------------------------------------
 
 find_missing
-without_apptainer=no
 if [ "$(id -u)" = 0 ]; then
   [ ${#missing[@]} = 0 ] || install_missing
-  set_up_machine
+  "$(usable_python)" -m wheelmount.machine || true
 elif [ ${#missing[@]} != 0 ]; then
   say "missing here: ${missing[*]}; root can install it: sudo examples/setup.sh"
   [ ${#needed[@]} = 0 ] || venv_works || die "without ${needed[*]} .venv cannot be made"
+fi
+if [ "$(id -u)" != 0 ] && python=$(usable_python); then
+  "$python" -m wheelmount.machine --check || say "root can install it: sudo examples/setup.sh"
 fi
 if ! venv_fresh; then
   make_venv
   note_capability
 fi
-[ $without_apptainer = no ] || die "everything but apptainer is ready: mounts work, containers do not"
+[ "$(id -u)" != 0 ] || have_apptainer || die "everything but apptainer is ready: mounts work, containers do not"
 say "ready: . .venv/bin/activate"

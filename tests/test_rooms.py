@@ -13,7 +13,7 @@ ROOT = Path(wheelmount.__file__).parent
 
 FLOORS = (
     ("cli", "cluster"),
-    ("operations", "doctor"),
+    ("operations", "doctor", "machine"),
     ("containers", "wheels", "mount"),
     ("hosts",),
 )

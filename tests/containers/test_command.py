@@ -113,7 +113,7 @@ def test_no_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError) as error:
         Container(tmp_path / "i.sif", tmp_path / "work").command(["true"])
-    assert "setup.sh" in str(error.value.hint)
+    assert "wheelmount setup" in str(error.value.hint)
 
 
 def test_version(fake_apptainer: Path) -> None:

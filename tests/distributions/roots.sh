@@ -11,7 +11,7 @@
 #   --quickstart  on Debian 13 also examples/setup.sh as root, then examples/quickstart.sh as the user
 #
 # ROOTS=DIR keeps the root directories there for the next run. APPTAINER_DEB=file.deb: see
-# examples/install-apptainer.py.
+# wheelmount/containers/debian.py.
 #
 # uv's own Pythons come from GitHub, which not every network reaches; distributions have them too.
 set -euo pipefail

@@ -55,6 +55,7 @@ COMMANDS = {
     "down": "sessions:down",
     "config": "settings:show",
     "worker": "worker:worker",
+    "setup": "setup:setup",
     "doctor": "doctor:examine",
 }
 """Where each command is: module of this package, and name in it."""

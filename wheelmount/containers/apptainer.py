@@ -71,7 +71,7 @@ def find() -> Path:
             return Path(found)
     raise UnavailableError(
         "neither apptainer nor singularity is on PATH",
-        hint="examples/setup.sh installs it; on a cluster try: module load apptainer",
+        hint="on Debian, as root: wheelmount setup; on a cluster try: module load apptainer",
     )
 
 
@@ -339,12 +339,12 @@ def _reason(output: str) -> str:
 
 
 _KNOWN = {
-    "/etc/subuid": "run examples/setup.sh, or as root: apptainer config fakeroot --add USER",
+    "/etc/subuid": "as root: apptainer config fakeroot --add USER",
     "failed to change uid and gids": "to build images with files of several users, you need "
     "subordinate ids: as root: apptainer config fakeroot --add USER",
     "user namespace": "ordinary users need user namespaces: sysctl user.max_user_namespaces",
     "Requesting capability set": "set 'root default capabilities = no' in apptainer.conf",
-    "debootstrap is not in PATH": "install debootstrap (examples/setup.sh does)",
+    "debootstrap is not in PATH": "install debootstrap; on Debian, as root: wheelmount setup",
     "while mounting overlay": "that directory cannot hold an overlay now: use another one "
     "(--overlay NAME), or set WHEELMOUNT_STATE_DIR",
     "seccomp": "this apptainer was built without seccomp: install Debian's, or give --privileged",

@@ -1,15 +1,13 @@
-#!/usr/bin/env python3
-"""Install apptainer on a Debian that does not package it, from Debian sid's own build.
+"""Install apptainer on a Debian that does not package it, from the build of Debian sid.
 
-Sid's binaries want glibc 2.38 for two functions only, ``__isoc23_strtol`` and
-``__isoc23_strtoul``: the C23 twins of ``strtol`` and ``strtoul``, which every glibc has. This takes
-the package, points those references at the plain functions, repacks it under its own version and
-lets apt install it. No other package comes from sid, and the C library stays what it was.
+Sid's binaries require glibc 2.38 for two functions only, ``__isoc23_strtol`` and
+``__isoc23_strtoul``: the C23 twins of ``strtol`` and ``strtoul``, which every glibc has. The
+references to these twins are changed to the plain functions, the package is repacked under a
+version of its own, and apt installs it. No other package comes from sid, and the C library stays as
+it is.
 
-    install-apptainer.py             as root; does nothing where apptainer is there already
-    APPTAINER_DEB=file.deb …         take that package instead of downloading sid's
-
-Standard library only: it runs before anything else of the project is installed.
+Only the standard library is imported: ``examples/setup.sh`` runs this before it makes an
+environment.
 """
 
 from __future__ import annotations
@@ -17,31 +15,28 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import struct
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
+
+from wheelmount.errors import UnavailableError
+from wheelmount.progress import SILENT, Progress
 
 TWIN = b"__isoc23_"
-"""What a C23 function's symbol has in front of the name of its plain twin."""
+"""Prefix of a C23 function's symbol, before the name of its plain twin."""
 
 PLAIN = {b"strtol", b"strtoll", b"strtoul", b"strtoull"}
 """Twins that differ in one thing only: the C23 ones also read ``0b`` as a prefix of base 2."""
 
 HELPERS = ["e2fsprogs", "fakeroot", "fuse-overlayfs", "fuse2fs", "squashfuse"]
-"""What apptainer calls for ordinary users and does not depend on."""
+"""Packages of programs that apptainer runs for ordinary users, and does not depend on."""
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 SHT_DYNSYM, SHT_VERNEED, SHT_VERSYM = 11, 0x6FFFFFFE, 0x6FFFFFFF
-
-
-class UnfitError(Exception):
-    """The package cannot be made to fit this machine."""
 
 
 # --- the binaries ---------------------------------------------------------------------------------
@@ -63,17 +58,17 @@ class Section(NamedTuple):
 
 
 class Version(NamedTuple):
-    """One version of a library that a file needs (``Elf64_Vernaux``), and where it is noted."""
+    """One version of a library that a file needs (``Elf64_Vernaux``)."""
 
     offset: int
     hash: int
-    index: int
+    number: int
     name_offset: int
     name: str
 
 
 class Elf:
-    """The few tables of a 64-bit little-endian ELF file that say which symbols it wants."""
+    """The tables of a 64-bit little-endian ELF file that name the symbols it needs."""
 
     def __init__(self, data: bytearray) -> None:
         self.data = data
@@ -92,7 +87,7 @@ class Elf:
         return bytes(self.data[start : self.data.index(0, start)])
 
     def versions(self) -> Iterator[Version]:
-        """Every library version the file needs."""
+        """Yield each library version that the file needs."""
         needs = self.section(SHT_VERNEED)
         if needs is None:
             return
@@ -107,7 +102,7 @@ class Elf:
             library += following
 
     def symbols(self) -> Iterator[tuple[int, int, bytes]]:
-        """Every dynamic symbol: offset of its entry, index of its version, name."""
+        """Yield each dynamic symbol: offset of its entry, number of its version, name."""
         symbols, indices = self.section(SHT_DYNSYM), self.section(SHT_VERSYM)
         if symbols is None or indices is None:
             return
@@ -119,13 +114,13 @@ class Elf:
 
 
 def glibc(version: str) -> tuple[int, ...] | None:
-    """The number in ``GLIBC_2.38``; None for the versions of other libraries."""
+    """Return the number in ``GLIBC_2.38``; None for versions of other libraries."""
     found = re.fullmatch(r"GLIBC_(\d+(?:\.\d+)*)", version)
     return tuple(map(int, found[1].split("."))) if found else None
 
 
 def retarget(data: bytearray, limit: tuple[int, ...]) -> list[str]:
-    """Make an ELF file do with glibc ``limit``, in place.
+    """Change an ELF file so that it runs with glibc ``limit``, in place.
 
     A symbol keeps its version's slot; the slot itself is renamed to the oldest version of glibc
     that the file uses, in which the plain twins live.
@@ -134,11 +129,11 @@ def retarget(data: bytearray, limit: tuple[int, ...]) -> list[str]:
         The symbols that were changed; empty where the file fits as it is.
 
     Raises:
-        UnfitError: it uses something newer than ``limit`` that has no plain twin.
+        UnavailableError: it uses something newer than ``limit`` that has no plain twin.
     """
     elf = Elf(data)
     libc = [(number, v) for v in elf.versions() if (number := glibc(v.name))]
-    newer = {v.index: v for number, v in libc if number > limit}
+    newer = {v.number: v for number, v in libc if number > limit}
     if not newer:
         return []
     changed = []
@@ -146,7 +141,7 @@ def retarget(data: bytearray, limit: tuple[int, ...]) -> list[str]:
         if index not in newer:
             continue
         if not name.startswith(TWIN) or name[len(TWIN) :] not in PLAIN:
-            raise UnfitError(f"it calls {name.decode()}, which came with {newer[index].name}")
+            raise UnavailableError(f"it calls {name.decode()}, which came with {newer[index].name}")
         (start,) = struct.unpack_from("<I", data, at)
         struct.pack_into("<I", data, at, start + len(TWIN))
         changed.append(name.decode())
@@ -160,13 +155,84 @@ def retarget(data: bytearray, limit: tuple[int, ...]) -> list[str]:
 # --- the package ----------------------------------------------------------------------------------
 
 
-def fetch(folder: Path) -> Path:
-    """Download sid's package; apt checks its signature. Nothing of the system's apt is touched."""
+def install_apptainer(package: Path | None = None, progress: Progress = SILENT) -> None:
+    """Install apptainer and the programs that it runs for ordinary users, as root.
+
+    Args:
+        package: a Debian package of apptainer; None to use this Debian's own, or else to download
+            that of sid.
+        progress: told each step.
+
+    Raises:
+        UnavailableError: apt failed, or the package does not fit this machine.
+    """
+    helpers = [name for name in HELPERS if available(name)]
+    if package is None and available("apptainer"):
+        install(["apptainer", *helpers], progress)
+        return
+    if package is None and not Path(KEYRING).exists():
+        raise UnavailableError(
+            "the keys of Debian are missing",
+            hint="as root: apt-get install debian-archive-keyring",
+        )
+    with tempfile.TemporaryDirectory(prefix="apptainer-") as name:
+        folder = Path(name)
+        package = package or _download(folder, progress)
+        progress.log(f"installing {package.name}")
+        try:
+            adapted = _adapt(package, folder, progress)
+            if not _installable([str(adapted), *helpers]):
+                raise UnavailableError("this Debian does not have what it depends on")
+        except UnavailableError as reason:
+            raise UnavailableError(
+                f"{package.name} does not fit this machine: {reason}",
+                hint="install apptainer yourself, or give another package by --apptainer",
+            ) from None
+        install([str(adapted), *helpers], progress)
+
+
+def install(packages: Sequence[str], progress: Progress = SILENT) -> None:
+    """Let apt install packages, given by name or by the path of a file.
+
+    Raises:
+        UnavailableError: apt failed.
+    """
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    _run([*_INSTALL, "--yes", *packages], progress, env=environment)
+
+
+def update(progress: Progress = SILENT) -> None:
+    """Download this machine's lists of packages again.
+
+    Raises:
+        UnavailableError: apt failed.
+    """
+    _run(["apt-get", "-qq", "update"], progress)
+
+
+def available(package: str) -> bool:
+    """Return whether this machine's own apt sources have a package."""
+    policy = subprocess.run(
+        ["apt-cache", "policy", package], stdout=subprocess.PIPE, text=True, check=False
+    )
+    return "Candidate:" in policy.stdout and "Candidate: (none)" not in policy.stdout
+
+
+_INSTALL = ("apt-get", "-qq", "--no-install-recommends", "install")
+
+
+def _installable(packages: Sequence[str]) -> bool:
+    command = [*_INSTALL, "--simulate", *packages]
+    return not subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+
+
+def _download(folder: Path, progress: Progress) -> Path:
+    """Download sid's package; apt checks its signature. The settings of apt stay as they are."""
     apt = folder / "apt"
     for name in ("lists/partial", "cache/archives/partial", "sources"):
         (apt / name).mkdir(parents=True)
     (apt / "sources" / "sid.list").write_text(
-        f"deb [signed-by={KEYRING}] {mirror()} sid main\n", encoding="ascii"
+        f"deb [signed-by={KEYRING}] {_mirror()} sid main\n", encoding="ascii"
     )
     options = {
         "Dir::Etc::SourceList": "/dev/null",
@@ -178,43 +244,31 @@ def fetch(folder: Path) -> Path:
         "APT::Sandbox::User": "root",
     }
     apt_get = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items())]
-    run([*apt_get, "update"])
-    run([*apt_get, "download", "apptainer"], cwd=folder)
+    _run([*apt_get, "update"], progress)
+    _run([*apt_get, "download", "apptainer"], progress, cwd=folder)
     return next(folder.glob("apptainer_*.deb"))
 
 
-def mirror() -> str:
-    """The Debian mirror this machine uses."""
+def _mirror() -> str:
+    """Return the Debian mirror that this machine uses."""
+    form = ["--format", "$(SITE)", "Created-By: Packages", "Origin: Debian"]
     targets = subprocess.run(
-        [
-            "apt-get",
-            "indextargets",
-            "--format",
-            "$(SITE)",
-            "Created-By: Packages",
-            "Origin: Debian",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
+        ["apt-get", "indextargets", *form], stdout=subprocess.PIPE, text=True, check=False
     )
     sites = [s for s in targets.stdout.split() if not s.rstrip("/").endswith("-security")]
     return sites[0] if sites else "http://deb.debian.org/debian"
 
 
-def adapt(package: Path, folder: Path) -> Path:
-    """Make ``package`` fit this machine's glibc.
-
-    Returns:
-        The repacked package.
+def _adapt(package: Path, folder: Path, progress: Progress) -> Path:
+    """Return a copy of a package that fits this machine's glibc.
 
     Raises:
-        UnfitError: see `retarget`.
+        UnavailableError: a binary needs more of glibc than this machine's has.
     """
     have = os.confstr("CS_GNU_LIBC_VERSION") or ""
     limit = tuple(map(int, have.removeprefix("glibc ").split(".")))
     tree = folder / "tree"
-    run(["dpkg-deb", "--raw-extract", str(package), str(tree)])
+    _run(["dpkg-deb", "--raw-extract", str(package), str(tree)], progress)
     sums = []
     for file in sorted(tree.rglob("*")):
         if file.is_symlink() or not file.is_file() or file.is_relative_to(tree / "DEBIAN"):
@@ -224,7 +278,7 @@ def adapt(package: Path, folder: Path) -> Path:
             mode = file.stat().st_mode
             file.write_bytes(data)
             file.chmod(mode)
-            say(f"{file.name}: {', '.join(changed)} replaced by the plain function")
+            progress.log(f"{file.name}: {', '.join(changed)} replaced by the plain function")
         digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
         sums.append(f"{digest}  {file.relative_to(tree)}\n")
     (tree / "DEBIAN" / "md5sums").write_text("".join(sums), encoding="utf-8")
@@ -237,73 +291,33 @@ def adapt(package: Path, folder: Path) -> Path:
     control.write_text(text, encoding="utf-8")
     out = folder / "apptainer-retargeted.deb"
     # It is installed once and thrown away: no time for compressing it.
-    run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(out)])
+    build = ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(out)]
+    _run(build, progress)
     return out
 
 
-def install(package: Path) -> None:
-    """Let apt install ``package``, what it depends on, and apptainer's helpers.
-
-    Raises:
-        UnfitError: something it depends on is not to be had on this Debian.
-    """
-    packages = [str(package), *(h for h in HELPERS if candidate(h))]
-    apt_get = ["apt-get", "-qq", "--no-install-recommends", "install"]
-    if subprocess.run([*apt_get, "--simulate", *packages], stdout=subprocess.DEVNULL).returncode:
-        raise UnfitError("it depends on something this Debian does not have")
-    run([*apt_get, "--yes", *packages], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
-
-
-def candidate(package: str) -> bool:
-    """Whether this machine's own apt sources have ``package``."""
-    policy = subprocess.run(
-        ["apt-cache", "policy", package], stdout=subprocess.PIPE, text=True, check=False
-    )
-    return "Candidate:" in policy.stdout and "Candidate: (none)" not in policy.stdout
-
-
-# --- the program ----------------------------------------------------------------------------------
-
-
-def run(command: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-    """Run ``command``; its output is shown only if it fails."""
+def _run(
+    command: Sequence[str],
+    progress: Progress,
+    *,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> None:
+    """Run a command; its output is shown only if it fails."""
     done = subprocess.run(
-        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode:
-        sys.stderr.buffer.write(done.stdout)
-        fail(f"{command[0]} failed ({done.returncode})")
-
-
-def say(text: str) -> None:
-    print(f"install-apptainer: {text}", file=sys.stderr)
-
-
-def fail(text: str) -> NoReturn:
-    say(f"error: {text}")
-    sys.exit(1)
-
-
-def main() -> None:
-    if shutil.which("apptainer") or shutil.which("singularity"):
-        return
-    if os.getuid() != 0:
-        fail("installing it needs root")
-    given = os.environ.get("APPTAINER_DEB")
-    if not given and not Path(KEYRING).exists():
-        fail("Debian's keys are missing: apt-get install debian-archive-keyring")
-    with tempfile.TemporaryDirectory(prefix="apptainer-") as name:
-        folder = Path(name)
-        package = Path(given) if given else fetch(folder)
-        say(f"taking {package.name}")
-        try:
-            install(adapt(package, folder))
-        except UnfitError as reason:
-            fail(
-                f"{package.name} does not fit this machine: {reason}; "
-                "install apptainer yourself, or give an older package as APPTAINER_DEB=file.deb"
-            )
-
-
-if __name__ == "__main__":
-    main()
+        for line in done.stdout.splitlines():
+            progress.log(line)
+        raise UnavailableError(
+            f"{command[0]} failed ({done.returncode})", hint="see its output above"
+        )

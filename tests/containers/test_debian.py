@@ -1,27 +1,17 @@
-"""The part of examples/install-apptainer.py that changes binaries, on a program made for it."""
+"""Binaries of a package are changed so that they run with this machine's C library."""
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "install-apptainer.py"
+from wheelmount.containers import debian
+from wheelmount.errors import UnavailableError
 
 OLD = "long strtol(const char *s, char **e, int b) { (void)s; (void)e; (void)b; return 42; }"
 PROGRAM = "long F(const char *, char **, int); int main(void) { return (int)F(0, 0, 0); }"
-
-
-@pytest.fixture(scope="module")
-def installer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install_apptainer", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def compile_c(folder: Path, source: str, out: str, *options: str) -> Path:
@@ -47,19 +37,19 @@ def program(folder: Path, function: str) -> Path:
     return compile_c(folder, PROGRAM, "program", *options)
 
 
-def test_twin_is_replaced(installer: ModuleType, tmp_path: Path) -> None:
+def test_twin_is_replaced(tmp_path: Path) -> None:
     library(tmp_path, {"GLIBC_2.2.5": "strtol", "GLIBC_2.99": "__isoc23_strtol"})
     binary = program(tmp_path, "__isoc23_strtol")
     library(tmp_path, {"GLIBC_2.2.5": "strtol"})  # what an older machine has
     assert subprocess.run([binary], stderr=subprocess.DEVNULL, check=False).returncode == 1
     data = bytearray(binary.read_bytes())
-    assert installer.retarget(data, (2, 98)) == ["__isoc23_strtol"]
+    assert debian.retarget(data, (2, 98)) == ["__isoc23_strtol"]
     binary.write_bytes(data)
     assert subprocess.run([binary], check=False).returncode == 42
-    assert installer.retarget(data, (2, 98)) == [], "nothing is left to do"
+    assert debian.retarget(data, (2, 98)) == [], "nothing is left to do"
 
 
-def test_anything_else_that_is_newer_is_refused(installer: ModuleType, tmp_path: Path) -> None:
+def test_anything_else_that_is_newer_is_refused(tmp_path: Path) -> None:
     library(tmp_path, {"GLIBC_2.2.5": "strtol", "GLIBC_2.99": "__isoc23_other"})
-    with pytest.raises(installer.UnfitError, match=r"__isoc23_other.*GLIBC_2\.99"):
-        installer.retarget(bytearray(program(tmp_path, "__isoc23_other").read_bytes()), (2, 98))
+    with pytest.raises(UnavailableError, match=r"__isoc23_other.*GLIBC_2\.99"):
+        debian.retarget(bytearray(program(tmp_path, "__isoc23_other").read_bytes()), (2, 98))
