@@ -110,6 +110,26 @@ def test_an_output_that_takes_nothing_is_an_error(
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
+@pytest.mark.parametrize("order", [(), ("--grouped",)], ids=["in order", "grouped"])
+def test_output_that_has_no_room_to_wait_is_an_error(
+    source: Path, workplace: Path, order: tuple[str, ...]
+) -> None:
+    small = workplace / "small"
+    small.mkdir()
+    script = workplace / "much"
+    script.write_text(f"head -c {8 << 20} /dev/zero\nsleep 1\n")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", *order]
+    command += ["-q", "--hosts", "local:2", str(source), str(script)]
+    limited = f'mount -t tmpfs -o size=1M none {small} && TMPDIR={small} exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", limited, "sh", *command],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 74, done.stderr
+    assert f"waits to be printed, in {small}: No space left" in done.stderr
+    assert "hint: set TMPDIR" in done.stderr
+
+
 def test_closed_streams_do_no_harm(cli: Cli, source: Path, workplace: Path, script: Path) -> None:
     """No file of the command's own may get the number of a stream."""
     kept = source / "kept"

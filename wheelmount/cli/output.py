@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from functools import wraps
 from io import RawIOBase
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
+from tempfile import SpooledTemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -21,7 +21,7 @@ from click import style
 from wheelmount import config
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.options import json_option
-from wheelmount.errors import InputError, SourceError, WheelmountError
+from wheelmount.errors import InputError, SourceError, TransferError, WheelmountError
 from wheelmount.hosts.names import alike, expand
 
 if TYPE_CHECKING:
@@ -220,9 +220,15 @@ class _Kept:
 
     def __call__(self, host: str, stream: str, data: bytes) -> None:
         key = host, stream
-        if key not in self._files:
-            self._files[key] = SpooledTemporaryFile(HELD)  # noqa: SIM115 - closed when taken
-        self._files[key].write(data)
+        try:
+            if key not in self._files:
+                self._files[key] = SpooledTemporaryFile(HELD)  # noqa: SIM115 - closed when taken
+            self._files[key].write(data)
+        except OSError as error:
+            raise TransferError(
+                f"cannot keep output that waits to be printed, in {gettempdir()}: {error.strerror}",
+                hint="set TMPDIR to a directory with more room",
+            ) from None
 
     def pieces(self, host: str, stream: str) -> Iterator[bytes]:
         """What was kept of a stream, which then is no more."""
