@@ -1,4 +1,4 @@
-"""The part of a command's run that happens on its host: an actor that starts, watches, ends it."""
+"""Runs commands on a host: an actor that starts, watches and ends them for a client."""
 
 from __future__ import annotations
 
@@ -33,50 +33,50 @@ log = logging.getLogger("wheelmount")
 CHUNK = 2 << 20
 """Bytes of a stream that travel in one message; Monarch's messages should stay below 16 MiB."""
 
-
 GRACE = 3.0
-"""Seconds between asking a command to end and ending it."""
+"""Seconds between SIGTERM and SIGKILL when a command is ended."""
 
 REPORT_WAIT = 5.0
-"""Seconds that a question for more output waits for some: few questions, also from 1,000 hosts."""
+"""Seconds that a request for output waits for some, which keeps requests to 1,000 hosts few."""
 
 LEASE = 60.0
-"""Seconds that a command runs on of which its client does not say that it still wants it."""
+"""Seconds that a command continues without a renewal by its client."""
 
 POLL_INTERVAL = 0.02
-"""Seconds between looks at whether there is more output."""
+"""Seconds between checks for more output."""
 
-PAUSE = 0.2
-"""Seconds between looks at whether all that is to end has ended, at most."""
+MAX_CHECK_INTERVAL = 0.2
+"""Longest interval, in seconds, between checks that a command's processes have ended."""
 
 MARK = "WHEELMOUNT_RUN"
-"""Variable by which processes of a command are recognized."""
+"""Environment variable whose value marks all processes of one command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a host is to do.
+    """A command for a host.
 
     Attributes:
         argv: program and arguments; a first item of ``python`` is the host's own Python, the one
             that runs wheelmount.
-        script: text of a script, run with ``argv`` as its arguments instead.
-        interpreter: the program that runs the script.
-        note: what the program is to read from a private file, whose path is the last argument;
-            every user of the host can read the arguments themselves.
+        script: text of a script to run with ``argv`` as its arguments; None to run ``argv``.
+        interpreter: program and arguments that run the script.
+        private_file: contents of a file that only this user can read, for input that must not be
+            in the arguments, which every user of the host can read. The file's path is appended
+            to the arguments.
         environment: variables to set.
-        cwd: where; default the host's temporary directory, for ``python`` the root.
-        timeout: seconds after which it is ended with all that it started; None for no bound. Its
-            exit code is that of ``OvertimeError`` then, and the reason the last line of its
-            standard error.
-        collect: what it leaves that is to be brought back when it has ended: a path, see
-            ``collection``; None for nothing.
+        cwd: working directory; default the host's temporary directory, for ``python`` the root.
+        timeout: seconds after which the command and its descendants are ended; None for no bound.
+            The exit code is that of ``OvertimeError`` then, and the last line of standard error
+            is the reason.
+        collect: path of the files to collect when the command has ended, see ``collection``; None
+            for no files.
     """
 
     argv: tuple[str, ...] = ()
     script: bytes | None = None
     interpreter: tuple[str, ...] = ("bash",)
-    note: bytes | None = None
+    private_file: bytes | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     timeout: float | None = None
@@ -85,14 +85,14 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """More of a command's output.
+    """The next part of a command's output.
 
     Attributes:
-        stdout: from where the last report ended.
-        stderr: likewise.
-        code: exit code if it has ended and this is the end of its output, else None; 128 and the
-            signal's number where a signal ended it.
-        seconds: since its start, or how long it took.
+        stdout: standard output since the last report.
+        stderr: standard error since the last report.
+        code: exit code if the command has ended and all output was reported, else None; 128 plus
+            the signal's number if a signal ended the command.
+        seconds: duration of the command; until now if it still runs.
     """
 
     stdout: bytes
@@ -102,9 +102,9 @@ class Report:
 
 
 class _Run:
-    """One command, and the pipes that it writes to and reads from.
+    """A running command and the pipes of its streams.
 
-    Pipes, so that it waits with its next output until the client has room for it.
+    A full pipe makes the command wait until the client has read earlier output.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class _Run:
         command: Command,
         directory: Path,
         environment: Mapping[str, str],
-        fed: bool,
+        has_input: bool,
         lent: Mapping[str, int],
     ) -> None:
         directory.mkdir()
         self._directory = directory
-        self._started = self.asked = time.monotonic()
+        self._started = self.requested_at = time.monotonic()
         self._seconds: float | None = None
         self._outputs: dict[str, int] = {}
         self._input = -1
         self._connections: set[socket.socket] = set()
         self._condition = threading.Condition()
         self._ending = False
-        self._overtime: threading.Event | None = None
+        self._timed_out: threading.Event | None = None
         self._reason = b""
         self._mark = secrets.token_hex(16)
         argv, cwd = list(command.argv), command.cwd
@@ -135,30 +135,31 @@ class _Run:
         elif argv[0] == "python":
             argv[0] = sys.executable
             cwd = cwd or "/"  # Python would import modules of the working directory
-        self.place = cwd or tempfile.gettempdir(), str(directory / "output")
+        self.cwd = cwd or tempfile.gettempdir()
+        self.output = str(directory / "output")
         if command.collect is not None:
             (directory / "output").mkdir(mode=0o700)
-            environment = {**environment, collection.VARIABLE: self.place[1]}
-        if command.note is not None:
-            note = directory / "note"
-            note.write_bytes(command.note)
-            argv.append(str(note))
-        theirs = {}
+            environment = {**environment, collection.VARIABLE: self.output}
+        if command.private_file is not None:
+            private_file = directory / "private"
+            private_file.write_bytes(command.private_file)
+            argv.append(str(private_file))
+        child_ends = {}
         try:
             for stream in ("stdout", "stderr"):
                 if stream not in lent:
-                    self._outputs[stream], theirs[stream] = conduit.pipe()
-            if fed:
-                theirs["stdin"], self._input = conduit.pipe()
-            for ours in (*self._outputs.values(), *([self._input] if fed else ())):
-                os.set_blocking(ours, False)
-            given = {**theirs, **lent}
+                    self._outputs[stream], child_ends[stream] = conduit.pipe()
+            if has_input:
+                child_ends["stdin"], self._input = conduit.pipe()
+            for own_end in (*self._outputs.values(), *([self._input] if has_input else ())):
+                os.set_blocking(own_end, False)
+            streams = {**child_ends, **lent}
             self._process = subprocess.Popen(
                 argv,
-                stdin=given.get("stdin", subprocess.DEVNULL),
-                stdout=given["stdout"],
-                stderr=given["stderr"],
-                cwd=self.place[0],
+                stdin=streams.get("stdin", subprocess.DEVNULL),
+                stdout=streams["stdout"],
+                stderr=streams["stderr"],
+                cwd=self.cwd,
                 env={**environment, **command.environment, MARK: self._mark},
                 start_new_session=True,
             )
@@ -166,13 +167,14 @@ class _Run:
             self._close()
             if cwd is not None and error.filename == cwd:
                 raise HostError(
-                    f"cannot run in {cwd}: {error.strerror}", hint="name a directory of the host"
+                    f"cannot run in {cwd}: {error.strerror}",
+                    hint="choose a directory that exists on the host",
                 ) from None
             raise HostError(
                 f"cannot run {argv[0]}: {error.strerror}", hint="is it installed on the host?"
             ) from None
         finally:
-            for descriptor in theirs.values():
+            for descriptor in child_ends.values():
                 os.close(descriptor)
         self._timer = threading.Timer(command.timeout or 0, self._expire, [command.timeout])
         self._timer.daemon = True
@@ -180,31 +182,34 @@ class _Run:
             self._timer.start()
 
     def _expire(self, timeout: float) -> None:
-        """End it, as its time has run out."""
+        """End the command because it exceeded its timeout."""
         if self._process.poll() is not None:
             return
-        ended = self._overtime = threading.Event()
+        ended = self._timed_out = threading.Event()
         self._reason = f"error: the command was ended: it took longer than {timeout:g} s\n".encode()
         try:
             self._kill()
         finally:
             ended.set()
 
-    def _code(self) -> int | None:
-        """Its exit code, as soon as it has ended, and all of it where its time has run out."""
+    def _exit_code(self) -> int | None:
+        """Return the exit code; None while the command runs.
+
+        After a time-out, None until all descendants have ended, too.
+        """
         code = self._process.poll()
-        if code is None or self._overtime is None:
+        if code is None or self._timed_out is None:
             return 128 - code if code is not None and code < 0 else code
-        return OvertimeError.exit_code if self._overtime.is_set() else None
+        return OvertimeError.exit_code if self._timed_out.is_set() else None
 
     async def report(self, limit: int) -> Report:
         deadline = time.monotonic() + REPORT_WAIT
         while True:
-            self.asked = time.monotonic()
-            code = self._code()
+            self.requested_at = time.monotonic()
+            code = self._exit_code()
             if code is not None and self._seconds is None:
                 self._seconds = time.monotonic() - self._started
-            stdout, stderr = self._more("stdout", limit), self._more("stderr", limit)
+            stdout, stderr = self._read_output("stdout", limit), self._read_output("stderr", limit)
             more = bool(stdout or stderr)
             if more or code is not None or time.monotonic() > deadline:
                 if more or code is None:
@@ -212,7 +217,7 @@ class _Run:
                 return Report(stdout, stderr, code, self._seconds or 0)
             await _ready([each for each in self._outputs.values() if each >= 0])
 
-    def _more(self, stream: str, limit: int) -> bytes:
+    def _read_output(self, stream: str, limit: int) -> bytes:
         found, size = [], 0
         while self._outputs.get(stream, -1) >= 0 and size < limit:
             try:
@@ -224,7 +229,7 @@ class _Run:
                 self._outputs[stream] = -1
             found.append(piece)
             size += len(piece)
-        if stream == "stderr" and not size and self._code() is not None:
+        if stream == "stderr" and not size and self._exit_code() is not None:
             found, self._reason = [self._reason], b""
         return found[0] if len(found) == 1 else b"".join(found)
 
@@ -234,28 +239,28 @@ class _Run:
             try:
                 rest = rest[os.write(self._input, rest) :] if rest else rest
             except BlockingIOError:
-                if self._process.poll() is not None:  # who has its input now wants none
+                if self._process.poll() is not None:  # a process that it left does not read
                     return False
                 await _ready(writing=[self._input])
                 continue
-            except OSError:  # it does not want any
+            except OSError:  # the command has closed its input
                 data, rest = b"", rest[:0]
             if not rest:
                 if not data:
-                    self._refuse()
+                    self._close_input()
                 return bool(data)
         return False
 
     def give(self, connection: socket.socket, limit: int) -> None:
-        """Send output until the command has ended and no more is there; on a thread."""
+        """Send output over a connection until the command has ended and all is sent; blocks."""
         with self._using(connection), conduit.Splicer(connection, limit) as splicer:
             while not self._ending:
-                ended = self._code() is not None
+                ended = self._exit_code() is not None
                 more = False
                 for stream, output in self._outputs.items():
                     if output >= 0 and splicer.send(output, stream):
                         more = True
-                    elif data := self._more(stream, limit):
+                    elif data := self._read_output(stream, limit):
                         conduit.send(connection, stream, data)
                         more = True
                 if ended and not more:
@@ -265,7 +270,7 @@ class _Run:
                     _wait([each for each in self._outputs.values() if each >= 0], select.POLLIN)
 
     def take(self, connection: socket.socket, limit: int) -> None:
-        """Pass input on that comes by a connection, until the command wants none; on a thread."""
+        """Pass input from a connection to the command until either closes; blocks."""
         incoming = conduit.Incoming(connection, limit)
         with self._using(connection):
             while incoming.next():
@@ -273,16 +278,16 @@ class _Run:
                     try:
                         incoming.move(self._input)
                     except BlockingIOError:
-                        if self._process.poll() is not None:  # who has its input now wants none
+                        if self._process.poll() is not None:  # a process that it left does not read
                             return
                         _wait([self._input], select.POLLOUT)
-                    except BrokenPipeError:  # it does not want any
-                        self._refuse()
+                    except BrokenPipeError:  # the command has closed its input
+                        self._close_input()
                 if incoming.rest:
                     return
-            self._refuse()
+            self._close_input()
 
-    def _refuse(self) -> None:
+    def _close_input(self) -> None:
         if self._input >= 0:
             os.close(self._input)
             self._input = -1
@@ -307,60 +312,61 @@ class _Run:
         self._timer.cancel()
         if self._process.poll() is None:
             self._kill()
-        if self._overtime is not None:
-            self._overtime.wait()
+        if self._timed_out is not None:
+            self._timed_out.wait()
         self._close()
 
     def _kill(self) -> None:
-        """End the command and all its descendants, also those that left its session."""
+        """End the command and all its descendants, also those that left its session (setsid(2))."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            told: set[psutil.Process] = set()
+            signalled: set[psutil.Process] = set()
             deadline = time.monotonic() + GRACE
-            pause = POLL_INTERVAL
+            interval = POLL_INTERVAL
             while time.monotonic() < deadline:
-                family = set(self._family())
-                for each in family - told:
+                descendants = set(self._descendants())
+                for each in descendants - signalled:
                     with contextlib.suppress(psutil.Error):
                         each.send_signal(number)
-                told |= family
-                if not family and self._process.poll() is not None:
+                signalled |= descendants
+                if not descendants and self._process.poll() is not None:
                     return
-                time.sleep(pause)
-                pause = min(2 * pause, PAUSE)
+                time.sleep(interval)
+                interval = min(2 * interval, MAX_CHECK_INTERVAL)
 
-    def _family(self) -> Iterator[psutil.Process]:
-        """What it started and runs; but servers of mounts, which each see to their own end."""
+    def _descendants(self) -> Iterator[psutil.Process]:
+        """Yield the command's live processes, except servers of mounts, which end by themselves."""
         for each in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 if each.status() == psutil.STATUS_ZOMBIE:
                     continue
-                mine = os.getsid(each.pid) == self._process.pid or _marked(each, self._mark)
-                if mine and worker.SERVER not in each.cmdline():
+                started = os.getsid(each.pid) == self._process.pid or _marked(each, self._mark)
+                if started and worker.SERVER not in each.cmdline():
                     yield each
 
     def _close(self) -> None:
-        with self._condition:  # the threads of connections use what is closed then
+        with self._condition:  # threads of connections use the descriptors until they have ended
             self._ending = True
             for connection in self._connections:
                 sockets.hang_up(connection)
             self._condition.wait_for(lambda: not self._connections)
         for descriptor in self._outputs.values():
             if descriptor >= 0:
-                # What the command left running may write on, as to a file that is gone.
+                # Processes that the command left running may still write; nobody reads that output.
                 threading.Thread(target=_drain, args=(descriptor,), daemon=True).start()
         self._outputs = dict.fromkeys(self._outputs, -1)
-        self._refuse()
+        self._close_input()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _marked(process: psutil.Process, mark: str) -> bool:
     try:
         return bool(process.environ().get(MARK) == mark)
-    except psutil.AccessDenied:  # another user's
+    except psutil.AccessDenied:  # another user's process
         return False
 
 
 def _drain(descriptor: int) -> None:
+    """Read and discard the output of processes until all have closed the pipe."""
     os.set_blocking(descriptor, True)
     try:
         while os.read(descriptor, conduit.PIPE):
@@ -370,7 +376,7 @@ def _drain(descriptor: int) -> None:
 
 
 def _wait(descriptors: Sequence[int], events: int) -> None:
-    """The same on a thread: wait for one of them, for a moment at most."""
+    """Block until one of the descriptors is ready, for ``POLL_INTERVAL`` at most."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, events)
@@ -378,7 +384,7 @@ def _wait(descriptors: Sequence[int], events: int) -> None:
 
 
 async def _ready(reading: Sequence[int] = (), writing: Sequence[int] = ()) -> None:
-    """Wait until there is something to do at pipes, for a moment at most."""
+    """Wait until one of the descriptors is ready, for ``POLL_INTERVAL`` at most."""
     loop, woken = asyncio.get_running_loop(), asyncio.Event()
     for descriptor in reading:
         loop.add_reader(descriptor, woken.set)
@@ -396,16 +402,22 @@ async def _ready(reading: Sequence[int] = (), writing: Sequence[int] = ()) -> No
 
 
 class CommandActor(Actor):  # type: ignore[misc]
-    """Runs commands on its host."""
+    """Runs commands on its host.
+
+    Args:
+        host: name of the host, for the commands' environment.
+        rank: number of the host, likewise.
+        lease: seconds that a command continues without a renewal by its client.
+    """
 
     def __init__(self, host: str, rank: int, lease: float) -> None:
         process.settle()
         runtime.find_address()
         own = {"WHEELMOUNT_HOST": host, "WHEELMOUNT_RANK": str(rank)}
         self._environment = {**process.environment(), **own}
-        mark = os.environ.get(worker.MARK)  # what is in its directory goes with the host
-        place = None if mark is None else str(Path(mark).parent)
-        self._directory = Path(tempfile.mkdtemp(prefix="run-", dir=place))
+        mark = os.environ.get(worker.MARK)  # its directory is removed with the host
+        parent = None if mark is None else str(Path(mark).parent)
+        self._directory = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
         self._lease = lease
         self._runs: dict[str, _Run] = {}
         self._lent: dict[str, dict[str, int]] = {}
@@ -414,48 +426,50 @@ class CommandActor(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def private(self, runtime_dir: str) -> str:
-        """The user's own directory on this host in one where all may have theirs."""
+        """Return the user's private directory on this host within the setting ``runtime_dir``."""
         return str(Settings(runtime_dir=runtime_dir).private_runtime())
 
     @concurrent_endpoint
-    async def start(self, key: str, command: Command, fed: bool) -> tuple[str, str]:
-        """Start a command, to be known by ``key``. It ends when its output is not requested any
-        more.
+    async def start(self, key: str, command: Command, has_input: bool) -> tuple[str, str]:
+        """Start a command, which is ended unless the client renews it.
 
         Args:
-            key: chosen by the client.
+            key: identifies the command in later calls; the client chooses it.
             command: the command to run.
-            fed: whether ``feed`` is to follow; else it gets no input.
+            has_input: whether the client sends input; else the command gets none.
 
         Returns:
-            Where it starts, and its directory for what is to be brought back.
+            The working directory, and the directory for files to collect.
         """
-        self._runs[key] = run = await asyncio.to_thread(self._start, key, command, fed)
+        self._runs[key] = run = await asyncio.to_thread(self._start, key, command, has_input)
         if self._watch is None:
             self._watch = asyncio.create_task(self._end_abandoned())
-        return run.place
+        return run.cwd, run.output
 
-    def _start(self, key: str, command: Command, fed: bool) -> _Run:
+    def _start(self, key: str, command: Command, has_input: bool) -> _Run:
         lent = self._lent.pop(key, {})
         try:
-            return _Run(command, self._directory / key, self._environment, fed, lent)
+            return _Run(command, self._directory / key, self._environment, has_input, lent)
         finally:
             for descriptor in lent.values():
                 os.close(descriptor)
 
     @concurrent_endpoint
     async def report(self, key: str, limit: int) -> Report:
-        """More of its output, of each stream ``limit`` bytes at most; waits for some, a while."""
+        """Return more output, at most ``limit`` bytes of each stream.
+
+        Waits up to ``REPORT_WAIT`` for output or the command's end.
+        """
         return await self._run(key).report(limit)
 
     @concurrent_endpoint
     async def renew(self, key: str) -> None:
-        """Say that its client still wants it, even if it does not ask for output."""
-        self._run(key).asked = time.monotonic()
+        """Let a command continue although its client requests no output now."""
+        self._run(key).requested_at = time.monotonic()
 
     @concurrent_endpoint
     async def feed(self, key: str, data: bytes) -> bool:
-        """Send input, empty for its end; return whether the command takes more."""
+        """Send input to a command, no bytes for its end; return whether the command takes more."""
         return await self._run(key).feed(data)
 
     @concurrent_endpoint
@@ -465,50 +479,55 @@ class CommandActor(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def reach(self) -> Ticket | None:
-        """Where much input and output is passed on; None if this process cannot listen."""
+        """Return the ticket for connections with large input and output.
+
+        None if this process cannot listen.
+        """
         if self._entrance is None:
             try:
                 self._entrance = Entrance(self._answer)
             except OSError as error:
-                log.warning("output goes through Monarch's messages: %s", error)
+                log.warning(
+                    "large output goes through Monarch's messages, which is slower: %s", error
+                )
                 return None
         return self._entrance.ticket
 
     def _answer(self, connection: socket.socket, let_in: Callable[[], None]) -> None:
         if self._entrance is None:
             return
-        wanted = conduit.answer(connection, self._entrance.ticket.secret)
-        if wanted is None:
-            log.warning("security: refused who does not know the secret of a command's output")
+        request = conduit.answer(connection, self._entrance.ticket.secret)
+        if request is None:
+            log.warning("security: refused a caller with a wrong secret for a command's output")
             return
         let_in()
-        key, way, limit = wanted
-        if way == conduit.LEND:
+        key, direction, limit = request
+        if direction == conduit.LEND:
             self._lent[key] = conduit.borrow(connection)
             try:
-                conduit.borrowed(connection)
-            finally:  # also if it hung up before it had the command started
+                conduit.confirm_borrowed(connection)
+            finally:  # also if the client hung up before it started the command
                 for descriptor in self._lent.pop(key, {}).values():
                     os.close(descriptor)
             return
         connection.settimeout(None)  # a slow reader makes the command wait
         if (run := self._runs.get(key)) is not None:
-            (run.give if way == conduit.TAKE else run.take)(connection, limit)
+            (run.give if direction == conduit.TAKE else run.take)(connection, limit)
 
     @concurrent_endpoint
     async def end(self, key: str) -> None:
-        """End a command if it runs, and forget its output."""
+        """End a command if it runs, and discard its output."""
         if (run := self._runs.pop(key, None)) is not None:
             await asyncio.to_thread(run.end)
 
     @concurrent_endpoint
     async def quit(self) -> None:
-        """End this process, soon; for a client that did not start it."""
+        """End this process soon; for a client that did not start the process."""
         runtime.quit_soon()
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """End all commands; none may be started any more."""
+        """End all commands; no command can be started afterwards."""
         if self._watch is not None:
             self._watch.cancel()
         await asyncio.gather(*(asyncio.to_thread(run.end) for run in self._runs.values()))
@@ -521,7 +540,7 @@ class CommandActor(Actor):  # type: ignore[misc]
         if key not in self._runs:
             raise HostError(
                 f"the command was ended: its client had not been heard of for {self._lease:g} s",
-                hint="the client must go on, and reach its hosts, while commands run",
+                hint="keep the client running and connected to its hosts while commands run",
             )
         return self._runs[key]
 
@@ -529,6 +548,6 @@ class CommandActor(Actor):  # type: ignore[misc]
         while True:
             await asyncio.sleep(self._lease / 10)
             for key, run in list(self._runs.items()):
-                if time.monotonic() - run.asked > self._lease:
+                if time.monotonic() - run.requested_at > self._lease:
                     del self._runs[key]
                     await asyncio.to_thread(run.end)

@@ -1,13 +1,13 @@
 """A separate connection for large input or output of a command.
 
 Small output travels in Monarch's messages, each of which is answered before the next. A connection
-is faster, and its buffers make the faster end wait. It carries frames. The end of a stream is a
-frame, too, so a connection that ends without it was cut. Without TLS, the kernel moves bytes
-between pipes and the connection (splice(2)), because each copy in a process takes as long as the
-command's own write.
+is faster, and its full buffers make the sender wait for a slow receiver. It carries frames. A
+stream ends with a frame of its own, so a connection that ends without that frame was cut. Without
+TLS, the kernel moves bytes between pipes and the connection (splice(2)), because each copy in a
+process takes as long as the command's own write.
 
-On one machine, the client can pass its own descriptors to the command (``lend``). Then only the
-kernel's pipe is between the command and the reader or writer.
+On one machine, the client can pass its own descriptors to the command (``lend``). The command then
+reads and writes the client's files and pipes directly.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from wheelmount.hosts import sockets
 from wheelmount.hosts.sockets import Ticket
 
 HELLO = struct.Struct("<16s16sBI")
-"""The first message of a caller: secret, key of the command, ``GIVE``, ``TAKE`` or ``LEND``, and
-the most bytes of a frame."""
+"""A caller's first message: the secret, the command's key, the direction, and the maximum bytes of
+a frame."""
 
 GIVE, TAKE, LEND = 0, 1, 2
-"""Whether the caller sends input, receives output, or passes descriptors."""
+"""Directions: the caller sends input, receives output, or passes descriptors."""
 
 FRAME = struct.Struct("<BI")
 """Header of a frame: number of the stream, or ``END``, and number of bytes."""
@@ -40,12 +40,13 @@ STREAMS = "stdin", "stdout", "stderr"
 """Streams by their numbers in ``FRAME``."""
 
 END = 255
+"""Number, in a frame's header, that ends a stream."""
 
-MOST = 4 << 20
-"""Most bytes of a frame that a caller may allow."""
+MAX_FRAME = 4 << 20
+"""Maximum bytes of a frame, whatever a caller allows."""
 
 PIPE = 1 << 20
-"""Bytes that a pipe is to hold, so that few system calls move many bytes."""
+"""Capacity of a pipe in bytes: large, so that few system calls are needed."""
 
 
 def send(connection: socket.socket, stream: str, data: bytes | memoryview) -> None:
@@ -68,10 +69,10 @@ def end(connection: socket.socket) -> None:
 
 
 def receive(connection: socket.socket, limit: int) -> tuple[str, bytes] | None:
-    """Receive stream and bytes of the next frame; None at the end.
+    """Receive the next frame; return its stream and bytes, or None at the end of the stream.
 
     Raises:
-        ConnectionError: the connection was cut, or sent something other than a frame.
+        ConnectionError: the connection was cut, or the peer sent something other than a frame.
         OSError: the connection failed.
     """
     header = _header(connection, limit)
@@ -81,20 +82,20 @@ def receive(connection: socket.socket, limit: int) -> tuple[str, bytes] | None:
     if isinstance(connection, ssl.SSLSocket):
         return STREAMS[number], bytes(_exactly(connection, size))
     data = connection.recv(size, socket.MSG_WAITALL)
-    while len(data) < size:  # a signal came
+    while len(data) < size:  # a signal interrupted the call
         if not (more := connection.recv(size - len(data), socket.MSG_WAITALL)):
-            raise ConnectionError("it was cut")
+            raise ConnectionError("the connection was cut")
         data += more
     return STREAMS[number], data
 
 
 def pump(source: int, connection: socket.socket, limit: int) -> None:
-    """Send a process's input as it comes, and its end.
+    """Send a command's input as it arrives, and then its end.
 
     Args:
-        source: descriptor of the input; one that cannot be read counts as ended.
+        source: descriptor of the input; an unreadable descriptor counts as ended.
         connection: a connection made with ``GIVE``.
-        limit: most bytes of a frame.
+        limit: maximum bytes of a frame.
 
     Raises:
         OSError: the connection failed.
@@ -104,9 +105,9 @@ def pump(source: int, connection: socket.socket, limit: int) -> None:
     poll.register(connection, select.POLLRDHUP)
     with Splicer(connection, limit) as splicer:
         while True:
-            # Not by a read alone, which a connection that ends would not wake.
+            # Polled together, because the end of the connection would not wake a blocking read.
             if connection.fileno() in dict(poll.poll()):
-                raise ConnectionError("it was cut")
+                raise ConnectionError("the connection was cut")
             if splicer.send(source, "stdin"):
                 continue
             try:
@@ -122,18 +123,19 @@ def pump(source: int, connection: socket.socket, limit: int) -> None:
 
 
 class Splicer:
-    """Sends frames with the bytes of a descriptor, with no copy in this process. A context manager.
+    """Sends a descriptor's bytes as frames without a copy in this process. A context manager.
 
     Args:
-        connection: by TLS, nothing can be sent so.
-        limit: most bytes of a frame.
+        connection: the connection; with TLS, ``send`` sends nothing.
+        limit: maximum bytes of a frame.
     """
 
     def __init__(self, connection: socket.socket, limit: int) -> None:
         self._connection, self._limit = connection, limit
         self._reading, self._writing = -1, -1
         if not isinstance(connection, ssl.SSLSocket):
-            # Bytes in a pipe of its own are there for sure when their number has been sent.
+            # A private pipe, because nothing else can take bytes from it once the frame's header,
+            # with their number, has been sent.
             self._reading, self._writing = pipe()
 
     def __enter__(self) -> Splicer:
@@ -143,10 +145,11 @@ class Splicer:
         self._close()
 
     def send(self, source: int, stream: str) -> int:
-        """Send the bytes that a descriptor has now, in one frame.
+        """Send, in one frame, the bytes that a descriptor has ready.
 
         Returns:
-            Their number. 0 if it has none, has ended, or must be read in another way.
+            The number of bytes; 0 if none are ready, the descriptor has ended, or the caller must
+            read it with read(2).
 
         Raises:
             OSError: the connection failed.
@@ -156,7 +159,7 @@ class Splicer:
         try:
             size = os.splice(source, self._writing, self._limit, flags=os.SPLICE_F_NONBLOCK)
         except OSError as error:
-            if error.errno == errno.EINVAL:  # of a terminal, say
+            if error.errno == errno.EINVAL:  # such as from a terminal
                 self._close()
             return 0
         if size:
@@ -175,11 +178,11 @@ class Splicer:
 
 
 class Incoming:
-    """The frames of an input, each moved on to a descriptor.
+    """Receives the frames of an input and moves their bytes to a descriptor.
 
     Args:
         connection: a connection made with ``GIVE``.
-        limit: most bytes of a frame.
+        limit: maximum bytes of a frame.
 
     Attributes:
         rest: number of bytes of the current frame that are still to be moved.
@@ -191,10 +194,10 @@ class Incoming:
         self.rest = 0
 
     def next(self) -> bool:
-        """Receive the header of the next frame; False at the end.
+        """Receive the header of the next frame; return False at the end of the input.
 
         Raises:
-            ConnectionError: the connection was cut, or sent something other than a frame.
+            ConnectionError: the connection was cut, or the peer sent something other than a frame.
             OSError: the connection failed.
         """
         header = _header(self._connection, self._limit)
@@ -204,14 +207,14 @@ class Incoming:
         return header is not None
 
     def move(self, target: int) -> None:
-        """Move some bytes on.
+        """Move some bytes of the current frame to a pipe.
 
         Args:
-            target: the descriptor of a pipe; it does not block.
+            target: a non-blocking descriptor of the pipe.
 
         Raises:
             BlockingIOError: the pipe is full.
-            BrokenPipeError: it has no reader any more.
+            BrokenPipeError: the pipe has no reader any more.
             ConnectionResetError: the connection was cut.
         """
         if isinstance(self._connection, ssl.SSLSocket):
@@ -223,18 +226,18 @@ class Incoming:
             ready.poll()
             count = os.splice(self._connection.fileno(), target, self.rest)
             if not count:
-                raise ConnectionResetError("it was cut")
+                raise ConnectionResetError("the connection was cut")
         self.rest -= count
 
 
-def call(ticket: Ticket, key: str, way: int, limit: int) -> socket.socket:
+def call(ticket: Ticket, key: str, direction: int, limit: int) -> socket.socket:
     """Connect to the process that runs a command.
 
     Args:
         ticket: address and secret of the process.
         key: key of the command.
-        way: ``GIVE``, ``TAKE`` or ``LEND``.
-        limit: most bytes of a frame.
+        direction: ``GIVE``, ``TAKE`` or ``LEND``.
+        limit: maximum bytes of a frame.
 
     Raises:
         UnreachableError: the process cannot be reached.
@@ -242,7 +245,7 @@ def call(ticket: Ticket, key: str, way: int, limit: int) -> socket.socket:
     """
     connection = sockets.connect(ticket.where)
     try:
-        connection.sendall(HELLO.pack(ticket.secret, key.encode(), way, limit))
+        connection.sendall(HELLO.pack(ticket.secret, key.encode(), direction, limit))
         connection.settimeout(None)  # a command may print nothing for days
     except BaseException:
         connection.close()
@@ -251,20 +254,22 @@ def call(ticket: Ticket, key: str, way: int, limit: int) -> socket.socket:
 
 
 def answer(connection: socket.socket, secret: bytes) -> tuple[str, int, int] | None:
-    """Receive a caller's key of a command, way and limit; None if its secret is wrong.
+    """Receive a caller's request; return the command's key, the direction and the limit.
+
+    Returns None if the caller's secret is wrong.
 
     Raises:
         ConnectionError: the caller has closed the connection.
         OSError: the connection failed, or the caller sent nothing in time.
     """
-    said, key, way, limit = HELLO.unpack(_exactly(connection, HELLO.size))
-    if not hmac.compare_digest(said, secret):
+    secret_sent, key, direction, limit = HELLO.unpack(_exactly(connection, HELLO.size))
+    if not hmac.compare_digest(secret_sent, secret):
         return None
-    return key.decode("ascii", "replace"), way, min(limit, MOST)
+    return key.decode("ascii", "replace"), direction, min(limit, MAX_FRAME)
 
 
 def lend(connection: socket.socket, streams: Mapping[str, int]) -> None:
-    """Pass descriptors to a process of this machine, and wait until it has them.
+    """Pass descriptors to another process of this machine, and wait until they have arrived.
 
     Args:
         connection: a connection made with ``LEND``.
@@ -281,10 +286,10 @@ def lend(connection: socket.socket, streams: Mapping[str, int]) -> None:
 
 
 def borrow(connection: socket.socket) -> dict[str, int]:
-    """Receive descriptors from a caller, by stream; this process must close them.
+    """Receive descriptors from a caller, by stream; the calling code must close them.
 
     Raises:
-        ConnectionError: the connection was cut, or sent something else.
+        ConnectionError: the connection was cut, or the caller sent no valid list of descriptors.
         OSError: the connection failed.
     """
     names, descriptors, *_ = socket.recv_fds(connection, len(STREAMS), len(STREAMS))
@@ -292,11 +297,11 @@ def borrow(connection: socket.socket) -> dict[str, int]:
     if not known or len(known) != len(descriptors) or len(set(known)) < len(names):
         for each in descriptors:
             os.close(each)
-        raise ConnectionError("it sends something else")
+        raise ConnectionError("the peer sent no valid list of descriptors")
     return dict(zip(known, descriptors, strict=True))
 
 
-def borrowed(connection: socket.socket) -> None:
+def confirm_borrowed(connection: socket.socket) -> None:
     """Confirm that the descriptors have arrived, and wait until the caller closes the connection.
 
     Raises:
@@ -308,25 +313,30 @@ def borrowed(connection: socket.socket) -> None:
 
 
 def pipe() -> tuple[int, int]:
-    """Return the two ends of a pipe that holds much."""
+    """Return the reading and the writing end of a new pipe with the capacity ``PIPE``."""
     reading, writing = os.pipe()
-    with contextlib.suppress(OSError):  # more than this user may have in all pipes
+    with contextlib.suppress(OSError):  # over the user's limit for all pipes
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE)
     return reading, writing
 
 
 def _header(connection: socket.socket, limit: int) -> tuple[int, int] | None:
-    """Receive number of the stream and of bytes of the next frame; None at the end."""
+    """Receive the next frame's stream number and size; return None at the end of the stream."""
     number, size = FRAME.unpack(_exactly(connection, FRAME.size))
     if number == END:
         return None
     if number >= len(STREAMS) or size > limit:
-        raise ConnectionError("it sends something else")
+        raise ConnectionError("the peer sent something other than a frame")
     return number, size
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:
+    """Receive ``size`` bytes.
+
+    Raises:
+        ConnectionError: the connection was cut before.
+    """
     data = bytearray(size)
     if not sockets.receive(connection, memoryview(data)):
-        raise ConnectionError("it was cut")
+        raise ConnectionError("the connection was cut")
     return data
