@@ -209,7 +209,7 @@ def test_a_socket_of_another_user_is_not_read_from(monkeypatch: pytest.MonkeyPat
         assert other.stdout.readline() == b"ready\n"
 
         async def work(client: BlockClient) -> None:
-            with pytest.raises(UnreachableError, match="somebody else's"):
+            with pytest.raises(UnreachableError, match="belongs to another user"):
                 await _read(client, Ticket(name, bytes(16)))
 
         _run(work)

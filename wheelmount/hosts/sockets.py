@@ -1,4 +1,4 @@
-"""Connections between wheelmount's processes beside Monarch's: addresses, certificates, secrets.
+"""Connections between wheelmount's processes, separate from Monarch's: listeners and callers.
 
 A process sends its address and secret through Monarch (``Ticket``). It listens at Monarch's address
 on the network, with Monarch's certificate; without a certificate, at a socket of this machine that
@@ -26,25 +26,25 @@ from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.doorway import Doorway
 
 STEP = 4096
-"""Bytes that must come within a time-out; a whole block may take as long as its link needs."""
+"""Bytes that must arrive within a time-out; a whole block may take as long as its link needs."""
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds without an answer until a connection counts as failed."""
+"""Seconds after which a connection attempt without an answer has failed."""
 
 BACKLOG = 128
-"""Connections that wait to be accepted."""
+"""Maximum number of connections that wait to be accepted."""
 
 UNSENT = 128 << 10
-"""Bytes that wait to be sent in one connection, where the kernel has them: what is more urgent can
-only be sent ahead of bytes that it does not have yet."""
+"""Maximum unsent bytes of a connection in the kernel: urgent bytes cannot overtake those that the
+kernel already has."""
 
 Where = Address | str
-"""A place on the network, or the name of an abstract Unix socket (unix(7)), without its zero."""
+"""A network address, or the name of an abstract Unix socket (unix(7)) without the leading zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The address and secret by which a process is reached.
+    """The address and secret that a caller needs to reach a process.
 
     Attributes:
         where: the address at which an ``Entrance`` listens.
@@ -56,10 +56,10 @@ class Ticket:
 
 
 def listen() -> tuple[Where, socket.socket]:
-    """A socket where this process is reached, to be accepted from.
+    """Listen at this process's address; return the address and the listening socket.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the process cannot listen there.
     """
     address = runtime.address()
     if address is not None:
@@ -77,7 +77,7 @@ def connect(where: Where) -> socket.socket:
     """Connect to an address.
 
     Raises:
-        UnreachableError: there is no listener, or it is another user's.
+        UnreachableError: nothing listens there, or the listener is another user's.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -85,8 +85,10 @@ def connect(where: Where) -> socket.socket:
                 connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                 connection.settimeout(CONNECT_TIMEOUT)
                 connection.connect(_abstract(where))
-                if not socketguard.own(connection):  # a name is anybody's once its owner is gone
-                    raise UnreachableError(f"{name(where)} is somebody else's")
+                if not socketguard.own(
+                    connection
+                ):  # any user may take a name after its owner ended
+                    raise UnreachableError(f"{name(where)} belongs to another user")
             else:
                 place = where.host, where.port
                 connection = stack.enter_context(socket.create_connection(place, CONNECT_TIMEOUT))
@@ -102,7 +104,7 @@ def connect(where: Where) -> socket.socket:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Send small messages at once, leave few bytes to the kernel, notice peers that vanished."""
+    """Set options: small messages are sent at once, lost peers noticed, few bytes left unsent."""
     if connection.family != socket.AF_UNIX:
         limit_unsent(connection, UNSENT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -110,26 +112,30 @@ def prepare(connection: socket.socket) -> None:
 
 
 def limit_unsent(connection: socket.socket, size: int) -> None:
-    """Let a connection take bytes only while fewer than ``size`` of earlier ones are unsent."""
+    """Make a connection accept bytes only while fewer than ``size`` earlier bytes are unsent."""
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
 
 def unacknowledged(connection: socket.socket) -> int:
-    """Return how many bytes the other end has not confirmed."""
+    """Return the number of sent bytes that the peer has not acknowledged."""
     count = array.array("i", [0])
     fcntl.ioctl(connection, termios.TIOCOUTQ, count)
     return count[0]
 
 
 def trust(protocol: ssl._SSLMethod) -> ssl.SSLContext:
-    """For TLS with certificates of the user's own authority, asked for both ways."""
+    """Return a TLS context that presents, and requires, a certificate of the user's own authority.
+
+    Args:
+        protocol: the side of this process: ``PROTOCOL_TLS_CLIENT`` or ``PROTOCOL_TLS_SERVER``.
+    """
     identity = runtime.identity()
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=identity["HYPERACTOR_TLS_CA"])
     context.verify_mode = ssl.CERT_REQUIRED
-    memory = os.memfd_create("wheelmount-certificate")  # ssl wants a file, and no disk is to see it
+    memory = os.memfd_create("wheelmount-certificate")  # ssl needs a file; keep the key off disks
     try:
         text = identity["HYPERACTOR_TLS_CERT"] + identity["HYPERACTOR_TLS_KEY"]
         os.write(memory, text.encode())
@@ -140,14 +146,14 @@ def trust(protocol: ssl._SSLMethod) -> ssl.SSLContext:
 
 
 def receive(connection: socket.socket, view: memoryview) -> bool:
-    """Fill memory; False if the other end hung up before.
+    """Receive until a buffer is full; return False if the peer closed the connection before.
 
     Args:
-        connection: with its time-out, if it has one: for each step of ``STEP`` bytes.
-        view: the memory.
+        connection: the connection; its time-out, if any, is for each step of ``STEP`` bytes.
+        view: the buffer.
 
     Raises:
-        TimeoutError: no step came in time.
+        TimeoutError: a step did not arrive in time.
         OSError: the connection failed.
     """
     timeout = connection.gettimeout()
@@ -163,54 +169,57 @@ def receive(connection: socket.socket, view: memoryview) -> bool:
             if done - step >= STEP:
                 step, deadline = done, now + timeout
             elif now > deadline:
-                raise TimeoutError("it came too slowly")
+                raise TimeoutError("the data arrived too slowly")
     return True
 
 
 def send(
     connection: socket.socket, view: memoryview, pause: Callable[[], int] | None = None
 ) -> None:
-    """Send bytes, each part within the connection's time-out; ``sendall`` counts it for all.
+    """Send bytes in parts, each within the connection's time-out.
+
+    The time-out of ``sendall`` would be for all parts together.
 
     Args:
-        connection: with its time-out, if it has one.
+        connection: the connection, with or without a time-out.
         view: the bytes.
-        pause: called before each part; returns its most bytes.
+        pause: called before each part; returns the part's maximum size in bytes.
 
     Raises:
-        OSError: the connection failed, or nothing was taken in time.
+        OSError: the connection failed, or the kernel accepted no bytes in time.
     """
     done = 0
     while done < len(view):
         part = UNSENT if pause is None else pause()
-        done += connection.send(view[done : done + part])  # by TLS, all of that
+        done += connection.send(view[done : done + part])  # with TLS, sends the whole part
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Shut a connection down, which wakes threads at both ends; it must still be closed."""
+    """Shut a connection down to wake threads at both ends; the caller must still close it."""
     with contextlib.suppress(OSError):
-        # Not SSLSocket's: that has other threads go on without decrypting.
+        # Not SSLSocket.shutdown, after which other threads would read without decrypting.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def name(where: Where) -> str:
-    """A place, for people."""
+    """Return an address as text for messages."""
     return "another process of this machine" if isinstance(where, str) else str(where)
 
 
 class Entrance:
-    """Takes connections where this process is reached, of this user's processes only.
+    """Listens for connections from other processes of the same user.
 
     Args:
-        serve: called with each connection on a thread of its own, and with ``let_in``, which is to
-            be called once the caller has shown that it knows the secret; until then the time-out is
-            ``CONNECT_TIMEOUT``. When it returns, or raises ``OSError``, the connection is closed.
+        serve: serves a connection; called for each on a thread of its own, with the connection and
+            ``let_in``. ``serve`` must call ``let_in`` once the caller has proved that it knows the
+            secret; until then the time-out is ``CONNECT_TIMEOUT``. When ``serve`` returns, or
+            raises ``OSError``, the connection is closed.
 
     Attributes:
-        ticket: by which others connect.
+        ticket: the address and secret for callers.
 
     Raises:
-        OSError: this process cannot listen where it is reached.
+        OSError: this process cannot listen at its address.
     """
 
     def __init__(self, serve: Callable[[socket.socket, Callable[[], None]], None]) -> None:
@@ -227,7 +236,7 @@ class Entrance:
         threading.Thread(target=self._accept, name="wheelmount-server", daemon=True).start()
 
     def close(self) -> None:
-        """End all connections, and accept no more."""
+        """Close all connections, and accept no more."""
         self._doorway.close()
         with self._lock:
             self._closed = True
@@ -240,7 +249,7 @@ class Entrance:
                 try:
                     self._accept_one()
                 except (OSError, RuntimeError):
-                    # The caller has closed already, or no descriptor or no thread is free.
+                    # The caller has hung up already, or no descriptor or thread is free.
                     if not self._closed:
                         time.sleep(0.1)
 
@@ -262,7 +271,7 @@ class Entrance:
                 return
             if connection.family != socket.AF_UNIX:
                 self._doorway.take(connection)
-            connection.settimeout(CONNECT_TIMEOUT)  # until the caller has proved its right
+            connection.settimeout(CONNECT_TIMEOUT)  # until ``serve`` has checked the secret
             if self._context is not None:
                 connection = self._context.wrap_socket(connection, server_side=True)
                 stack.enter_context(connection)
