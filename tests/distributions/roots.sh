@@ -118,7 +118,8 @@ venv/bin/pip install --quiet --disable-pip-version-check /dist/wheelmount-*.whl
 export PATH=$HOME/venv/bin:$PATH
 python --version
 wheelmount --version
-wheelmount doctor || true  # there is no apptainer
+wheelmount setup --check || [ $? = 69 ]  # there is no apptainer
+wheelmount doctor || true
 wheelmount install requests --hosts local:2 --venv env
 for host in 0 1; do env-host$host/bin/python -c 'import requests'; done
 echo 'import requests; print("requests", requests.__version__)' >script.py
