@@ -160,7 +160,7 @@ def test_a_namespace_that_is_not_there_is_said(cli: Cli, cluster: Cluster) -> No
     done = cli("up", "--hosts", f"{SPEC},namespace=nowhere")
     assert done.returncode == 68
     assert 'the cluster refuses: namespaces "nowhere" not found' in done.stderr
-    assert "hint: give namespace=NAME, one that is there" in done.stderr
+    assert "hint: give namespace=NAME of one that exists" in done.stderr
 
 
 def test_packages_install_in_a_pod(

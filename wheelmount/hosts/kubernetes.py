@@ -1,4 +1,4 @@
-"""``kubernetes:N``: pods of a cluster, each of which is a worker."""
+"""``kubernetes:N``: pods of a Kubernetes cluster, each of which runs a worker."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ if TYPE_CHECKING:  # see hosts.network
 
 log = logging.getLogger("wheelmount")
 
-PLACES = "image", "namespace", "kubeconfig", "template"
-"""Options that say what runs, and where."""
+NAME_OPTIONS = "image", "namespace", "kubeconfig", "template"
+"""Options for the pods' image and template, and for their place in a cluster."""
 
-AMOUNTS = "cpu", "memory", "shm"
-"""Options that say how much of it; so do the full names of resources, as ``nvidia.com/gpu``."""
+AMOUNT_OPTIONS = "cpu", "memory", "shm"
+"""Options for amounts of resources, beside full names of resources such as ``nvidia.com/gpu``."""
 
 GRACE = 30.0
-"""Seconds beyond ``queue_timeout`` in which something must be said about pods."""
+"""Seconds beyond ``queue_timeout`` after which a process that creates pods must have reported."""
 
-MOST_SAID = 4096
-"""Bytes that are said at a time about pods that run; a pipe keeps so many together."""
+MAX_MESSAGE = 4096
+"""Maximum bytes of a message about running pods; a pipe delivers that many in one read."""
 
 STOP_TIMEOUT = 90.0
-"""Seconds that a cluster may take to be told that pods are to be deleted."""
+"""Seconds in which a cluster must accept a request to delete pods, or to report on them."""
 
 
 def parse(text: str) -> tuple[int, tuple[str, ...]]:
     """Read ``N,image=IMAGE[,OPTION=VALUE]…``.
 
     Raises:
-        InputError: it is something else.
+        InputError: the text is invalid.
     """
     example = "for example kubernetes:4,image=registry/wheelmount:1,memory=64Gi"
     count, options = counted("kubernetes", text, "pods", f"give {example}")
-    names = []
+    known, names = (*NAME_OPTIONS, *AMOUNT_OPTIONS), []
     for option in options:
         name, _, value = option.partition("=")
-        if not value or not (name in (*PLACES, *AMOUNTS) or re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
+        if not value or not (name in known or re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
             raise InputError(
-                f"{option!r} is no option of kubernetes",
-                hint=f"known: {', '.join((*PLACES, *AMOUNTS))}, and names such as nvidia.com/gpu",
+                f"{option!r} is not an option of kubernetes",
+                hint=f"known: {', '.join(known)}, and names such as nvidia.com/gpu",
             )
         names.append(name)
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -81,17 +81,17 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
 
 
 class KubernetesHosts(NetworkHosts):
-    """Pods named as Kubernetes names them; this machine must reach them, and they this one.
+    """Pods with Kubernetes' names; this machine and the pods must be able to reach each other.
 
-    They have an authority of their own: users who may read the cluster's Secrets can connect to
-    these pods, and to no other hosts.
+    The pods have a certificate authority of their own, so users who may read the cluster's Secrets
+    can connect to these pods, and to no other hosts.
 
     Args:
-        count: pods.
+        count: number of pods.
         options: see ``parse``.
-        settings: in force; ``python`` is the Python in the image.
-        guarded: delete the pods when this process ends. Else they stay until ``stop``.
-        progress: told about waiting.
+        settings: the settings in force; ``python`` is the Python in the image.
+        guarded: delete the pods when this process ends; otherwise they stay until ``stop``.
+        progress: informed of waits.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class KubernetesHosts(NetworkHosts):
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._made = False
-        self._taken: str | None = None
+        self._loss: str | None = None
         self._messages: IO[bytes] | None = None
         self._bounded = threading.Event()
         self._order = Order(
@@ -126,18 +126,18 @@ class KubernetesHosts(NetworkHosts):
         )
 
     def authority(self) -> Authority:
-        """Who signs for these pods, and for no other hosts."""
+        """Return the certificate authority of these pods, which is not that of other hosts."""
         from wheelmount.hosts.credentials import Authority
 
         return Authority.decode(self._order.authority.encode())
 
     def start(self) -> None:
-        """Have the pods made, and wait until each answers.
+        """Create the pods, and wait until each answers.
 
         Raises:
-            UnavailableError: the Python package ``kubernetes`` is not here.
-            HostError: the cluster does not take them, or one cannot run.
-            WaitError: they did not run within ``queue_timeout``.
+            UnavailableError: the Python package ``kubernetes`` is not installed.
+            HostError: the cluster rejects the pods, or one cannot run.
+            WaitError: the pods did not run within ``queue_timeout``.
         """
         if importlib.util.find_spec("kubernetes") is None:
             raise _missing()
@@ -151,7 +151,7 @@ class KubernetesHosts(NetworkHosts):
             self._order = replace(self._order, job=found["job"])
             self._names = list(found["pods"])
             self._addresses = [Address(SECURE, ip, pods.PORT) for ip in found["pods"].values()]
-            self.check(self._settings.start_timeout)  # they were about to listen
+            self.check(self._settings.start_timeout)  # the workers are about to listen
             self.attach()
         except BaseException:
             self.stop()
@@ -166,11 +166,11 @@ class KubernetesHosts(NetworkHosts):
             [sys.executable, "-m", "wheelmount.hosts.pods", mode],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._messages,  # where Monarch's job tells its own story
+            stderr=self._messages,  # also holds the output of Monarch's job
             bufsize=0,
             env=variables.without_secrets(),
-            cwd="/",  # and not where anybody may have put modules
-            start_new_session=True,  # a ^C is for the client, which ends it in order
+            cwd="/",  # Python would import modules of the working directory
+            start_new_session=True,  # on ^C the client ends the process in order
         )
         with contextlib.suppress(BrokenPipeError):
             cast(IO[bytes], process.stdin).write(self._order.encode())
@@ -186,19 +186,19 @@ class KubernetesHosts(NetworkHosts):
             stdout = cast(IO[bytes], process.stdout)
             ready.register(stdout, selectors.EVENT_READ)
             while ready.select(max(0, deadline - time.monotonic())):
-                said = _read(stdout, self._last_words)
-                if "pods" in said:
-                    task.advance(len(said["pods"]))
-                    return said
-                self._progress.log(f"pods wait: {said['waits']}")
-        raise WaitError(f"nothing was heard of the pods for {timeout:g} s")
+                message = _read_message(stdout, self._last_words)
+                if "pods" in message:
+                    task.advance(len(message["pods"]))
+                    return message
+                self._progress.log(f"pods wait: {message['waits']}")
+        raise WaitError(f"no report about the pods within {timeout:g} s")
 
     def _last_words(self) -> str:
-        """Return the last line that the process that makes pods wrote to its standard error."""
+        """Return the last line of standard error of the process that creates pods."""
         messages = cast(IO[bytes], self._messages)
         messages.seek(0)
         lines = messages.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it gave no reason"
 
     def _forget_messages(self) -> None:
         self._bounded.set()
@@ -227,7 +227,7 @@ class KubernetesHosts(NetworkHosts):
         """Check that each pod listens.
 
         Raises:
-            HostError: one does not, and why if the cluster knows.
+            HostError: a pod does not listen; with the cluster's reason if there is one.
         """
         try:
             super().check(patience)
@@ -237,21 +237,21 @@ class KubernetesHosts(NetworkHosts):
             raise
 
     def check_lease(self) -> None:
-        """See that no other user has deleted the pods of a command.
+        """Check that no other user has deleted the pods of a command.
 
         Raises:
-            HostError: they were deleted.
+            HostError: the pods were deleted.
         """
-        if self._process is not None and self._guarded and self._taken is None:
+        if self._process is not None and self._guarded and self._loss is None:
             stdout = cast(IO[bytes], self._process.stdout).fileno()
             os.set_blocking(stdout, False)
             with contextlib.suppress(BlockingIOError, ValueError):
-                self._taken = json.loads(os.read(stdout, MOST_SAID)).get("ended")
-        if self._taken is not None:
-            raise HostError(self._taken)
+                self._loss = json.loads(os.read(stdout, MAX_MESSAGE)).get("ended")
+        if self._loss is not None:
+            raise HostError(self._loss)
 
     def ended(self) -> str | None:
-        """Why pods that ran do not any more, as the cluster says."""
+        """Return the cluster's reason why pods have ended; None if there is none."""
         if not self._made:
             return None
         try:
@@ -264,14 +264,14 @@ class KubernetesHosts(NetworkHosts):
                 timeout=STOP_TIMEOUT,
                 check=False,
             )
-            said = json.loads(done.stdout or b"{}")
+            message = json.loads(done.stdout or b"{}")
         except (subprocess.TimeoutExpired, ValueError):
             return None
-        ended = said.get("ended")
+        ended = message.get("ended")
         return None if ended is None else str(ended)
 
     def leave(self) -> dict[str, Any]:
-        """Let go of them without stopping them; they must not be guarded."""
+        """Disconnect from the pods without deleting them; they must not be guarded."""
         if self._process is not None:
             _end(self._process)
         self._forget_messages()
@@ -280,7 +280,7 @@ class KubernetesHosts(NetworkHosts):
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> KubernetesHosts:
-        """Hosts that another process left."""
+        """Return pods that another process left running."""
         order = Order(**record["order"])
         hosts = cls(order.count, (), settings, guarded=False)
         hosts._order, hosts._made = order, True
@@ -291,27 +291,27 @@ class KubernetesHosts(NetworkHosts):
         return self._order.count
 
 
-def _read(stdout: IO[bytes], last_words: Callable[[], str]) -> dict[str, Any]:
-    """What is said next about pods.
+def _read_message(stdout: IO[bytes], last_words: Callable[[], str]) -> dict[str, Any]:
+    """Return the next message of the process that creates pods.
 
     Args:
-        stdout: of the process that makes them.
-        last_words: gives what it printed last, if it has died.
+        stdout: standard output of the process.
+        last_words: returns the last line of its standard error, if it has died.
 
     Raises:
-        HostError: they cannot be.
+        HostError: the pods cannot be created, or the process has died.
     """
     line = stdout.readline()
     if not line:
         raise HostError(f"the process that makes pods has died: {last_words()}")
-    said: dict[str, Any] = json.loads(line)
-    if "error" in said:
-        raise HostError(said["error"], hint=said["hint"])
-    return said
+    message: dict[str, Any] = json.loads(line)
+    if "error" in message:
+        raise HostError(message["error"], hint=message["hint"])
+    return message
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """Let a process that has pods end; gives its exit code if it does."""
+    """End the input of a process that holds pods; return its exit code."""
     for stream in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             cast(IO[bytes], stream).close()
@@ -323,10 +323,10 @@ def _end(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _template(path: str) -> dict[str, Any]:
-    """Read a template of pods; empty if none is given.
+    """Read a template of pods; return an empty one for an empty path.
 
     Raises:
-        InputError: it cannot be read, or is none.
+        InputError: the file cannot be read, or is not a template.
     """
     if not path:
         return {}
@@ -340,24 +340,24 @@ def _template(path: str) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path}: {error}", hint=hint) from None
     if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
-        raise InputError(f"{path} is no template of pods", hint=hint)
+        raise InputError(f"{path} is not a template of a pod", hint=hint)
     if unknown := sorted(set(found) - {"metadata", "spec"}):
         raise InputError(f"{path} has {', '.join(map(str, unknown))}", hint=hint)
     if "activeDeadlineSeconds" in found["spec"]:
-        # Monarch's operator could make no pods, and the command would wait for them.
+        # Monarch's operator could not create pods, and the command would wait for them.
         raise InputError(f"{path}: a StatefulSet accepts no activeDeadlineSeconds", hint=hint)
     return found
 
 
 def _missing() -> UnavailableError:
     return UnavailableError(
-        "there is no Python package kubernetes here",
+        "the Python package kubernetes is not installed",
         hint="run: pip install 'wheelmount[kubernetes]'",
     )
 
 
 def _kubeconfig() -> str:
-    """The files in which ``kubectl`` would look; empty if there are none."""
+    """Return the configuration files that ``kubectl`` would read; empty if there are none."""
     usual = Path.home() / ".kube" / "config"
     return os.environ.get("KUBECONFIG") or (str(usual) if usual.exists() else "")
 

@@ -1,18 +1,19 @@
-"""Make Kubernetes pods with a worker each for a client, by KubernetesJob, and delete them.
+"""Create and delete Kubernetes pods that each run a worker, by Monarch's KubernetesJob.
 
-Run as ``python -m wheelmount.hosts.pods MODE`` with an order (``Order`` as JSON, one line) as the
-beginning of its input. It prints lines of JSON: ``{"waits": …}`` with the reason of a wait, and at
-the end ``{"pods": {NAME: IP}, "job": …}`` or ``{"error": …, "hint": …}``. MODE is
+Run as ``python -m wheelmount.hosts.pods MODE``; the first line of the input is an order (``Order``
+as JSON). The program prints lines of JSON: ``{"waits": …}`` with the reason of a wait, and at the
+end ``{"pods": {NAME: IP}, "job": …}`` or ``{"error": …, "hint": …}``. MODE is
 
-``guarded``    delete the pods at the end of the input, and so whenever the client ends; say
+``guarded``    delete the pods at the end of the input, and so whenever the client ends; print
                ``{"ended": …}`` if another user deletes them before;
-``detached``   leave them, and end;
-``ended``      delete what ``detached`` left;
-``asked``      say ``{"ended": …}``, why pods that ran do not any more, or null, and end.
+``detached``   leave the pods running, and end;
+``ended``      delete pods that ``detached`` left;
+``asked``      print ``{"ended": …}`` with the reason why pods have ended, or null, and end.
 
-This is a separate process for the first mode, and because Monarch listens without certificates in a
-process that has made a KubernetesJob. Monarch's own workers do so, too: any machine that reaches a
-pod could run programs there. So pods run wheelmount's worker, with credentials from a Secret.
+A separate process deletes the pods even if the client is killed. Besides, Monarch listens without
+certificates in a process that has created a KubernetesJob. Monarch's own workers do so, too, and
+any machine that reaches such a pod could run programs there. So the pods run wheelmount's worker,
+with credentials from a Secret.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from wheelmount.variables import CREDENTIALS
 ASKED = "asked"
 
 PORT = 26600
-"""Port of workers, each at the address of its pod; also Monarch's default."""
+"""Port at which each pod's worker listens; also Monarch's default."""
 
 LABELS = {"app.kubernetes.io/managed-by": "wheelmount"}
-"""Label of all objects that are made."""
+"""Label of all objects that wheelmount creates."""
 
 AUTHORITY = "authority"
 """Key of the credentials in the Secret."""
@@ -49,15 +50,15 @@ POLL_INTERVAL = 1.0
 """Seconds between checks of the pods."""
 
 CHECK_INTERVAL = 3.0
-"""Seconds between checks whether pods that run still have their MonarchMesh."""
+"""Seconds between checks that the MonarchMesh of running pods still exists."""
 
 ASK_TIMEOUT = 30.0
 """Seconds that the cluster may take to answer."""
 
 END = 5
-"""Seconds in which pods must end; they have nothing to save."""
+"""Seconds in which pods must end; short, because they have nothing to save."""
 
-HOPELESS = {
+PERMANENT_REASONS = {
     "ImagePullBackOff",
     "ErrImageNeverPull",
     "InvalidImageName",
@@ -66,18 +67,18 @@ HOPELESS = {
     "CreateContainerError",
     "RunContainerError",
 }
-"""Kubernetes' reasons for waiting containers that are permanent."""
+"""Kubernetes' reasons for a waiting container after which it will never run."""
 
 WORKER = "worker"
 """Name of the container in which the worker runs."""
 
 MESH = "monarch.pytorch.org", "v1alpha1", "monarchmeshes"
-"""Group, version and plural of the resource from which Monarch's operator makes pods."""
+"""Group, version and plural of the resource from which Monarch's operator creates pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order of a client for pods.
+    """A client's order for pods.
 
     Attributes:
         name: name of the MonarchMesh and the Secret: lower-case letters and digits.
@@ -85,13 +86,13 @@ class Order:
         kubeconfig: configuration file of the cluster; empty inside a cluster.
         count: number of pods.
         image: image of the container, with wheelmount installed.
-        python: the Python with wheelmount in the image.
+        python: the image's Python that has wheelmount.
         resources: requests and limits of each pod, by Kubernetes' names.
-        template: the user's template of pods, as in Kubernetes, to which needed parts are added.
+        template: the user's pod template in Kubernetes' form; ``template`` adds the needed parts.
         shm: size of ``/dev/shm`` in Kubernetes' notation; empty for the engine's default.
-        timeout: seconds until all must run.
+        timeout: seconds within which all pods must run.
         authority: credentials for the workers.
-        job: KubernetesJob as ``detached`` said it, for ``ended``.
+        job: the KubernetesJob as ``detached`` printed it; for ``ended``.
     """
 
     name: str
@@ -123,39 +124,39 @@ def main() -> int:
     try:
         pods = Pods(order)
     except HostError as error:
-        _tell(error)
+        _report_error(error)
         return error.exit_code if mode == ENDED else 0
     if mode == ASKED:
         try:
-            _say(ended=pods.ended())
+            _report(ended=pods.ended())
         except HostError as error:
-            _tell(error)
+            _report_error(error)
         return 0
     try:
         if mode != ENDED:
             pods.make()
-            _say(pods=pods.wait(gone), job=pods.dump())
+            _report(pods=pods.wait(gone), job=pods.dump())
             if mode == DETACHED:
                 return 0
             pods.watch(gone)
             gone.wait()
     except WheelmountError as error:
-        _tell(error)
+        _report_error(error)
     try:
         pods.delete()
     except HostError as error:
-        _tell(error)
+        _report_error(error)
         return error.exit_code
     return 0
 
 
-def _tell(error: WheelmountError) -> None:
-    _say(error=error.message, hint=error.hint)
+def _report_error(error: WheelmountError) -> None:
+    _report(error=error.message, hint=error.hint)
 
 
-def _say(**what: Any) -> None:
-    with contextlib.suppress(OSError):  # the client has ended; the end of the input tells so
-        os.write(1, json.dumps(what).encode() + b"\n")
+def _report(**message: Any) -> None:
+    with contextlib.suppress(OSError):  # the client has ended, which the end of the input shows
+        os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def _await_end_of_input(gone: threading.Event) -> None:
@@ -181,7 +182,7 @@ class Pods:
             config.load()
         except Exception as error:  # a configuration file may be invalid in any way
             raise HostError(
-                str(error), hint="give kubeconfig=FILE, or run it in a pod of the cluster"
+                str(error), hint="give kubeconfig=FILE, or run wheelmount in a pod of the cluster"
             ) from None
         self._core = client.CoreV1Api()
         if order.job:
@@ -195,10 +196,10 @@ class Pods:
         )
 
     def make(self) -> None:
-        """Make the Secret and the MonarchMesh, from which Monarch's operator makes pods.
+        """Create the Secret and the MonarchMesh, from which Monarch's operator creates pods.
 
         Raises:
-            HostError: the cluster rejects one.
+            HostError: the cluster rejects one of them.
         """
         order = self._order
         secret = {
@@ -213,8 +214,8 @@ class Pods:
             patch = {"metadata": {"ownerReferences": [self._owner(mesh)]}}
             self._core.patch_namespaced_secret(order.name, order.namespace, patch, **within)
         except Exception as error:
-            raise _translated(error) from None
-        # Kubernetes leaves out what its definition of a MonarchMesh does not have, in silence.
+            raise _convert(error) from None
+        # Kubernetes silently drops fields that its definition of a MonarchMesh does not have.
         if unknown := list(_missing(template(order), mesh["spec"]["podTemplate"])):
             raise HostError(
                 f"the cluster does not know {', '.join(unknown)} of a pod",
@@ -233,7 +234,10 @@ class Pods:
         return found
 
     def _owner(self, mesh: dict[str, Any]) -> dict[str, Any]:
-        """The MonarchMesh, as Kubernetes names owners: what it owns goes with it."""
+        """Return the reference that makes the MonarchMesh an object's owner.
+
+        Kubernetes deletes such objects together with their owner.
+        """
         group, version, _ = MESH
         return {
             "apiVersion": f"{group}/{version}",
@@ -243,21 +247,21 @@ class Pods:
         }
 
     def ended(self) -> str | None:
-        """Why pods that ran do not any more; None if that is not known.
+        """Return why pods have ended; None if they run, or the reason is unknown.
 
         Raises:
             HostError: the cluster does not answer.
         """
         if reason := self._deleted():
             return reason
-        for pod in self._look():
+        for pod in self._list():
             if pod.status.phase == "Failed":
                 why = ": ".join(filter(None, [pod.status.reason, pod.status.message]))
                 return f"{pod.metadata.name} has failed" + (f": {why}" if why else "")
         return None
 
     def _deleted(self) -> str | None:
-        """Say that the MonarchMesh was deleted; None if it is there.
+        """Return the message that the MonarchMesh was deleted; None if it exists.
 
         Raises:
             HostError: the cluster does not answer.
@@ -269,19 +273,19 @@ class Pods:
         except Exception as error:
             if isinstance(error, ApiException) and error.status == 404:
                 return f"MonarchMesh {self._order.name} was deleted"
-            raise _translated(error) from None
+            raise _convert(error) from None
         return None
 
     def watch(self, gone: threading.Event) -> None:
-        """Tell the client if another user deletes the MonarchMesh, and with it all pods.
+        """Report to the client if another user deletes the MonarchMesh, and with it all pods.
 
         Args:
-            gone: set when the client has ended, which ends this.
+            gone: set when the client has ended, which ends the watch.
         """
         while not gone.wait(CHECK_INTERVAL):
             with contextlib.suppress(HostError):  # the cluster may be out of reach for a while
                 if reason := self._deleted():
-                    _say(ended=reason)
+                    _report(ended=reason)
                     return
 
     def dump(self) -> str:
@@ -295,19 +299,19 @@ class Pods:
             gone: set when the client has ended.
 
         Raises:
-            HostError: one cannot run, or the client has ended.
-            WaitError: they did not run in time.
+            HostError: a pod cannot run, or the client has ended.
+            WaitError: the pods did not run in time.
         """
         order, started, said = self._order, time.monotonic(), ""
         while True:
-            pods = self._look()
+            pods = self._list()
             ready = {pod.metadata.name: pod.status.pod_ip for pod in pods if _runs(pod)}
             if len(ready) == order.count:
                 return {name: ready[name] for name in sorted(ready, key=_rank)}
             waits = next(filter(None, map(_reason, pods)), "Monarch's operator makes no pods yet")
             if waits != said:
                 said = waits
-                _say(waits=waits)
+                _report(waits=waits)
             if time.monotonic() - started > order.timeout:
                 raise WaitError(
                     f"the pods did not run within {order.timeout:g} s: {said}",
@@ -316,21 +320,21 @@ class Pods:
             if gone.wait(POLL_INTERVAL):
                 raise HostError("the client of the pods has ended")
 
-    def _look(self) -> list[Any]:
+    def _list(self) -> list[Any]:
         which = f"monarch.pytorch.org/mesh-name={self._order.name}"
         try:
             found = self._core.list_namespaced_pod(
                 self._order.namespace, label_selector=which, _request_timeout=ASK_TIMEOUT
             )
         except Exception as error:
-            raise _translated(error) from None
+            raise _convert(error) from None
         return list(found.items)
 
     def delete(self) -> None:
         """Delete all objects that exist.
 
         Raises:
-            HostError: the cluster does not delete them.
+            HostError: the cluster does not delete the objects.
         """
         from kubernetes.client.rest import ApiException
 
@@ -342,16 +346,16 @@ class Pods:
         except Exception as error:
             if isinstance(error, ApiException) and error.status == 404:
                 return
-            raise _translated(error) from None
+            raise _convert(error) from None
 
 
 def template(order: Order) -> dict[str, Any]:
-    """What each pod is to be, for the MonarchMesh: the user's own template, and what is needed.
+    """Return the MonarchMesh's pod template: the user's template with the parts a worker needs.
 
-    Privileged and with ``/dev/fuse``, as for Monarch's own ``ImageSpec(enable_fuse=True)``: else
-    nothing can be mounted. Where the user's template has a ``securityContext`` for the worker, that
-    holds instead, and ``/dev/fuse`` is left to a device plugin. It names the Secret that has the
-    credentials, and has none itself.
+    The worker is privileged and has ``/dev/fuse``, because it could not mount otherwise; Monarch's
+    ``ImageSpec(enable_fuse=True)`` does the same. If the user's template has a ``securityContext``
+    for the worker, that one applies instead, and a device plugin must provide ``/dev/fuse``. The
+    template refers to the Secret with the credentials and does not contain them.
     """
     given = copy.deepcopy(dict(order.template))
     spec = given.setdefault("spec", {})
@@ -373,9 +377,9 @@ def template(order: Order) -> dict[str, Any]:
             {"name": CREDENTIALS, "valueFrom": {"secretKeyRef": secret}},
         ]
     )
-    asked = worker.setdefault("resources", {})
+    resources = worker.setdefault("resources", {})
     for kind in ("requests", "limits"):
-        asked[kind] = {**asked.get(kind, {}), **order.resources}
+        resources[kind] = {**resources.get(kind, {}), **order.resources}
     volumes = spec.setdefault("volumes", [])
     mounts = worker.setdefault("volumeMounts", [])
     if "securityContext" not in worker:
@@ -394,14 +398,14 @@ def template(order: Order) -> dict[str, Any]:
 
 
 def _missing(given: Any, kept: Any, path: str = "") -> Iterator[str]:
-    """Names of what is given and not kept, with the way to each."""
+    """Yield the paths of fields that were given and that the cluster did not keep."""
     if isinstance(given, Mapping) and isinstance(kept, Mapping):
         for name, value in given.items():
-            way = f"{path}.{name}" if path else name
+            field_path = f"{path}.{name}" if path else name
             if name in kept:
-                yield from _missing(value, kept[name], way)
+                yield from _missing(value, kept[name], field_path)
             elif value not in (None, "", {}, []):
-                yield way
+                yield field_path
     elif isinstance(given, list) and isinstance(kept, list):
         for number, (each, other) in enumerate(zip(given, kept, strict=False)):
             yield from _missing(each, other, f"{path}[{number}]")
@@ -427,7 +431,7 @@ def _reason(pod: Any) -> str:
         waiting = each.state and each.state.waiting
         if waiting:
             said = ": ".join(filter(None, [waiting.reason, waiting.message]))
-            if waiting.reason in HOPELESS:
+            if waiting.reason in PERMANENT_REASONS:
                 raise HostError(
                     f"{pod.metadata.name} does not run: {said}",
                     hint="give image=IMAGE with wheelmount installed, which the cluster can pull",
@@ -439,24 +443,24 @@ def _reason(pod: Any) -> str:
     return ""
 
 
-def _translated(error: Exception) -> WheelmountError:
-    """Convert an error of the cluster's API."""
+def _convert(error: Exception) -> WheelmountError:
+    """Convert an error of the cluster's API to one of wheelmount's."""
     from kubernetes.client.rest import ApiException
 
     if isinstance(error, WheelmountError):
         return error
     if not isinstance(error, ApiException):
-        reason = getattr(error, "reason", None) or error  # urllib3 wraps what the socket said
+        reason = getattr(error, "reason", None) or error  # urllib3 wraps the socket's error
         return HostError(f"the cluster does not answer: {reason}", hint="try `kubectl get pods`")
     try:
         said = str(json.loads(error.body)["message"])
     except (ValueError, TypeError, KeyError):
         said = str(error.reason)
-    hint = "try the same by `kubectl`"
+    hint = "try the same with `kubectl`"
     if error.status == 404:
         hint = "Monarch's operator must run there: github.com/meta-pytorch/monarch-kubernetes"
         if said.startswith("namespaces "):
-            hint = "give namespace=NAME, one that is there"
+            hint = "give namespace=NAME of one that exists"
     return HostError(f"the cluster refuses: {said}", hint=hint)
 
 
