@@ -51,10 +51,10 @@ LOG_PLACE = re.compile(rb"/tmp/[^/]+/?")
 """Directory of that, which it makes."""
 
 TRIES = 10
-"""Times that descriptors are waited for before Monarch hears that there are none."""
+"""Attempts to get a free descriptor before Monarch receives the error that there are none."""
 
-PAUSE = 0.1
-"""Seconds between them, and that callers may be silent then."""
+SWEEP_INTERVAL = 0.1
+"""Seconds between these attempts; callers that are silent for as long are disconnected then."""
 
 CERTIFICATE = "HYPERACTOR_TLS_CERT"
 """Variable of Monarch that has the certificate of a process, after which others are asked."""
@@ -155,8 +155,8 @@ def _wait_for_descriptors(number: int) -> bool:
         return False
     with contextlib.suppress(Exception):  # native code calls this, and cannot take an exception
         if (door := _doorway()) is not None:
-            door.sweep(PAUSE, urgent=True)
-        time.sleep(PAUSE)
+            door.sweep(SWEEP_INTERVAL, urgent=True)
+        time.sleep(SWEEP_INTERVAL)
     ctypes.set_errno(number)
     return True
 

@@ -30,9 +30,9 @@ from wheelmount.mount.transfer.topology import LEAST_BLOCK, MOST_BLOCK, SHARE, R
 from wheelmount.mount.transfer.upstream import Wire
 from wheelmount.mount.transfer.window import MANY, Order, Window
 
-ATTEMPTS, PAUSE = 3, 0.2
+ATTEMPTS, RETRY_DELAY_STEP = 3, 0.2
 """Attempts to fetch a block from the client if its hash is wrong or it does not arrive, and seconds
-by which the pause between attempts grows."""
+by which the delay between attempts grows."""
 
 AGAIN = 2.0
 """Seconds for which a failed block counts as failed. After that the next request for it
@@ -296,7 +296,7 @@ class Receiver:
         reason: WheelmountError = TransferError(f"its hash was wrong {ATTEMPTS} times")
         for attempt in range(ATTEMPTS):
             self._check()
-            await asyncio.sleep(attempt * PAUSE)
+            await asyncio.sleep(attempt * RETRY_DELAY_STEP)
             try:
                 if await self._fetch(block, CLIENT):
                     return
