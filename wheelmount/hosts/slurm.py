@@ -1,8 +1,8 @@
 """``slurm:N``: nodes of a Slurm job, on which ``srun`` starts workers.
 
-Monarch's own SlurmJob does not understand the output of ``squeue`` of Slurm 22.05, so this module
-submits the job; Monarch does everything else. A job for one command is an ``srun`` of this process,
-and the job of a session is submitted by ``sbatch``. Inside an allocation it is a step.
+This module submits the job, because Monarch's own SlurmJob cannot read the output of ``squeue`` of
+Slurm 22.05; Monarch does everything else. One command's job is an ``srun`` of this process, and the
+job of a session is submitted by ``sbatch``. Inside an allocation, a step replaces the job.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
 from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, outside, verdict
 from wheelmount.progress import SILENT, Progress
 
-if TYPE_CHECKING:  # it takes long to load, and only what starts nodes needs it
+if TYPE_CHECKING:  # loads slowly, and is needed only to start nodes
     from wheelmount.hosts.bundle import Bundle
 
 log = logging.getLogger("wheelmount")
 
 PORTS = range(20000, 30000)
-"""Ports of which a job gets a random one: jobs that share a node must have different ports."""
+"""Range of the random port of a job: jobs that share a node need different ports."""
 
 TRIES = 3
-"""Number of ports that are tried if another program of a node has the port already."""
+"""Maximum number of ports to try if another program on a node already uses the first."""
 
 NEW_JOB = "new-job"
-"""Option for a new job from inside an allocation; not an option of ``sbatch``."""
+"""Option that submits a new job from inside an allocation; not an option of ``sbatch``."""
 
 CHECK_INTERVAL = 3.0
-"""Least seconds between two questions to Slurm whether a job still has its nodes."""
+"""Minimum seconds between requests to Slurm whether a job still has its nodes."""
 
 EXCLUSIVE = "exclusive"
 """Option for whole nodes."""
@@ -58,12 +58,12 @@ FLAGS = frozenset(
 """Options of ``sbatch`` that need no value."""
 
 POLL_INTERVAL = 0.2
-"""Seconds between checks of the queue at first; they grow tenfold."""
+"""Seconds between the first checks of the queue; the interval grows up to tenfold."""
 
-SLOWEST = 1e6
-"""Least rate of ``sbcast``, in bytes a second."""
+MIN_RATE = 1e6
+"""Minimum rate of ``sbcast``, in bytes a second, for its time-out."""
 
-SHORT = 0.05
+OUTPUT_POLL_INTERVAL = 0.05
 """Seconds between checks of the output of nodes."""
 
 GRACE = 10.0
@@ -72,7 +72,7 @@ GRACE = 10.0
 KILL_TIMEOUT = 2.0
 """Seconds in which ``srun`` must end after a signal."""
 
-ANSWER = 10.0
+CERTIFICATE_TIMEOUT = 10.0
 """Seconds in which a process that listens at a node must show its certificate."""
 
 STOP_TIMEOUT = 30.0
@@ -89,7 +89,7 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
     count, words = counted("slurm", text, "nodes", hint)
     options: list[str] = []
     for word in words:
-        # What follows a value may be more of it, as in nodelist=a,b.
+        # A word after a value may belong to the value, as in nodelist=a,b.
         if not options or "=" not in options[-1] or _begins(word):
             options.append(word)
         else:
@@ -101,7 +101,8 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
             )
         if re.fullmatch(r"[a-z][a-z-]*(=\S*)?", option) is None:
             raise InputError(
-                f"{option!r} is no option of sbatch", hint="give slurm:N,partition=gpu,exclusive"
+                f"{option!r} is not an option of sbatch",
+                hint="give slurm:N,partition=gpu,exclusive",
             )
     return count, tuple(options)
 
@@ -123,33 +124,36 @@ def _begins(word: str) -> bool:
 
 
 _ENDED = re.compile(r"tasks? [\d,-]+: (Exited|Terminated|Killed|Out Of Memory)")
-"""Lines of ``srun`` that say only that a task ended, and not why."""
+"""Pattern of lines of ``srun`` that report the end of a task without a reason."""
 
 _ABORTED = "Job step aborted"
-"""The line of ``srun`` for a step that was ended from outside: the job's state tells why."""
-
+"""Text of ``srun`` for a step that was ended from outside; the job's state has the reason."""
 
 _STEP = "--overlap", "--mem=0", "--cpu-bind=none"
-"""Options of a step that has all of its nodes' share, beside other steps."""
+"""Options of a step that shares all the job's resources on its nodes with other steps."""
 
 
 class _BusyPortError(HostError):
-    """On a node, another program listens at the port of the workers."""
+    """Another program on a node listens at the workers' port."""
 
 
 def _ports() -> list[int]:
-    """Return the ports to try, in order."""
+    """Return random ports to try, in order."""
     return secrets.SystemRandom().sample(PORTS, TRIES)
 
 
-def _words(token: str, said: bytes) -> list[dict[str, Any]]:
-    """Return the messages of launchers among the output of a step."""
-    heard = (launcher.hear(token, line) for line in said.splitlines())
-    return [words for words in heard if words is not None]
+def _messages_in(token: str, output: bytes) -> list[dict[str, Any]]:
+    """Return the launchers' messages in the output of a step."""
+    messages = (launcher.hear(token, line) for line in output.splitlines())
+    return [message for message in messages if message is not None]
 
 
 def _check(said: Sequence[dict[str, Any]]) -> None:
-    """Raise the error of a node on which no wheelmount can be started."""
+    """Raise the error of a node that cannot start wheelmount, if there is one.
+
+    Raises:
+        HostError: a node reports an error.
+    """
     for words in said:
         if "host" in words:
             raise HostError(f"{words['host']}: {words.get('error')}", hint=words.get("hint"))
@@ -192,7 +196,7 @@ class SlurmHosts(NetworkHosts):
         self._token = secrets.token_hex(4)
         self._job: str | None = None
         self._step: subprocess.Popen[bytes] | None = None
-        self._looked = 0.0
+        self._checked_at = 0.0
 
     def start(self) -> None:
         """Submit the job, wait until it runs, and until each node answers.
@@ -272,19 +276,19 @@ class SlurmHosts(NetworkHosts):
         return [f"--job-name={self._name}", f"--nodes={self._count}", *tasks]
 
     def _run(self, port: int, where: list[str]) -> None:
-        """Start workers by ``srun``, which ends them when its input ends if they are guarded.
+        """Start workers by ``srun``; guarded workers end when its input ends.
 
         Args:
-            port: at which they listen.
-            where: options of a step of an allocation that is there; empty for a new job.
+            port: port at which the workers listen.
+            where: options for a step of an existing allocation; empty for a new job.
         """
         mode = launcher.GUARDED if self._guarded else launcher.ATTENDED
         wanted, before = self._wanted(), []
         if not where:
             where = ["--cpu-bind=none"]
             if any(option.partition("=")[0] == EXCLUSIVE for option in self._options):
-                # By srun alone, the step would have as many processors of whole nodes as it has
-                # tasks, where Slurm confines steps.
+                # With srun alone, where Slurm confines steps, the step would get only one
+                # processor a task, although the job has whole nodes.
                 before = ["salloc", "--quiet", *wanted]
                 wanted, where = self._tasks(), list(_STEP)
         command = [*before, "srun", *wanted, *where, "--input=all", "--"]
@@ -298,8 +302,8 @@ class SlurmHosts(NetworkHosts):
                 stdin=subprocess.PIPE,
                 stdout=self._messages,
                 stderr=self._messages,
-                env=self._environment(),  # srun passes it on to the nodes
-                start_new_session=True,  # a ^C is for the client, which ends it in order
+                env=self._environment(),  # srun passes the environment on to the nodes
+                start_new_session=True,  # on ^C the client ends srun in order
             )
         except FileNotFoundError:
             raise missing(command[0]) from None
@@ -309,7 +313,7 @@ class SlurmHosts(NetworkHosts):
         return outside(environ) if self._new_job else environ
 
     def _give_credentials(self) -> None:
-        """Give the workers of a step a certificate for its nodes."""
+        """Send the workers of a step a certificate for its nodes."""
         if self._step is not None:
             names = [name for address in self._addresses for name in address.names()]
             self._give(self._certify(list(dict.fromkeys(names))))
@@ -322,7 +326,7 @@ class SlurmHosts(NetworkHosts):
                 self._step.stdin.flush()
 
     def _submit(self, port: int) -> None:
-        """Submit a new job, with the authority for its nodes, which are not known yet.
+        """Submit a new job, whose script contains the authority because its nodes are unknown yet.
 
         Only the owner of a job can read its script.
         """
@@ -339,7 +343,7 @@ class SlurmHosts(NetworkHosts):
         self._job = said.strip().partition(";")[0]
 
     def _bring(self, job: str) -> None:
-        """Send wheelmount to the nodes without it, whose workers wait for it.
+        """Send wheelmount to nodes without it; their launchers wait for it.
 
         Raises:
             HostError: a node cannot receive it.
@@ -347,7 +351,7 @@ class SlurmHosts(NetworkHosts):
         if self._settings.python:
             return
         if self._step is not None:
-            lacking = self._await_words()
+            lacking = self._await_messages()
         else:  # the output of a session's workers is not kept
             lacking = _lacking(self._ask_nodes(job, self._names))
         if lacking:
@@ -357,15 +361,15 @@ class SlurmHosts(NetworkHosts):
                 made = bundle.make(self._settings)
                 task.total(made.size * len(lacking))
                 self._send(job, made)
-                self._give(b"\n")  # the nodes that waited for it go on
+                self._give(b"\n")  # the nodes that waited for wheelmount continue
                 task.advance(made.size * len(lacking))
 
     def _send(self, job: str, made: Bundle) -> None:
         """Copy the bundle to all nodes by ``sbcast``; nodes without wheelmount unpack it."""
-        path = f"/tmp/{self._name}.tar.gz"  # noqa: S108 - Slurm takes no file that is there already
+        path = f"/tmp/{self._name}.tar.gz"  # noqa: S108 - sbcast overwrites no file
         where = self._look_for_step() or job
         try:
-            timeout = self._settings.start_timeout + made.size / SLOWEST
+            timeout = self._settings.start_timeout + made.size / MIN_RATE
             self._run_for(timeout, ["sbcast", f"--jobid={where}", str(made.path), path])
             self._ask_nodes(job, self._names, made.order(path))
         finally:
@@ -373,7 +377,7 @@ class SlurmHosts(NetworkHosts):
                 step = self._step_of(job, self._names)
                 self._run_for(self._settings.start_timeout, [*step, "rm", "-f", path])
 
-    def _await_words(self) -> list[str]:
+    def _await_messages(self) -> list[str]:
         """Wait until each node reports that it listens; return those that lack wheelmount.
 
         Raises:
@@ -381,24 +385,24 @@ class SlurmHosts(NetworkHosts):
         """
         deadline = time.monotonic() + self._settings.start_timeout
         while not self._step_ended():
-            said = self._heard()
+            said = self._received()
             _check(said)
             if len(said) >= len(self._names):
                 return _lacking(said)
             if time.monotonic() > deadline:
-                break  # which the wait for their ports says, in its words
-            time.sleep(SHORT)
+                break  # the wait for the workers' ports will raise the error
+            time.sleep(OUTPUT_POLL_INTERVAL)
         return []
 
-    def _heard(self) -> list[dict[str, Any]]:
+    def _received(self) -> list[dict[str, Any]]:
         """Return the messages of the step's workers."""
         self._messages.seek(0)
-        return _words(self._token, self._messages.read())
+        return _messages_in(self._token, self._messages.read())
 
     def _ask_nodes(
         self, job: str, nodes: Sequence[str], order: bytes = b""
     ) -> list[dict[str, Any]]:
-        """Ask nodes in a new step whether they have wheelmount.
+        """Ask nodes, in a new step, whether they have wheelmount.
 
         Args:
             job: the job of the nodes.
@@ -406,7 +410,7 @@ class SlurmHosts(NetworkHosts):
             order: order of the bundle, for nodes without wheelmount.
 
         Returns:
-            Their output.
+            The nodes' messages.
 
         Raises:
             HostError: a node reports an error.
@@ -417,13 +421,13 @@ class SlurmHosts(NetworkHosts):
         command = self._step_of(job, nodes)
         command += bundle.command(self._token, ["-c", ""], self._settings)
         timeout = self._settings.start_timeout + (bundle.UNPACK if order else 0)
-        said = _words(self._token, self._run_for(timeout, command, order))
+        said = _messages_in(self._token, self._run_for(timeout, command, order))
         _check(said)
         return said
 
     @staticmethod
     def _step_of(job: str, nodes: Sequence[str]) -> list[str]:
-        """Return the first words of a command that runs another once on each of some nodes."""
+        """Return the first words of an ``srun`` command that runs a program once on each node."""
         command = ["srun", f"--jobid={job}", f"--nodelist={','.join(nodes)}"]
         command += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
         return [*command, *_STEP, "--input=all", "--"]
@@ -456,16 +460,16 @@ class SlurmHosts(NetworkHosts):
                             hint="raise WHEELMOUNT_START_TIMEOUT",
                         )
                     self.check_lease()
-                    time.sleep(SHORT)
+                    time.sleep(OUTPUT_POLL_INTERVAL)
             finally:
                 process.kill()
                 process.wait()
             output.seek(0)
             said = output.read()
         if process.returncode and command[0] == "sbcast":
-            lines = said.decode(errors="replace").strip().splitlines() or ["it failed"]
+            lines = said.decode(errors="replace").strip().splitlines() or ["sbcast failed"]
             raise HostError(
-                lines[-1], hint="set WHEELMOUNT_PYTHON to a Python with wheelmount there"
+                lines[-1], hint="set WHEELMOUNT_PYTHON to a Python with wheelmount on the nodes"
             )
         return said
 
@@ -488,7 +492,7 @@ class SlurmHosts(NetworkHosts):
                         waits = job.reason
                         self._progress.log(f"job {job.number} waits: {waits}")
                 elif self._step is None or self._step.poll() is not None:
-                    raise self._failure("Slurm does not run the job", self._said())
+                    raise self._failure("Slurm does not run the job", self._last_reason())
                 if time.monotonic() - started > self._settings.queue_timeout:
                     raise WaitError(
                         f"the job did not run within {self._settings.queue_timeout:g} s",
@@ -500,11 +504,11 @@ class SlurmHosts(NetworkHosts):
     def _look(self) -> Job | None:
         return look(f"--name={self._name}" if self._job is None else f"--jobs={self._job}")
 
-    def _said(self) -> str:
-        """Return the last message of ``srun`` that tells why a task ended."""
+    def _last_reason(self) -> str:
+        """Return the last message of ``srun`` with a reason why a task ended."""
         if self._step is None:
-            return "it is gone"
-        for words in self._heard():
+            return "the job is gone"
+        for words in self._received():
             if "error" in words:
                 return str(words["error"])
         self._messages.seek(0)
@@ -515,10 +519,10 @@ class SlurmHosts(NetworkHosts):
         return re.sub("^(srun|salloc): error: ", "", reasons[-1]) if reasons else "srun ended"
 
     @staticmethod
-    def _failure(what: str, reason: str) -> HostError:
-        """Make the error of workers that do not start."""
+    def _failure(subject: str, reason: str) -> HostError:
+        """Return the error for workers that do not start."""
         ended = "CANCELLED" in reason or _ABORTED in reason or reason.startswith("job ")
-        return HostError(f"{what}: {reason}", hint=None if ended else INSTALL)
+        return HostError(f"{subject}: {reason}", hint=None if ended else INSTALL)
 
     def _await_workers(self) -> None:
         timeout = self._settings.start_timeout
@@ -526,45 +530,49 @@ class SlurmHosts(NetworkHosts):
         for address in self._addresses:
             patience = max(0, deadline - time.monotonic())
             try:
-                address.await_answer(timeout, patience, lambda: self._taken() is not None)
+                address.await_answer(timeout, patience, lambda: self._loss() is not None)
             except HostError as error:
-                reason = self._said() if self._step_ended() else self.ended() or error.message
+                reason = (
+                    self._last_reason() if self._step_ended() else self.ended() or error.message
+                )
                 if _ABORTED in reason:
                     reason = self.ended() or reason
                 raise self._failure(address.host, reason) from None
             if not self._is_ours(address):
-                raise _BusyPortError(f"{address} is another program's", hint="try again")
+                raise _BusyPortError(f"another program listens at {address}", hint="try again")
 
     def _is_ours(self, address: Address) -> bool:
-        """Return whether the listening process has a certificate of these hosts' authority."""
+        """Return whether the process at an address has a certificate of these hosts' authority."""
         context = ssl.create_default_context(cadata=self.authority().public())
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the authority is of these hosts alone
+        context.check_hostname = False  # the authority signs only for these hosts
         try:
             with (
-                socket.create_connection((address.host, address.port), ANSWER) as connection,
+                socket.create_connection(
+                    (address.host, address.port), CERTIFICATE_TIMEOUT
+                ) as connection,
                 context.wrap_socket(connection),
             ):
                 return True
-        except OSError:  # it has another certificate, is silent, or closes the connection
+        except OSError:  # another certificate, no answer, or a closed connection
             return False
 
     def check_lease(self) -> None:
-        """Check that the step runs; if another process started it, that the job runs.
+        """Check that the step runs, or the job if another process started the step.
 
         Raises:
-            HostError: it has ended.
+            HostError: the step or the job has ended.
         """
-        if reason := self._taken():
+        if reason := self._loss():
             raise HostError(self.ended() or reason)
 
-    def _taken(self) -> str | None:
-        """Return why the nodes are lost, or None; asks Slurm only once in ``CHECK_INTERVAL``."""
+    def _loss(self) -> str | None:
+        """Return why the nodes are lost, or None; ask Slurm at most once in ``CHECK_INTERVAL``."""
         if self._step is not None:
-            return self._said() if self._step_ended() else None
-        if time.monotonic() - self._looked < CHECK_INTERVAL:
+            return self._last_reason() if self._step_ended() else None
+        if time.monotonic() - self._checked_at < CHECK_INTERVAL:
             return None
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         return self.ended()
 
     def _step_ended(self) -> bool:
@@ -585,7 +593,7 @@ class SlurmHosts(NetworkHosts):
         elif not self._guarded:
             self._cancel_step()
         if step is not None:
-            for end in (step.terminate, step.kill):  # it may wait for lost nodes
+            for end in (step.terminate, step.kill):  # srun may wait for lost nodes
                 if step.poll() is None:
                     end()
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -606,14 +614,14 @@ class SlurmHosts(NetworkHosts):
                 time.sleep(POLL_INTERVAL)
 
     def _cancel_step(self) -> None:
-        """End the step of a session within an allocation, and wait until its nodes have."""
+        """End a session's step within an allocation, and wait until the step has ended."""
         started = time.monotonic()
         with contextlib.suppress(HostError):
             while (step := self._look_for_step()) is not None:
                 waited = time.monotonic() - started
                 if waited > STOP_TIMEOUT:
                     break
-                # Asked first: Slurm kills a step that is cancelled at once.
+                # SIGTERM first, because Slurm kills a step at once if it is cancelled.
                 gently = ["--signal=TERM"] if waited < GRACE else []
                 ask(["scancel", *gently, step], ended=True)
                 time.sleep(POLL_INTERVAL)
@@ -629,7 +637,7 @@ class SlurmHosts(NetworkHosts):
         """Check that the job runs, and each node listens.
 
         Raises:
-            HostError: it does not.
+            HostError: the job has ended, or a node does not listen.
         """
         reason = self.ended()
         if reason is not None:
@@ -637,7 +645,7 @@ class SlurmHosts(NetworkHosts):
         super().check(patience)
 
     def ended(self) -> str | None:
-        """Return why Slurm has taken the nodes back."""
+        """Return why Slurm has taken the nodes back; None if it has not."""
         return None if self._job is None else verdict(self._job)
 
     def leave(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``ssh:a,b``: hosts to which the user has access by ssh, which starts workers there."""
+"""``ssh:a,b``: hosts that the user can reach by ssh, which starts a worker on each."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from wheelmount.progress import SILENT, Progress
 
 log = logging.getLogger("wheelmount")
 
-MOST_HEARD = 64 << 10
-"""Bytes of a line that a host may say."""
+MAX_LINE = 64 << 10
+"""Maximum bytes of a line of a host's output."""
 
 POLL_INTERVAL = 0.5
-"""Seconds between looks at whether hosts still take what they are sent."""
+"""Seconds between checks that hosts still receive the bundle that is sent to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where ssh goes to.
+    """A host for ssh.
 
     Attributes:
-        host: name or alias of ssh's own configuration.
-        user: there; None for what ssh takes.
-        port: of sshd; None likewise.
+        host: host name, address, or alias of ssh's configuration.
+        user: the user on the host; None for ssh's default.
+        port: the port of sshd; None for ssh's default.
     """
 
     host: str
@@ -49,15 +49,17 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read ``[USER@]HOST[:PORT]``; an address of IPv6 stands in brackets.
+        """Read ``[USER@]HOST[:PORT]``; an IPv6 address is in brackets.
 
         Raises:
-            InputError: it is something else.
+            InputError: the text is invalid.
         """
         host = r"\w[\w.-]*|\[[0-9A-Fa-f:.]+\]"
         match = re.fullmatch(rf"(?:(\w[\w.-]*)@)?({host})(?::(\d{{1,5}}))?", text, re.ASCII)
         if match is None:
-            raise InputError(f"{text!r} is no host for ssh", hint="give ssh:[USER@]HOST[:PORT],…")
+            raise InputError(
+                f"{text!r} is not a host for ssh", hint="give ssh:[USER@]HOST[:PORT],…"
+            )
         return cls(bare(match[2]), match[1], int(match[3]) if match[3] else None)
 
     def __str__(self) -> str:
@@ -65,7 +67,12 @@ class Target:
         return f"{user}{bracketed(self.host)}" + (f":{self.port}" if self.port else "")
 
     def command(self, argv: Sequence[str], timeout: float) -> list[str]:
-        """The command that runs another there, with no questions asked."""
+        """Return the ssh command that runs ``argv`` on the host without prompts.
+
+        Args:
+            argv: program and arguments.
+            timeout: seconds in which ssh must connect.
+        """
         command = [
             "ssh",
             "-T",
@@ -74,7 +81,7 @@ class Target:
             "-o",
             f"ConnectTimeout={max(1, int(timeout))}",
         ]
-        command += ["-o", "ServerAliveInterval=15"]  # a host that is cut off ends it in 45 s
+        command += ["-o", "ServerAliveInterval=15"]  # ssh ends 45 s after it lost the host
         if self.port:
             command += ["-p", str(self.port)]
         if self.user:
@@ -83,14 +90,14 @@ class Target:
 
 
 class SshHosts(NetworkHosts):
-    """Hosts on which ssh starts a worker each, and brings wheelmount where there is none.
+    """Hosts on which ssh starts a worker each; wheelmount is sent to hosts without it.
 
     Args:
-        targets: where.
-        settings: in force; ``python`` is the Python there.
-        guarded: end them when this process ends. Else they stay until ``stop``.
-        apart: give those on this machine a mount namespace each.
-        progress: told about what is brought.
+        targets: the hosts.
+        settings: the settings in force; ``python`` is the Python on the hosts.
+        guarded: end the workers when this process ends; otherwise they stay until ``stop``.
+        apart: give each host on this machine a mount namespace.
+        progress: informed of what is sent.
     """
 
     def __init__(
@@ -102,7 +109,7 @@ class SshHosts(NetworkHosts):
         apart: bool = False,
         progress: Progress = SILENT,
     ) -> None:
-        from wheelmount.hosts.bundle import Delivery  # here, as it takes long to load
+        from wheelmount.hosts.bundle import Delivery  # imported here because it takes long to load
 
         super().__init__((), settings)
         self._apart = apart
@@ -114,14 +121,18 @@ class SshHosts(NetworkHosts):
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Start workers, all at once, and wait until each answers."""
+        """Start all workers at once, and wait until each answers.
+
+        Raises:
+            HostError: a worker cannot be started, or does not answer in time.
+        """
         self._start_authority()
         mode = launcher.GUARDED if self._guarded else launcher.DETACHED
         try:
             for name, target in zip(self._names, self._targets, strict=True):
                 self._processes.append(self._spawn(target, name, mode))
             self._addresses = self._await_addresses()
-            self.check(self._settings.start_timeout)  # they were about to listen
+            self.check(self._settings.start_timeout)  # the workers are about to listen
             self.attach()
         except BaseException:
             self.stop()
@@ -137,14 +148,14 @@ class SshHosts(NetworkHosts):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=variables.for_programs(),
-            start_new_session=True,  # a ^C is for the client, which ends it in order
+            start_new_session=True,  # on ^C the client ends the process in order
         )
 
     def _await_addresses(self) -> list[Address]:
         timeout = self._settings.start_timeout
         deadline = time.monotonic() + timeout
         found: dict[str, Address] = {}
-        heard = {name: bytearray() for name in self._names}
+        received = {name: bytearray() for name in self._names}
         with selectors.DefaultSelector() as selector, self._delivery:
             for name, process in zip(self._names, self._processes, strict=True):
                 stdout = cast(IO[bytes], process.stdout)
@@ -156,39 +167,39 @@ class SshHosts(NetworkHosts):
                     missing = [name for name in self._names if name not in found]
                     raise HostError(
                         f"{', '.join(missing)}: no worker within {timeout:g} s",
-                        hint="raise WHEELMOUNT_START_TIMEOUT, or try `ssh` by hand",
+                        hint="raise WHEELMOUNT_START_TIMEOUT, or check that `ssh HOST true` works",
                     )
                 for key, _ in ready:
                     name, process = key.data
-                    address = self._hear(name, process, heard[name])
+                    address = self._receive(name, process, received[name])
                     if address is not None:
                         selector.unregister(key.fileobj)
                         found[name] = address
         return [found[name] for name in self._names]
 
-    def _hear(
-        self, name: str, process: subprocess.Popen[bytes], heard: bytearray
+    def _receive(
+        self, name: str, process: subprocess.Popen[bytes], received: bytearray
     ) -> Address | None:
-        """Take what a host says next; gives its address when its worker is about to listen.
+        """Receive a host's next output; return its address once its worker is about to listen.
 
         Args:
-            name: of the host.
-            process: ssh.
-            heard: of a line that is not whole yet.
+            name: name of the host.
+            process: the ssh process.
+            received: the received part of an unfinished line; updated.
 
         Raises:
-            HostError: the host says that it cannot, or nothing that can be understood.
+            HostError: the host reports an error, or its output ends or is invalid.
         """
-        piece = os.read(cast(IO[bytes], process.stdout).fileno(), MOST_HEARD)
-        heard += piece
-        *lines, rest = heard.split(b"\n")
-        heard[:] = rest
-        if not piece or len(rest) > MOST_HEARD:
+        piece = os.read(cast(IO[bytes], process.stdout).fileno(), MAX_LINE)
+        received += piece
+        *lines, rest = received.split(b"\n")
+        received[:] = rest
+        if not piece or len(rest) > MAX_LINE:
             raise HostError(f"{name}: {_last_words(process)}", hint=_hint(process))
         for line in lines:
             said = launcher.hear(self._token, line)
-            if said is None:  # a greeting, or what a shell reads as it starts
-                log.debug("%s says: %s", name, line[:200].decode(errors="replace"))
+            if said is None:  # a greeting, or output of the shell's start-up files
+                log.debug("%s printed: %s", name, line[:200].decode(errors="replace"))
             elif "error" in said:
                 raise HostError(f"{name}: {said['error']}", hint=said.get("hint"))
             elif "lacks" in said:
@@ -207,9 +218,9 @@ class SshHosts(NetworkHosts):
             stdin.flush()
 
     def stop(self) -> None:
-        """End them and all that runs on them."""
+        """End the workers and all that runs on them."""
         if self._guarded:
-            for process in self._processes:  # all at once: the end of its input ends each
+            for process in self._processes:  # the end of its input ends each, so all end at once
                 for stream in (process.stdin, process.stdout, process.stderr):
                     _close(stream)
         else:
@@ -232,13 +243,13 @@ class SshHosts(NetworkHosts):
         self._processes, self._hosts = [], []
 
     def leave(self) -> dict[str, Any]:
-        """Let go of them without stopping them; they must not be guarded."""
+        """Disconnect from the workers without stopping them; they must not be guarded."""
         own = {"targets": list(map(str, self._targets)), "token": self._token}
         return super().leave() | own
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> SshHosts:
-        """Hosts that another process left."""
+        """Return hosts that another process left running."""
         hosts = cls(list(map(Target.parse, record["targets"])), settings, guarded=False)
         hosts._token = record["token"]
         hosts.recall(record)
@@ -249,7 +260,7 @@ class SshHosts(NetworkHosts):
 
 
 def _names(targets: Sequence[Target]) -> list[str]:
-    """What to call hosts: as ssh does, with a number where several have one name."""
+    """Return names for hosts: ssh's names, with a number if several hosts have the same name."""
     times = Counter(target.host for target in targets)
     return [
         called(target.host) if times[target.host] == 1 else f"{called(target.host)}-{number}"
@@ -271,15 +282,16 @@ def _close(stream: IO[bytes] | None) -> None:
 
 
 def _last_words(process: subprocess.Popen[bytes]) -> str:
+    """Return the last line of ssh's standard error, which usually tells why ssh failed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(5)
     if process.poll() is None:
-        return "it says too much, and not where it listens"
-    # What the pipe holds, and no more: others may have it too, as ssh's own master process.
+        return "its output is too long and names no address of a worker"
+    # Without waiting for the pipe's end, as other processes such as ssh's master may hold it open.
     stderr, said = cast(IO[bytes], process.stderr).fileno(), b""
     os.set_blocking(stderr, False)
     with contextlib.suppress(BlockingIOError):
-        said = os.read(stderr, MOST_HEARD)
+        said = os.read(stderr, MAX_LINE)
     lines = said.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else f"ssh ended with code {process.returncode}"
 
