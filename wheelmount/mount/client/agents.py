@@ -1,4 +1,4 @@
-"""The client's references to the agents of a mount."""
+"""The client's references to the agents of a mount: one process on each host."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from wheelmount.hosts.host import Host
 
 
 class Agents(Mapping[str, Any]):
-    """Agents by host, started by this process or by another one.
+    """Agents by host name, started by this process or by another one.
 
     Args:
-        identity: name of the mount; its name on a host is this and the host's name.
-        settings: of the mount.
+        identity: name of the mount. On a host, the mount is named ``<identity>-<host>``.
+        settings: the mount's settings.
     """
 
     def __init__(self, identity: str, settings: Settings) -> None:
@@ -40,16 +40,17 @@ class Agents(Mapping[str, Any]):
             )
 
     def greet(self) -> None:
-        """Check that the hosts of ``spawn`` have the same versions as this process.
+        """Check that hosts run the same versions as this process.
 
+        Only the hosts on which ``spawn`` started agents since the last call are checked.
         Raises:
             HostError: a host has other versions, or is lost.
             WaitError: a host does not answer.
         """
         greetings, self._greetings = self._greetings, {}
         answers = runtime.gather(greetings, self._settings.start_timeout)
-        for name, theirs in runtime.raise_first(answers).items():
-            handshake.compare(name, theirs)
+        for name, versions in runtime.raise_first(answers).items():
+            handshake.compare(name, versions)
 
     def take(self, agents: Mapping[str, Any]) -> None:
         """Use the agents that another process started."""
@@ -64,9 +65,9 @@ class Agents(Mapping[str, Any]):
         """Call all agents, or those of the named hosts that have one.
 
         Args:
-            call: makes the call, given an agent.
-            names: of the hosts.
-            timeout: seconds; default the time that a mount may take to start.
+            call: calls an endpoint of the agent that it is given.
+            names: names of hosts; default all hosts.
+            timeout: seconds to wait for answers; default the time that a mount may take to start.
 
         Returns:
             Results and errors by host, as ``runtime.gather`` returns them.
@@ -76,7 +77,7 @@ class Agents(Mapping[str, Any]):
         return runtime.gather(calls, timeout or self._settings.start_timeout)
 
     def only(self, names: Iterable[str]) -> Agents:
-        """Return the agents of the named hosts that have one, to call them."""
+        """Return a mapping with only the agents of the named hosts."""
         found = Agents(self._identity, self._settings)
         found.take({name: self._agents[name] for name in names if name in self._agents})
         return found
@@ -88,7 +89,7 @@ class Agents(Mapping[str, Any]):
             agent, procs = self._agents.pop(name), self._procs.pop(name, None)
             if procs is not None:
                 meshes.append(procs)
-            else:  # another process started it
+            else:  # another process started this agent
                 quits[name] = agent
         runtime.stop_meshes(*meshes)
         runtime.end_processes(quits)

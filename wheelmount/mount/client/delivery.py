@@ -25,19 +25,19 @@ log = logging.getLogger("wheelmount")
 
 
 class Delivery:
-    """Offers one layout to hosts, until ``end``.
+    """One layout offered to hosts, until ``end``.
 
     Args:
         root: the source directory.
         layout: its snapshot, divided into the blocks that are to be sent.
         settings: the mount's settings.
-        progress: where bytes that arrive are reported.
-        before: the layout that hosts have already, so that only differences are described.
+        progress: receives the number of bytes that have arrived.
+        before: the layout that hosts have already; they are sent only the differences to it.
         read_before: see ``Source``.
-        racks: racks of hosts, by name.
+        racks: the rack of each host, by host name.
 
     Attributes:
-        origin: where hosts fetch from.
+        origin: reference with which hosts fetch from this process.
         ended: whether ``end`` was called.
     """
 
@@ -58,20 +58,21 @@ class Delivery:
         self._racks = racks
         self.ended = False
         self._source = Source(root, layout, read_before=read_before)
-        self._asked_by_more = layout.size <= SMALL  # than the first host of each tree
+        # Whether more hosts than the first of each tree fetch from this process.
+        self._many_readers = layout.size <= SMALL
         self._ring = Ring(
             self._source,
             slots=settings.ring,
             lease=settings.fetch_timeout,
-            readers=lambda _: 0 if self._asked_by_more else 1,
+            readers=lambda _: 0 if self._many_readers else 1,
         )
         self._settings = settings
         self._progress = progress
         self._task: Task | None = None
         self._threads: list[threading.Thread] = []
-        self._wanted: list[set[str]] = []
+        self._receivers: list[set[str]] = []  # names of hosts, for each call of ``begin``
         self._outcome: dict[str, Any] = {}
-        self._fault: BaseException | None = None
+        self._error: BaseException | None = None  # of the delivery itself
         self._block_server = block_server(self._ring, settings.fetch_timeout)
         ticket = None if self._block_server is None else self._block_server.ticket
         try:
@@ -96,11 +97,14 @@ class Delivery:
 
     @property
     def changed(self) -> set[int]:
-        """Numbers of files that differ from the snapshot by now."""
+        """Numbers of files that were found to differ from the snapshot."""
         return self._source.changed
 
     def routes(self, agents: Mapping[str, Any], later: Collection[str] = ()) -> dict[str, Route]:
-        """Return which hosts each host asks for blocks; hosts in ``later`` are below all others."""
+        """Return, for each host, the hosts that it fetches blocks from.
+
+        Only hosts in ``later`` fetch from hosts in ``later``.
+        """
         return routes(agents, self.layout.size, self._settings.fanout, later, self._racks)
 
     def arrived(self, _host: str, length: int) -> None:
@@ -109,16 +113,16 @@ class Delivery:
             self._task.advance(length)
 
     def fetch(self, calls: Mapping[str, Any], agents: Mapping[str, Any]) -> dict[str, Any]:
-        """Wait until hosts have everything.
+        """Wait until hosts have received all blocks.
 
         Args:
-            calls: pending calls by host name, answered when the host has everything.
+            calls: pending calls by host name, answered when the host has all blocks.
             agents: all agents of the mount by host name; they are told of lost hosts.
 
         Returns:
             Results and errors by host, as ``runtime.gather`` returns them.
         """
-        # Every wait for a block is bounded; so is the whole by the sum.
+        # Each wait for a block has a limit; their sum is a limit for the whole delivery.
         bound = self._settings.fetch_timeout * (self.layout.blocks + STUCK_AFTER)
         bound += self._settings.start_timeout
         with self._progress.task("send", unit="B") as task:
@@ -132,76 +136,77 @@ class Delivery:
         return outcome
 
     def _mark_lost(self, name: str, error: WheelmountError, agents: Mapping[str, Any]) -> None:
-        """If the host is lost, tell the other hosts."""
+        """Tell the other hosts if the error means that the host is lost."""
         if isinstance(error, HostError):
             log.warning("%s is lost: %s", name, error.message)
-            self._asked_by_more = True  # those below it
+            self._many_readers = True  # the hosts below the lost one
             for other, agent in agents.items():
                 if other != name:
                     with contextlib.suppress(Exception):
                         agent.mark_dead.broadcast(name)
 
     def begin(self, names: Iterable[str], agents: Mapping[str, Any]) -> None:
-        """Start fetching on hosts and return; ``wait`` waits for the end.
+        """Start to deliver to hosts, without waiting; ``wait`` waits for the end.
 
         Args:
-            names: of the hosts.
+            names: names of the hosts.
             agents: all agents of the mount by host name.
         """
-        wanted = set(names)
-        self._wanted.append(wanted)
-        thread = threading.Thread(target=self._deliver, args=(wanted, agents), daemon=True)
+        receivers = set(names)
+        self._receivers.append(receivers)
+        thread = threading.Thread(target=self._deliver, args=(receivers, agents), daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
         try:
             self.deliver(names, agents)
-        except BaseException as error:  # raised by ``wait``
+        except BaseException as error:  # ``wait`` raises it
             log.exception("a delivery fails")
-            self._fault = error
+            self._error = error
 
     def repair(self, agents: Mapping[str, Any]) -> dict[str, WheelmountError]:
-        """Have hosts fetch missing blocks again, then return as ``failures``."""
+        """Have hosts fetch missing blocks again, and return the errors as ``failures`` does."""
         kinds = TransferError, StoreError
         with contextlib.suppress(Exception):
             self.failures()
-        names = {name for wanted in self._wanted for name in wanted}
+        names = {name for receivers in self._receivers for name in receivers}
         names -= {n for n, end in self._outcome.items() if not isinstance(end, kinds)}
         if names and not self.ended:
-            self._fault = None
+            self._error = None
             self.begin(names, agents)
         return self.failures()
 
     def deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
-        """Have hosts fetch everything; record results of those still in ``names`` at the end."""
+        """Have hosts fetch all blocks; record the results of those still in ``names`` then."""
         calls = {name: agents[name].deliver.call_one() for name in sorted(names)}
         found = self.fetch(calls, agents)
         self._outcome |= {name: end for name, end in found.items() if name in names}
 
     def advance(
-        self, agents: Agents, gone: Callable[[Iterable[str]], Set[str]]
+        self, agents: Agents, find_lost: Callable[[Iterable[str]], Set[str]]
     ) -> dict[str, WheelmountError]:
-        """Have all hosts fetch a later generation, then have all show it, and end.
+        """Have all hosts fetch this layout as a new generation, then show it; end the delivery.
 
         Args:
-            agents: of the hosts.
-            gone: returns which of the named hosts are lost; the others go on without them.
+            agents: agents of the hosts.
+            find_lost: returns those of the named hosts that are lost; the others go on without
+                them.
 
         Returns:
-            Errors of hosts that do not show it while others do, by name.
+            Errors, by host name, of hosts that do not show the new generation while others do.
 
         Raises:
-            TransferError: a file was edited meanwhile; all hosts show what they showed before.
-            WheelmountError: a host that is not lost could not fetch it; none changes over.
+            TransferError: a file was edited meanwhile; all hosts show the old generation.
+            WheelmountError: a host that is not lost could not fetch all; none changes over.
         """
-        ways = self.routes(agents)
+        routing = self.routes(agents)
         try:
             origin = self.origin
-            calls = {name: a.prepare.call_one(origin, ways[name]) for name, a in agents.items()}
+            calls = {n: a.prepare.call_one(origin, routing[n]) for n, a in agents.items()}
             try:
                 failed = runtime.errors(self.fetch(calls, agents))
-                lost = gone(failed)
+                lost = find_lost(failed)
                 if len(lost) < len(failed) or len(lost) == len(calls):
                     runtime.raise_first(failed)
                 if edited := self._source.edited():
@@ -220,17 +225,20 @@ class Delivery:
             self.end()
 
     def forget(self, name: str) -> None:
-        """Forget the result of a host that is replaced by another."""
-        for names in self._wanted:
-            names.discard(name)
+        """Forget the result of a host that is no longer part of the mount."""
+        for receivers in self._receivers:
+            receivers.discard(name)
         self._outcome.pop(name, None)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until all hosts have everything, with the errors of ``RemoteMount.wait``."""
+        """Wait until all hosts have all blocks; raises the errors of ``RemoteMount.wait``."""
         runtime.raise_first(self.failures(timeout))
 
     def failures(self, timeout: float | None = None) -> dict[str, WheelmountError]:
-        """Wait until hosts have everything; return the errors of those that have not, by host.
+        """Wait for the hosts' results; return the errors, by host, of those that lack blocks.
+
+        Args:
+            timeout: seconds; default: no limit as long as blocks keep arriving.
 
         Raises:
             WaitError: the time-out ran out.
@@ -240,9 +248,9 @@ class Delivery:
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                raise WaitError(f"not everything arrived within {timeout:g} s")
-        if self._fault is not None:
-            raise self._fault
+                raise WaitError(f"not all bytes arrived within {timeout:g} s")
+        if self._error is not None:
+            raise self._error
         return runtime.errors(self._outcome)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""``remotemount``: a directory of the client, read-only on every host."""
+"""``remotemount``: mounts a directory of the client read-only on every host."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VERIFY_TIMEOUT = 24 * 3600.0
 """Seconds that hosts may take to read their whole store; a dead host ends the wait at once."""
 
 NAMED = 10
-"""Number of files that an error names; others are counted."""
+"""Number of files that an error lists by name; of more, it gives the number."""
 
 Handles = dict[str, Any]
 """Agents by host."""
@@ -63,20 +63,20 @@ def remotemount(
     ::
 
         with remotemount(hosts, "/scratch/venv") as mount:
-            ...                     # the names are there; bytes arrive, a read waits for its own
+            ...                     # all names are there; a read waits for the bytes it needs
             mount.wait()            # all bytes are there
 
-    In a running loop (a notebook, an actor) ``async with`` and ``await mount.arrived()`` do the
-    same and let the loop go on.
+    In a running event loop (a notebook, an actor) ``async with`` and ``await mount.arrived()`` do
+    the same without blocking the loop.
 
     Args:
         host_mesh: hosts of ``wheelmount.hosts``, or a Monarch ``HostMesh``.
         sourcepath: the directory.
-        mntpoint: absolute path on the hosts; default the source's own. ``{host}`` in it becomes
-            the host's name. Where hosts share one view of the file system (several on one
-            machine, without namespaces of their own) and the path does not tell them apart, the
-            host's name is added to it.
-        settings: default those of the environment and ``pyproject.toml``.
+        mntpoint: absolute path on the hosts; default the path of the source. ``{host}`` in it is
+            replaced by the host's name. If hosts share one view of the file system (several on
+            one machine, without namespaces of their own) and the path is the same for them, the
+            host's name is appended to it.
+        settings: settings of the mount; default those of the environment and ``pyproject.toml``.
         progress: receives the progress of delivery.
 
     Returns:
@@ -101,7 +101,7 @@ class RemoteMount:
         self.hosts: list[Host] = as_hosts(host_mesh)
         self.source = os.path.abspath(sourcepath)  # noqa: PTH100 - resolve() would follow symlinks
         self.identity = identity or secrets.token_hex(4)
-        """Name of the mount; that on a host is this and the host's name."""
+        """Name of the mount. On a host, the mount is named ``<identity>-<host>``."""
         self.skipped: list[bytes] = []
         """Paths of the source that are not shown: sockets, pipes and devices."""
         self.delivering = False
@@ -113,14 +113,12 @@ class RemoteMount:
         self._points: dict[str, str] = {}
         self._racks = topology.named_racks(settings.racks)
         self._layout: Layout | None = None
-        self._lost: set[int] = set()
+        self._unreadable: set[int] = set()  # numbers of files whose bytes some hosts do not have
         self._behind: Set[str] = set()  # hosts with a generation that they do not show yet
-        self._apart: list[
-            Apart
-        ] = []  # hosts that another client's refresh left out, or refreshed alone
-        self._parted: dict[
-            str, WheelmountError
-        ] = {}  # errors of lost hosts that are not reported yet
+        # Hosts that another client's refresh left out, or refreshed alone.
+        self._apart: list[Apart] = []
+        # Errors of lost hosts, to be raised by ``refresh``.
+        self._dropped: dict[str, WheelmountError] = {}
         self._keep = False
         self._delivery: Delivery | None = None
 
@@ -132,12 +130,12 @@ class RemoteMount:
     def open(self, *, keep: bool = False) -> None:
         """Mount the directory on all hosts, and begin to deliver its bytes.
 
-        Returns when all mounts show all names; bytes follow, and a read waits for its
-        own.
+        Returns when all mounts show all names. Bytes arrive later; a read waits for the bytes that
+        it needs.
 
         Args:
             keep: keep the mounts, with the bytes that have arrived, if this process is killed;
-                ``adopt`` continues the delivery then.
+                ``adopt`` can then continue the delivery.
 
         Raises:
             SourceError: the directory cannot be read.
@@ -149,42 +147,42 @@ class RemoteMount:
         self._keep = keep
         runtime.start()
         try:
-            self._agents.spawn(self.hosts)  # they start while the tree is read
+            self._agents.spawn(self.hosts)  # agents start while this process reads the tree
             tree = self._scan()
             layout = Layout(tree, self._block_size(tree))
-            self._delivery = made = self._offer(layout)
-            self._mount([host.name for host in self.hosts], made)
+            self._delivery = delivery = self._offer(layout)
+            self._mount([host.name for host in self.hosts], delivery)
         except BaseException:
             self.clear()
             raise
         self._layout = layout
-        self._begin(made, list(self._agents))
+        self._begin(delivery, list(self._agents))
 
     def add(self, host_mesh: Any) -> None:
-        """Mount the directory on more hosts, as the others show it.
+        """Mount on more hosts the tree that the present hosts show.
 
-        Returns when the new mounts show all names; bytes follow, from the other hosts as
-        far as they have them. ``wait`` waits for these hosts too. A file that was edited after it
-        was sent to the others cannot be read on the new hosts until ``refresh``.
+        Returns when the new mounts show all names. Bytes arrive later, from hosts that have them
+        or else from this process; ``wait`` waits for these hosts too. A file that was edited after
+        it was sent to the present hosts cannot be read on the new hosts until ``refresh``.
 
         Args:
             host_mesh: as for ``remotemount``, or one host. A host with the name of a lost host
-                takes its place.
+                replaces it.
 
         Raises:
             InputError: a host has the mount already.
             MountError: the mount is not open.
             UnavailableError, StoreError, HostError, WaitError: as ``open`` raises. Nothing stays
-                mounted on any of the new hosts; the others keep what they have.
+                mounted on any of the new hosts; the mounts of the others do not change.
         """
         if self._layout is None:
             raise MountError("the mount is not open", hint="call open() first")
         hosts = [host_mesh] if isinstance(host_mesh, Host) else as_hosts(host_mesh)
         names = [host.name for host in hosts]
-        self._make_way(names)
+        self._drop_replaced(names)
         before, layout = self._layout, self._current(self._layout)
         if self._apart:
-            raise MountError("its hosts do not all show the same", hint="refresh the mount first")
+            raise MountError("hosts do not all show the same tree", hint="refresh the mount first")
         if self._delivery is None or self._delivery.ended or layout is not before:
             if self._delivery is not None:
                 self._delivery.end()
@@ -200,26 +198,26 @@ class RemoteMount:
         self.hosts = [host for host in self.hosts if host.name not in names] + hosts
         self._begin(self._delivery, names)
 
-    def _make_way(self, names: list[str]) -> None:
+    def _drop_replaced(self, names: list[str]) -> None:
         """Drop lost hosts that new hosts of the same names replace."""
         if len(set(names)) < len(names):
-            raise InputError("two of the hosts have the same name", hint="name them apart")
+            raise InputError("two hosts have the same name", hint="give each a name of its own")
         present = [name for name in names if name in self._agents]
-        gone = self._gone(present)
+        lost = self._find_lost(present)
         for name in present:
-            if name not in gone:
+            if name not in lost:
                 raise InputError(f"{name} has the mount already", hint="add other hosts")
-        self._part(gone)
+        self._drop(lost)
 
-    def _gone(self, names: Iterable[str]) -> set[str]:
-        """Return the named hosts whose agents do not answer any more."""
+    def _find_lost(self, names: Iterable[str]) -> set[str]:
+        """Return those of the named hosts whose agents no longer answer."""
         names = list(names)
         if not names:
             return set()
         return set(runtime.errors(self._agents.call(lambda agent: agent.view.call_one(), names)))
 
-    def _part(self, names: Iterable[str]) -> None:
-        """Drop lost hosts from the mount; the other hosts go on."""
+    def _drop(self, names: Iterable[str]) -> None:
+        """Drop lost hosts from the mount; the other hosts stay mounted."""
         names = set(names)
         self._agents.forget(names)
         self._behind -= names
@@ -230,11 +228,11 @@ class RemoteMount:
         self.hosts = [host for host in self.hosts if host.name not in names]
 
     def _offer_again(self, layout: Layout) -> Delivery:
-        """Offer a tree that hosts have already to other hosts, whole."""
+        """Offer all of a tree that some hosts have already, for other hosts."""
         whole = Layout(layout.tree, self._block_size(layout.tree), identity=layout.identity)
-        made = self._offer(whole, read_before=True)
-        self._agents.call(lambda agent: agent.give.call_one(made.origin, whole.block_size))
-        return made
+        delivery = self._offer(whole, read_before=True)
+        self._agents.call(lambda agent: agent.give.call_one(delivery.origin, whole.block_size))
+        return delivery
 
     def _block_size(self, tree: Tree) -> int:
         device = self._settings.transport != "tcp" and rdma.usable()
@@ -251,19 +249,25 @@ class RemoteMount:
             read_before=read_before, racks=self._racks,
         )  # fmt: skip
 
-    def _begin(self, made: Delivery, names: list[str]) -> None:
+    def _begin(self, delivery: Delivery, names: list[str]) -> None:
         self.delivering = True
-        made.begin(names, self._agents)
+        delivery.begin(names, self._agents)
 
-    def _scan(self, before: Tree | None = None, lost: Set[int] = frozenset()) -> Tree:
+    def _scan(self, before: Tree | None = None, to_send: Set[int] = frozenset()) -> Tree:
+        """Read the tree of the directory.
+
+        Args:
+            before: the tree that hosts show, whose numbers unchanged files keep.
+            to_send: numbers of files in it that are to be sent even if they did not change.
+        """
         with self._progress.task("scan", unit="files") as task:
-            tree = scan(os.fsencode(self.source), before, lost)
+            tree = scan(os.fsencode(self.source), before, to_send)
             access.limit(tree, self.source, self._settings.access, before)
             task.advance(tree.files)
             task.note(f"{tree.files} files, {tree.size >> 20} MiB")
         self.skipped = tree.skipped
         for path in tree.skipped:
-            log.warning("not mounted, no file: %s", os.fsdecode(path))
+            log.warning("not mounted, a socket, pipe or device: %s", os.fsdecode(path))
         return tree
 
     @property
@@ -273,11 +277,11 @@ class RemoteMount:
 
     @property
     def mntpoint(self) -> str:
-        """The requested mount point, with ``{host}`` in it; ``mntpoints`` has each host's own."""
+        """The requested mount point, maybe with ``{host}``; ``mntpoints`` has the actual ones."""
         return self._mntpoint
 
     def take(self, handles: Handles) -> None:
-        """Use the agents of another process, for ``status`` or ``close``."""
+        """Use the agents that another process started, for ``status`` or ``close``."""
         self._agents.take(handles)
 
     def adopt(self, handles: Handles | None = None, *, fixed: bool = False) -> None:
@@ -287,8 +291,8 @@ class RemoteMount:
 
         Args:
             handles: the other process's agents, if they still run.
-            fixed: the directory never changes. If all its bytes have arrived, the tree is not
-                fetched from a host, and the mount cannot be refreshed by this process.
+            fixed: whether the directory never changes. If so, and if all its bytes have arrived,
+                the tree is not fetched from a host, and this process cannot refresh the mount.
 
         Raises:
             MountError: a host has no such mount.
@@ -308,7 +312,7 @@ class RemoteMount:
                     self._points = {name: each.mntpoint for name, each in found.items()}
                     return
             standing = reattach.find(self._agents, self._settings.start_timeout)
-            self._layout, self._lost = standing.layout, standing.lost
+            self._layout, self._unreadable = standing.layout, standing.lost
             self._points, self._apart = standing.points, standing.apart
             if standing.missing:
                 self._resume(standing.layout, standing.missing)
@@ -317,17 +321,23 @@ class RemoteMount:
                 self.release()
             raise
 
-    def _resume(self, layout: Layout, size: int) -> None:
-        # Only a first generation is shown before all its bytes are there.
-        whole = Layout(layout.tree, size, identity=layout.identity)
-        self._delivery = made = self._offer(whole, read_before=True)
-        ways = made.routes(self._agents)
-        calls = {n: a.resume.call_one(made.origin, ways[n], size) for n, a in self._agents.items()}
-        runtime.raise_first(runtime.gather(calls, self._settings.start_timeout))
-        self._begin(made, list(self._agents))
+    def _resume(self, layout: Layout, block_size: int) -> None:
+        """Continue the delivery of a first generation.
 
-    def _mount(self, names: list[str], made: Delivery) -> None:
-        """Mount on the named hosts, which have agents but no mount yet."""
+        Later generations are shown only when all their bytes have arrived.
+        """
+        whole = Layout(layout.tree, block_size, identity=layout.identity)
+        self._delivery = delivery = self._offer(whole, read_before=True)
+        routes = delivery.routes(self._agents)
+        calls = {
+            name: agent.resume.call_one(delivery.origin, routes[name], block_size)
+            for name, agent in self._agents.items()
+        }
+        runtime.raise_first(runtime.gather(calls, self._settings.start_timeout))
+        self._begin(delivery, list(self._agents))
+
+    def _mount(self, names: list[str], delivery: Delivery) -> None:
+        """Mount on the named hosts, whose agents have no mount yet."""
         from wheelmount.mount.host.agent import Order
 
         self._agents.greet()
@@ -340,13 +350,13 @@ class RemoteMount:
         paths = points.place(self._mntpoint, list(views), list(views.values()), self.source, client)
         places = dict(zip(views, paths, strict=True))
         later = names if len(names) < len(views) else []
-        ways = made.routes({name: self._agents[name] for name in views}, later)
+        routes = delivery.routes({name: self._agents[name] for name in views}, later)
         calls = {}
         for name in names:
             self._points[name] = path = places[name]
             cover = path == self.source and views[name] != client
             order = Order(self.source, path, cover, self._keep)
-            calls[name] = self._agents[name].open.call_one(order, made.origin, ways[name])
+            calls[name] = self._agents[name].open.call_one(order, delivery.origin, routes[name])
         settings = self._settings
         runtime.raise_first(runtime.gather(calls, settings.start_timeout + settings.fetch_timeout))
 
@@ -364,7 +374,7 @@ class RemoteMount:
 
         Raises:
             WaitError: the time-out ran out; delivery goes on.
-            HostError, TransferError, StoreError: a host did not get everything; others did.
+            HostError, TransferError, StoreError: a host lacks bytes; the others have all of them.
         """
         if self._delivery is None:
             raise MountError("the mount is not open", hint="call open() first")
@@ -374,15 +384,16 @@ class RemoteMount:
 
     @property
     def unreadable(self) -> list[str]:
-        """Files whose bytes hosts do not have, in order; reading them there is an error.
+        """Sorted paths of the files whose bytes hosts do not have; reading them there fails.
 
         They could not be read at the source, or were edited or truncated after the mount was made.
-        The list is complete when ``wait`` returns. ``refresh`` sends those that can be read again.
+        The list is complete when ``wait`` returns. ``refresh`` sends the files that can be read
+        again.
         """
         if self._layout is None:
             return []
-        numbers = self._lost | (self._delivery.changed if self._delivery is not None else set())
-        inodes = self._layout.tree.inodes
+        changed = self._delivery.changed if self._delivery is not None else set()
+        numbers, inodes = self._unreadable | changed, self._layout.tree.inodes
         return sorted(os.fsdecode(inodes[number].path) for number in numbers if number in inodes)
 
     def shortfall(self) -> TransferError | None:
@@ -395,14 +406,14 @@ class RemoteMount:
         return TransferError(
             f"{count} of {self.source} cannot be read on the hosts: {', '.join(names[:NAMED])}"
             f"{more}; edited while being copied, or not readable here",
-            hint="refresh the mount when they can be read and stay as they are",
+            hint="refresh the mount when they can be read and are no longer edited",
         )
 
     def failure(self) -> WheelmountError | None:
-        """Return why hosts do not have all bytes, as far as it is known now; None if they may."""
+        """Return the error that left hosts without some bytes; None if none is known so far."""
         failed: dict[str, WheelmountError] = {}
         if self._delivery is not None:
-            with contextlib.suppress(WaitError):  # bytes still arrive
+            with contextlib.suppress(WaitError):  # bytes are still arriving
                 failed = self._delivery.failures(0)
         try:
             runtime.raise_first(failed)
@@ -414,8 +425,8 @@ class RemoteMount:
         """Update the mount to the current state of the directory.
 
         Each host shows the old tree until all bytes of the new one are there, then changes over
-        in one step. Open files keep their bytes. Files that cannot be read at
-        the source are in ``unreadable`` afterwards; all others are refreshed.
+        in one step. Open files keep their bytes. Files that cannot be read at the source are in
+        ``unreadable`` afterwards; all others are refreshed.
 
         Args:
             warn: log a warning that names the files of ``unreadable``.
@@ -427,93 +438,101 @@ class RemoteMount:
             SourceError: the directory cannot be read.
             TransferError: a file was edited while it was copied; hosts show the old tree.
             HostError: hosts are lost and dropped from the mount; the others show the new tree.
-            WaitError, StoreError, MountError: a host could not change over. If only the last step
-                failed, the others show the new tree, and the next refresh begins with this host.
+            WaitError, StoreError, MountError: a host could not change over. If only this last step
+                failed, the others show the new tree, and the next refresh repeats it on the host.
         """
         if self._layout is None:
             raise MountError("the mount is not open", hint="call open() first")
-        self._settle()
-        changed = self._follow(self._current(self._layout))
+        self._catch_up()
+        changed = self._send_changes(self._current(self._layout))
         if warn and (error := self.shortfall()):
             log.warning("%s", error.message)
-        lost, self._parted = self._parted, {}
-        if lost:
+        dropped, self._dropped = self._dropped, {}
+        if dropped:
             raise HostError(
-                f"{', '.join(lost)}: lost, and no longer part of the mount; the other hosts show "
-                f"the directory as it is now ({next(iter(lost.values())).message})",
+                f"{', '.join(dropped)}: lost, and no longer part of the mount; the other hosts "
+                f"show the directory as it is now ({next(iter(dropped.values())).message})",
                 hint="add() brings a host back",
             )
         return changed
 
-    def _settle(self) -> None:
-        """Bring all hosts that are not lost to the same generation."""
+    def _catch_up(self) -> None:
+        """Have all hosts that are not lost show the same generation, with all its bytes."""
         failed: dict[str, WheelmountError] = {}
         if self._delivery is not None:
             failed = self._delivery.repair(self._agents)
-            self._lost |= self._delivery.changed  # what was torn on the way to the hosts
+            self._unreadable |= self._delivery.changed
         if self._behind:
             answers = self._agents.call(lambda agent: agent.advance.call_one(), self._behind)
             self._behind = runtime.errors(answers).keys()
             failed |= runtime.errors(answers)
-        self._pass_over(failed)
+        self._drop_lost(failed)
 
     def _current(self, layout: Layout) -> Layout:
-        """Return the layout that hosts show: the given one, unless another client refreshed."""
+        """Return the layout that hosts show: ``layout`` unless another client refreshed."""
         answers = self._agents.call(lambda agent: agent.is_current.call_one())
         failed = runtime.errors(answers)
-        self._pass_over({name: failed[name] for name in self._gone(failed)})
+        self._drop_lost({name: failed[name] for name in self._find_lost(failed)})
         if any(answer is False for answer in answers.values()):
             standing = reattach.find(self._agents, self._settings.start_timeout)
-            self._layout, self._lost = standing.layout, standing.lost
+            self._layout, self._unreadable = standing.layout, standing.lost
             self._apart = standing.apart
             return standing.layout
         return layout
 
-    def _pass_over(self, failed: dict[str, WheelmountError]) -> None:
+    def _drop_lost(self, failed: dict[str, WheelmountError]) -> None:
         """Drop those of the failed hosts that are lost.
 
         Raises:
             WheelmountError: a host failed that is not lost, or no host is left.
         """
-        gone = self._gone(failed)
-        runtime.raise_first({name: error for name, error in failed.items() if name not in gone})
-        if len(gone) == len(self._agents):
+        lost = self._find_lost(failed)
+        runtime.raise_first({name: error for name, error in failed.items() if name not in lost})
+        if len(lost) == len(self._agents):
             runtime.raise_first(failed)
-        self._part(gone)
-        self._parted |= {name: failed[name] for name in gone}
+        self._drop(lost)
+        self._dropped |= {name: failed[name] for name in lost}
 
-    def _follow(self, before: Layout) -> bool:
-        """Send the directory as it is now to all hosts; return whether it has changed."""
+    def _send_changes(self, before: Layout) -> bool:
+        """Have all hosts show the directory as it is now.
+
+        Args:
+            before: the layout that hosts show.
+
+        Returns:
+            Whether any host showed something else.
+        """
         inodes, root = before.tree.inodes, os.fsencode(self.source)
-        # A number must be the same file on all hosts.
-        other = {number for each in self._apart for number in each.other(before.tree)}
-        lost = self._lost & inodes.keys()
-        hopeless = {n for n in lost - other if unreadable(root, before.tree, n)}
-        lost |= other
-        tree = self._scan(before.tree, lost - hopeless)
-        if not Succession(before.tree, tree, lost):
-            return self._join(before)
-        tree.take_as_new(hopeless & tree.inodes.keys())  # else their zeros would count as bytes
-        succession = Succession(before.tree, tree, lost)
-        agents = self._agents.only(self._together)
-        layout = succession.settle(self._same(succession, agents), self._block_size(tree))
-        made = self._offer(layout, before)
-        failed = made.advance(agents, self._gone)
+        # A number must stand for the same file on all hosts.
+        ambiguous = {number for each in self._apart for number in each.other(before.tree)}
+        missing = self._unreadable & inodes.keys()
+        still_unreadable = {n for n in missing - ambiguous if unreadable(root, before.tree, n)}
+        missing |= ambiguous
+        tree = self._scan(before.tree, missing - still_unreadable)
+        if not Succession(before.tree, tree, missing):
+            return self._unite(before)
+        # Without this, the zeros that hosts have for these files would count as their bytes.
+        tree.take_as_new(still_unreadable & tree.inodes.keys())
+        succession = Succession(before.tree, tree, missing)
+        agents = self._agents.only(self._with_common_tree)
+        layout = succession.settle(self._same_bytes(succession, agents), self._block_size(tree))
+        delivery = self._offer(layout, before)
+        failed = delivery.advance(agents, self._find_lost)
         if self._delivery is not None:
             self._delivery.end()
-        self._delivery, self._layout, self._lost = made, layout, set()
-        self._behind = failed.keys() - self._gone(failed)
-        self._pass_over(failed)
-        self._join(layout)
+        self._delivery, self._layout, self._unreadable = delivery, layout, set()
+        self._behind = failed.keys() - self._find_lost(failed)
+        self._drop_lost(failed)
+        self._unite(layout)
         return True
 
     @property
-    def _together(self) -> list[str]:
-        """Return the hosts that show the common tree."""
+    def _with_common_tree(self) -> list[str]:
+        """Names of the hosts that show the same tree, unlike those of ``_apart``."""
         apart = {name for each in self._apart for name in each.hosts}
         return [name for name in self._agents if name not in apart]
 
-    def _join(self, layout: Layout) -> bool:
+    def _unite(self, layout: Layout) -> bool:
         """Have hosts that show another tree show this one; return whether there were any."""
         inodes, any_apart = layout.tree.inodes, bool(self._apart)
         while self._apart:
@@ -521,17 +540,18 @@ class RemoteMount:
             if agents:
                 new = inodes.keys() - before.tree.inodes.keys()
                 fresh = {number for number in new if inodes[number].is_file}
-                its = Layout(layout.tree, self._block_size(layout.tree), fresh, {}, layout.identity)
-                made = self._offer(its, before, read_before=True)
-                failed = made.advance(agents, self._gone)
-                self._lost |= made.changed
-                self._behind |= failed.keys() - self._gone(failed)
-                self._pass_over(failed)
+                size = self._block_size(layout.tree)
+                after = Layout(layout.tree, size, fresh, {}, layout.identity)
+                delivery = self._offer(after, before, read_before=True)
+                failed = delivery.advance(agents, self._find_lost)
+                self._unreadable |= delivery.changed
+                self._behind |= failed.keys() - self._find_lost(failed)
+                self._drop_lost(failed)
             del self._apart[0]
         return any_apart
 
-    def _same(self, succession: Succession, agents: Agents) -> list[Doubt]:
-        """Return which files have the same bytes on all these hosts as an earlier file."""
+    def _same_bytes(self, succession: Succession, agents: Agents) -> list[Doubt]:
+        """Return the doubtful files of which all these hosts have the bytes, as an earlier file."""
         if not succession.doubts:
             return []
         wanted = sorted({doubt.earlier for doubt in succession.doubts})
@@ -539,11 +559,11 @@ class RemoteMount:
         with self._progress.task("compare", unit="files") as task:
             task.total(len(succession.doubts))
             answers = agents.call(lambda agent: agent.digests.call_one(wanted), timeout=bound)
-            theirs = runtime.raise_first(answers).values()
+            on_hosts = runtime.raise_first(answers).values()
             same = []
             for doubt in succession.doubts:
-                mine = file_digest(os.fsencode(self.source) + b"/" + succession.path(doubt))
-                if mine and all(digests[doubt.earlier] == mine for digests in theirs):
+                digest = file_digest(os.fsencode(self.source) + b"/" + succession.path(doubt))
+                if digest and all(digests[doubt.earlier] == digest for digests in on_hosts):
                     same.append(doubt)
                 task.advance(1)
         return same
@@ -558,8 +578,8 @@ class RemoteMount:
         """Compare all bytes that hosts show with the hashes they arrived with.
 
         Args:
-            repair: replace wrong bytes with right ones of other hosts, or of the directory if it
-                still has them. Readers then get the right bytes, also from open files.
+            repair: replace wrong bytes with the right ones, from the directory if it still has
+                them, else from other hosts. Readers then get the right bytes, also from open files.
 
         Returns:
             The result of each host; its ``wrong`` lists files that are still damaged.
@@ -580,9 +600,10 @@ class RemoteMount:
         return found
 
     def _repair(self, name: str, found: Verified) -> None:
+        """Repair damaged pieces on a host, and add repaired files to ``found``."""
         left = Counter(damage.path for damage in found.damaged)
         for damage in found.damaged:
-            data = self._right(damage, name)
+            data = self._right_bytes(damage, name)
             if data is None:
                 continue
             left[damage.path] -= 1
@@ -596,17 +617,17 @@ class RemoteMount:
                 if not left[damage.path]:
                     found.repaired.append(os.fsdecode(damage.path))
 
-    def _right(self, damage: Damage, besides: str) -> bytes | None:
-        """Return right bytes of a damaged piece, from the directory or from another host."""
+    def _right_bytes(self, damage: Damage, damaged_on: str) -> bytes | None:
+        """Return the right bytes of a damaged piece, from the directory or from another host."""
         data = right(os.fsencode(self.source) + b"/" + damage.path, damage)
         for name, agent in self._agents.items():
-            if data is None and name != besides:
-                with contextlib.suppress(WheelmountError):  # another host may have them
+            if data is None and name != damaged_on:
+                with contextlib.suppress(WheelmountError):  # the next host may have the bytes
                     data = runtime.one(agent.piece.call_one(damage), self._settings.fetch_timeout)
         return data
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the mount by host, as in ``status --json``, or an error."""
+        """Return, by host, the state of the mount, as in ``status --json``, or an error."""
         return self._agents.call(lambda agent: agent.status.call_one())
 
     def close(self, *, force: bool = False) -> None:
@@ -617,8 +638,8 @@ class RemoteMount:
 
         Raises:
             MountError: the mount is in use on a host; the message names its users.
-            HostError, WaitError: a host does not answer, and may keep the mount. Other hosts
-                have unmounted; ``close`` may be called again.
+            HostError, WaitError: a host does not answer, and the mount may stay there. The other
+                hosts have unmounted; ``close`` may be called again.
         """
         failed = self._close(list(self._agents), force=force)
         if not failed or force:
@@ -626,10 +647,7 @@ class RemoteMount:
         runtime.raise_first(failed)
 
     def clear(self) -> None:
-        """Unmount by force after a failure, and warn of hosts where the mount stays.
-
-        Raises nothing.
-        """
+        """Unmount by force after a failure; warn of hosts where the mount stays, raise nothing."""
         _warn(self._close(list(self._agents), force=True))
         self._end_delivery()
 
@@ -642,18 +660,19 @@ class RemoteMount:
         closed = self._agents.call(lambda agent: agent.close.call_one(force), names)
         failed = runtime.errors(closed)
         self._agents.dismiss(closed.keys() - failed.keys())
-        gone = self._gone(n for n, error in failed.items() if not isinstance(error, MountError))
-        self._agents.forget(gone)
-        for name in gone:
+        silent = [n for n, error in failed.items() if not isinstance(error, MountError)]
+        lost = self._find_lost(silent)
+        self._agents.forget(lost)
+        for name in lost:
             if self._keep:
                 failed[name].hint = f"it may stay mounted there: run `wheelmount umount` on {name}"
             else:
-                log.warning("%s is lost; what is mounted there ends with it", name)
+                log.warning("%s is lost; its mount ends with it", name)
                 del failed[name]
         return failed
 
     def release(self) -> None:
-        """Stop the agents; the mounts stay."""
+        """Stop the agents; the directory stays mounted."""
         self._agents.dismiss(self._agents)
 
     async def arrived(self, timeout: float | None = None) -> None:
@@ -675,7 +694,7 @@ class RemoteMount:
         try:
             self.close()
         except WheelmountError as error:
-            log.warning("%s; detaching it", error.message)
+            log.warning("%s; unmounting by force", error.message)
             self.close(force=True)
 
 

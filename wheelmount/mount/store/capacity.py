@@ -1,8 +1,8 @@
 """Check whether the bytes of a mount fit into memory or on a disk.
 
 A Slurm job or a container has a control group with its own memory limit, which may be far
-below the machine's free memory (see cgroups(7)). Files in memory count, and a process in a
-full group is killed.
+below the machine's free memory (see cgroups(7)). Files in memory count towards the limit, and a
+process in a full group is killed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ SLACK = 1 << 20
 """Bytes reserved in a tmpfs for a few small files that the store itself needs."""
 
 INODE, NAME = 1 << 10, 256
-"""Bytes of kernel memory for an inode of a tmpfs, and for a name: ``shmem_inode_cache`` and
-``dentry`` in /proc/slabinfo, with a directory's entry for each."""
+"""Bytes of kernel memory that an inode of a tmpfs takes, and a name. They are the sizes of
+``shmem_inode_cache`` and ``dentry`` in /proc/slabinfo, with a directory's entry for each."""
 
 SHORT = 127
 """Longest target of a symlink, in bytes, that takes no page in a tmpfs."""
 
 HOLES = 64 << 20
-"""Bytes of holes that readers may fill in memory, or the bytes of the files if they are more."""
+"""Bytes of holes that readers may fill in memory. If the files have more bytes than this, their
+holes may have as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Need:
         Args:
             layout: the layout of the generation.
             description: bytes of its description.
-            copied: whether files that are copied from other files take room too.
+            copied: whether files that are copied from other files take room of their own.
         """
         inodes = layout.tree.inodes
         new = layout.fresh | layout.copies.keys() if copied else layout.fresh
@@ -74,13 +75,14 @@ class Need:
 
     @property
     def file_system(self) -> int:
-        """Bytes of a tmpfs that can hold the generation and all its holes."""
+        """Size, in bytes, of a tmpfs that has room for the generation and all its holes."""
         return self.data + self.holes + self.tables
 
     def stored(self, *, memory: bool) -> int:
-        """Return the bytes that the generation takes, of memory or of the store's disk.
+        """Return the bytes that the generation takes in memory or on the store's disk.
 
-        In memory, names and inodes are included.
+        Args:
+            memory: whether the files are in memory; if so, names and inodes count too.
         """
         return self.data + self.tables + (self.kernel if memory else 0)
 
@@ -89,16 +91,16 @@ def check(directory: Path, needed: int, *, memory: bool) -> None:
     """Check that a number of bytes fits into memory or a file system.
 
     Args:
-        directory: directory that they are to be written to.
+        directory: directory that the bytes are to be written to.
         needed: number of bytes.
-        memory: check against free memory, not against the file system of ``directory``.
+        memory: compare with free memory, not with free space in the file system of ``directory``.
 
     Raises:
         StoreError: the bytes do not fit.
     """
     free = _free(directory, memory=memory)
     if needed > free:
-        raise _full("memory" if memory else str(directory), needed, free)
+        raise _no_room("memory" if memory else str(directory), needed, free)
 
 
 def check_holes(directory: Path, layout: Layout, *, owned: bool) -> None:
@@ -120,21 +122,22 @@ def check_holes(directory: Path, layout: Layout, *, owned: bool) -> None:
         free = _free(directory, memory=True)
         if not owned or needed + layout.size > free:
             raise StoreError(
-                f"the holes of sparse files, {needed >> 20} MiB, could fill the memory that the "
-                "kernel shows this mount from",
-                hint="unmount, and mount again: then it is served through FUSE, which frees holes",
+                "readers could fill the memory of this mount with the holes of sparse files, "
+                f"{needed >> 20} MiB",
+                hint="unmount, and mount again: then it is served through FUSE, where holes take "
+                "no memory",
             )
 
 
 def failure(directory: Path, error: OSError) -> StoreError:
-    """Convert the error of a write to a store's directory to one for users."""
+    """Return an error for users from the error of a write to a store's directory."""
     if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-        return _full(str(directory.parent), 0, _free(directory, memory=False))
+        return _no_room(str(directory.parent), 0, _free(directory, memory=False))
     return StoreError(f"cannot write to {directory}: {error.strerror}")
 
 
 def available() -> int:
-    """Return bytes of memory that the machine and its control groups leave for files."""
+    """Return the bytes of memory that the machine and its control groups leave for files."""
     free = int(psutil.virtual_memory().available)
     left = cgroup_left()
     return free if left is None else min(free, left)
@@ -147,15 +150,15 @@ def _free(directory: Path, *, memory: bool) -> int:
     return min(free, available()) if syscalls.in_memory(directory) else free
 
 
-def _full(where: str, needed: int, free: int) -> StoreError:
-    what = f"{needed >> 20} MiB" if needed else "the files"
+def _no_room(place: str, needed: int, free: int) -> StoreError:
+    amount = f"{needed >> 20} MiB" if needed else "the files"
     return StoreError(
-        f"{what} do not fit into {where}, which has {free >> 20} MiB free",
+        f"{amount} do not fit into {place}, which has {free >> 20} MiB free",
         hint="free memory there, or set WHEELMOUNT_STORE to a directory with more room",
     )
 
 
-_VERSIONS = (
+_CGROUP_FILES = (
     (("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")),
     (
         ("memory.limit_in_bytes",),
@@ -163,13 +166,15 @@ _VERSIONS = (
         ("total_active_file", "total_inactive_file"),
     ),
 )
-"""For each version of cgroups: the files with limits, the file with bytes in use, and the counts of
-these bytes that are cached files of disks, which the kernel can drop."""
+"""For each version of cgroups: the files that contain limits, the file that contains the bytes in
+use, and the names of those counts in ``memory.stat`` whose bytes the kernel can drop: cached files
+of disks."""
 
 
 def cgroup_left(listed: str | None = None, mounts: Iterable[Mounted] | None = None) -> int | None:
-    """Return the least number of bytes left in this process's control group and all above it.
+    """Return the number of bytes that the control groups of this process leave.
 
+    That is the least that its own group or any group above it leaves.
     Args:
         listed: the process's groups, as in ``/proc/PID/cgroup``; default those of this process.
         mounts: mounts that this process sees; default those of mountinfo.
@@ -183,12 +188,12 @@ def cgroup_left(listed: str | None = None, mounts: Iterable[Mounted] | None = No
         except OSError:  # a kernel without cgroups
             return None
     groups = _groups(listed, points.table() if mounts is None else list(mounts))
-    rooms = [room for group in groups if (room := _room(group)) is not None]
-    return min(rooms, default=None)
+    left = [room for group in groups if (room := _left(group)) is not None]
+    return min(left, default=None)
 
 
 def _groups(listed: str, mounts: list[Mounted]) -> Iterator[Path]:
-    """Yield directories of the memory groups of a process, and of all groups above them."""
+    """Yield the directories of a process's memory groups, and of all groups above them."""
     for line in listed.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -196,16 +201,15 @@ def _groups(listed: str, mounts: list[Mounted]) -> Iterator[Path]:
         for mount in mounts:
             if mount.kind == ("cgroup" if controllers else "cgroup2"):
                 group = top = Path(mount.path)
-                with contextlib.suppress(
-                    ValueError
-                ):  # a container may see its own group as the topmost
+                # In a container, its own group may be the topmost that is visible.
+                with contextlib.suppress(ValueError):
                     group = top / PurePath(path).relative_to(mount.root)
                 yield from (each for each in (group, *group.parents) if each.is_relative_to(top))
 
 
-def _room(group: Path) -> int | None:
-    """Return bytes that are left in one group; None if it has no limit."""
-    for limits, usage, given_up in _VERSIONS:
+def _left(group: Path) -> int | None:
+    """Return the number of bytes that one group leaves; None if it has no limit."""
+    for limits, usage, droppable in _CGROUP_FILES:
         with contextlib.suppress(OSError):  # a group of the other version, or the topmost one
             bounds = [text for name in limits if (text := (group / name).read_text().strip())]
             bounds = [text for text in bounds if text != "max"]
@@ -213,6 +217,6 @@ def _room(group: Path) -> int | None:
                 return None
             used = int((group / usage).read_text())
             parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            spare = sum(int(parts.get(name, 0)) for name in given_up)
-            return max(0, min(map(int, bounds)) - used + spare)
+            cached = sum(int(parts.get(name, 0)) for name in droppable)
+            return max(0, min(map(int, bounds)) - used + cached)
     return None
