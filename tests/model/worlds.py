@@ -51,7 +51,7 @@ class World:
         place: an empty directory for all else.
     """
 
-    dress = True
+    set_attributes = True
     layout: Layout
     store: Store
     """As it is filled."""
@@ -86,7 +86,9 @@ class World:
             == file_digest(os.path.join(os.fsencode(self._source), succession.path(doubt)))
         ]
         layout = succession.settle(same, BLOCK)
-        return layout, self.store.next(layout.encode(self.layout), dress=self.dress)
+        return layout, self.store.next(
+            layout.encode(self.layout), set_attributes=self.set_attributes
+        )
 
     def another_client(self) -> None:
         """Go on with what a client knows that was not there before."""
@@ -131,7 +133,9 @@ class Alone(World):
         super().__init__(source, place)
         self.layout = Layout(scan(os.fsencode(source)), BLOCK)
         directory = place / "store"
-        self.store = Store.create(directory, self.layout.encode(), mounted=False, dress=True)
+        self.store = Store.create(
+            directory, self.layout.encode(), mounted=False, set_attributes=True
+        )
         arrive(self.store, source, self.layout)
         self._vfs = Vfs(Store.open(directory))  # as a serving process has it
 
@@ -202,7 +206,7 @@ class Mount(World):
         self._opened: list[int] = []
         self._views: list[Path] = []
         self._kills = 0
-        self.dress = self.adapter == "bind"
+        self.set_attributes = self.adapter == "bind"
         for name in ("runtime", "store", "cache", "state"):
             (place / name).mkdir()
         settings = Settings(
@@ -218,7 +222,7 @@ class Mount(World):
         self.layout, self.store = self._served.layout, self._served.store
         for block in range(self.layout.blocks):
             self._served.arrive(block)
-        if self.dress:
+        if self.set_attributes:
             self.store.finish()
             self._show(self.store)
 

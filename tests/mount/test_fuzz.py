@@ -100,9 +100,9 @@ def _take(*descriptions: bytes) -> None:
             for description in descriptions:
                 if store is None:
                     directory = place / "store" / "x"
-                    store = Store.create(directory, description, mounted=False, dress=True)
+                    store = Store.create(directory, description, mounted=False, set_attributes=True)
                 else:
-                    store = store.next(description, dress=True)
+                    store = store.next(description, set_attributes=True)
                 _fill(store)
         left = {path.name for path in (place / "store").glob("x/[0-9]*")}
         made = set(map(str, range(1, 1 + len(list((place / "store").glob("x/*.tree"))))))

@@ -57,7 +57,7 @@ def _refresh(served: Served, source: Path, store: Store) -> Store:
     tree = scan(os.fsencode(source), served.layout.tree)
     succession = Succession(served.layout.tree, tree)
     layout = succession.settle(succession.doubts, served.layout.block_size)
-    made = store.next(layout.encode(served.layout), dress=True)
+    made = store.next(layout.encode(served.layout), set_attributes=True)
     arrive(made, source, layout)
     processes.show(served.directory, made.generation)
     served.layout = layout
@@ -111,7 +111,7 @@ def test_take_no_room_from_bytes_that_arrive(sparse: Served, source: Path) -> No
     (source / "more").write_bytes(os.urandom(3 << 20))
     tree = scan(os.fsencode(source), sparse.layout.tree)
     layout = Succession(sparse.layout.tree, tree).settle([], sparse.layout.block_size)
-    made = sparse.store.next(layout.encode(sparse.layout), dress=True)
+    made = sparse.store.next(layout.encode(sparse.layout), set_attributes=True)
     _touch(sparse.mount / "big", 1)  # takes all the pages that it can
     arrive(made, source, layout)
     assert (made.root / "more").read_bytes() == (source / "more").read_bytes()

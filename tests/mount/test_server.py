@@ -57,8 +57,10 @@ class Served:
         self.directory.mkdir()
         own = settings.store == MEMORY
         store = settings.private_store(mounted=own) / f"{name}-host0"
-        dress = adapter == "bind"
-        self.store = Store.create(store, self.layout.encode(), mounted=own, dress=dress)
+        set_attributes = adapter == "bind"
+        self.store = Store.create(
+            store, self.layout.encode(), mounted=own, set_attributes=set_attributes
+        )
         made = points.prepare(str(self.mount), cover=False)
         Task(
             "host0",

@@ -69,18 +69,18 @@ def first(source: Path, workplace: Path) -> tuple[Store, Layout]:
     """A store of ``source`` with all its bytes."""
     layout = Layout(scan(os.fsencode(source)), BLOCK)
     place = workplace / "store" / "test"
-    store = Store.create(place, layout.encode(), mounted=False, dress=True)
+    store = Store.create(place, layout.encode(), mounted=False, set_attributes=True)
     arrive(store, source, layout)
     return store, layout
 
 
 def _next(
-    store: Store, layout: Layout, source: Path, *, dress: bool = True
+    store: Store, layout: Layout, source: Path, *, set_attributes: bool = True
 ) -> tuple[Store, Layout]:
     tree = scan(os.fsencode(source), layout.tree)
     succession = Succession(layout.tree, tree)
     after = succession.settle(succession.doubts, BLOCK)
-    made = store.next(after.encode(layout), dress=dress)
+    made = store.next(after.encode(layout), set_attributes=set_attributes)
     arrive(made, source, after)
     return made, after
 
@@ -98,7 +98,7 @@ def test_a_file_that_arrives_at_once_has_its_attributes_then(source: Path, workp
     (source / "program").chmod(0o4555)
     layout = Layout(scan(os.fsencode(source)), BLOCK)
     place = workplace / "store" / "test"
-    store = Store.create(place, layout.encode(), mounted=False, dress=True)
+    store = Store.create(place, layout.encode(), mounted=False, set_attributes=True)
     reading = Source(os.fsencode(source), layout)
     for block in store.missing():
         _fill(store, reading, block)
@@ -119,12 +119,12 @@ def test_an_ordinary_user_can_go_on_with_files_that_are_not_for_writing() -> Non
         source = make_source(place / "source")
         (source / "program").chmod(0o444)
         layout = Layout(scan(os.fsencode(source)), BLOCK)
-        store = Store.create(place / "store", layout.encode(), mounted=False, dress=True)
+        store = Store.create(place / "store", layout.encode(), mounted=False, set_attributes=True)
         reading = Source(os.fsencode(source), layout)
         for block in store.missing():
             _fill(store, reading, block)
         again = Store.open(store.directory)
-        again.resume(dress=True)
+        again.resume(set_attributes=True)
         for block in range(layout.blocks):
             _fill(again, reading, block)
         again.finish()
@@ -140,7 +140,7 @@ def test_what_belongs_to_an_abandoned_generation_is_written_nowhere(
     (source / "page").write_bytes(b"1" * 4096)
     succession = Succession(layout.tree, scan(os.fsencode(source), layout.tree))
     after = succession.settle(succession.doubts, BLOCK)
-    made = store.next(after.encode(layout), dress=True)
+    made = store.next(after.encode(layout), set_attributes=True)
     begun, held = threading.Event(), threading.Event()
     write = NewFiles.write
 
@@ -163,10 +163,10 @@ def test_what_belongs_to_an_abandoned_generation_is_written_nowhere(
     assert not made.root.exists()
     with pytest.raises(StoreError, match="was discarded"):
         made.write(0, block)
-    again = store.next(after.encode(layout), dress=True)
+    again = store.next(after.encode(layout), set_attributes=True)
     assert again.generation > made.generation
     again.forget()
-    assert store.next(after.encode(layout), dress=True).generation > again.generation
+    assert store.next(after.encode(layout), set_attributes=True).generation > again.generation
     _same_after(store.reopen(again.generation + 1), after, source)
     _clear(store)
 
@@ -375,7 +375,9 @@ def test_many_empty_files_fit(workplace: Path) -> None:
     need = Need.of(layout, len(description), copied=True)
     assert len(description) > 10 << 20
     assert need.kernel > count << 10
-    store = Store.create(workplace / "store" / "test", description, mounted=True, dress=True)
+    store = Store.create(
+        workplace / "store" / "test", description, mounted=True, set_attributes=True
+    )
     try:
         assert len(os.listdir(store.root)) == count - 1
         assert store._used() <= need.file_system
@@ -390,24 +392,26 @@ def test_room_is_asked_for_before_files_are_copied(
     source.mkdir()
     (source / "file").write_bytes(b"x" * (8 << 20))
     layout = Layout(scan(os.fsencode(source)), BLOCK)
-    for dress in (False, True):
-        place = workplace / "store" / f"{dress}"
-        store = Store.create(place, layout.encode(), mounted=True, dress=dress)
+    for set_attributes in (False, True):
+        place = workplace / "store" / f"{set_attributes}"
+        store = Store.create(place, layout.encode(), mounted=True, set_attributes=set_attributes)
         try:
             arrive(store, source, layout)
-            (source / "file").chmod(0o700 + dress)
-            second, after = _next(store, layout, source, dress=dress)
+            (source / "file").chmod(0o700 + set_attributes)
+            second, after = _next(store, layout, source, set_attributes=set_attributes)
             assert after.copies
             shared = (store.root / "file").samefile(second.root / "file")
-            assert shared is not dress, "only what shows attributes needs a file of its own"
+            assert shared is not set_attributes, (
+                "only what shows attributes needs a file of its own"
+            )
             assert (second.root / "file").read_bytes() == (source / "file").read_bytes()
             monkeypatch.setattr(capacity, "_free", lambda *_, **__: 4 << 20)
-            (source / "file").chmod(0o500 + dress)
-            if dress:
+            (source / "file").chmod(0o500 + set_attributes)
+            if set_attributes:
                 with pytest.raises(StoreError, match="do not fit into memory"):
                     _next(second, after, source)
             else:
-                _next(second, after, source, dress=False)
+                _next(second, after, source, set_attributes=False)
             monkeypatch.undo()
         finally:
             stores.remove(store.directory)
@@ -424,7 +428,7 @@ def test_numbers_that_grow_for_ever_take_no_memory(first: tuple[Store, Layout]) 
     described = Layout(tree, BLOCK, {1 << 40}).encode(layout)
     before = psutil.Process().memory_info().rss
     try:
-        second = store.next(described, dress=True)
+        second = store.next(described, set_attributes=True)
         second.mark_changed(1 << 40)
         seen = Store.open(store.directory, 1)
         assert number in seen.tree.inodes

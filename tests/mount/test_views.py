@@ -58,7 +58,9 @@ class Following(Served):
         succession = Succession(self.layout.tree, tree)
         layout = succession.settle(succession.doubts, block_size)
         with self.store.growing():
-            made = self.store.next(layout.encode(self.layout), dress=self.adapter == "bind")
+            made = self.store.next(
+                layout.encode(self.layout), set_attributes=self.adapter == "bind"
+            )
             self._source = Ring(Source(os.fsencode(self.source), layout), slots=4, lease=5)
             self.store, self.layout = made, layout
             self.arrive_all()
@@ -383,7 +385,7 @@ def standing(tree: Path, workplace: Path, settings: Settings) -> Iterator[tuple[
     place.mkdir()
     layout = Layout(scan(os.fsencode(tree)), settings.block_size)
     store = settings.private_store(mounted=False) / directory.name
-    made = Store.create(store, layout.encode(), mounted=False, dress=True)
+    made = Store.create(store, layout.encode(), mounted=False, set_attributes=True)
     with contextlib.closing(
         Ring(Source(os.fsencode(tree), layout), slots=layout.blocks, lease=5)
     ) as ring:

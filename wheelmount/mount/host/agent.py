@@ -121,7 +121,7 @@ class Agent(Actor):  # type: ignore[misc]
             with processes.making(self._directory):
                 task.write(self._directory)
                 self._store = await asyncio.to_thread(
-                    Store.create, store, description, mounted=own, dress=self._binds
+                    Store.create, store, description, mounted=own, set_attributes=self._binds
                 )
                 self._receiver = await self._receive(self._store, source, route)
                 await asyncio.to_thread(processes.start, self._directory, settings.start_timeout)
@@ -261,7 +261,7 @@ class Agent(Actor):  # type: ignore[misc]
         for receiver in self._receivers.values():  # if this process began with that client
             receiver.close()
         await self._link.close()
-        await asyncio.to_thread(store.resume, dress=self._binds)
+        await asyncio.to_thread(store.resume, set_attributes=self._binds)
         self._receiver = await self._receive(store, source, route)
         await self._link.open(self._receiver.want)
 
@@ -323,7 +323,7 @@ class Agent(Actor):  # type: ignore[misc]
 
     def _make_next(self, description: bytes) -> Store:
         try:
-            return self._shown.next(description, dress=self._binds)
+            return self._shown.next(description, set_attributes=self._binds)
         except StoreError as error:
             kept = processes.status(self._directory)["kept"]
             if not kept["generations"]:
@@ -395,8 +395,8 @@ class Agent(Actor):  # type: ignore[misc]
             data: the right bytes.
             last: whether this was the last damaged piece of the file.
         """
-        store, dress = Path(self._task().store), self._binds
-        await asyncio.to_thread(verify.repair, store, damage, data, dress=dress)
+        store, binds = Path(self._task().store), self._binds
+        await asyncio.to_thread(verify.repair, store, damage, data, set_attributes=binds)
         await asyncio.to_thread(processes.drop, self._directory, damage.number)
         if last and self._verified is not None:
             self._verified.repaired.append(os.fsdecode(damage.path))

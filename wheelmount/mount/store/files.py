@@ -1,8 +1,8 @@
 """The files of one generation on a host: a copy of the source directory.
 
-Names are made first, bytes are written as they arrive, then attributes are set: at once on a file
-that arrives in one piece, at the end on all others. A later generation starts as a copy of the one
-before by hard links, in which only the differences are removed and made.
+Names are made first. Bytes are written as they arrive. Attributes are set immediately on a file
+that arrives in one piece, at the end on all others. A later generation starts as a directory tree
+of hard links to the files of the generation before; then only the differences are applied.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Files:
             while view:
                 count = os.preadv(fd, [view], offset)
                 if not count:
-                    raise OSError(errno.EIO, "it is shorter than it was", self.path(extent.inode))
+                    raise OSError(errno.EIO, "the file became shorter", self.path(extent.inode))
                 view, offset = view[count:], offset + count
         finally:
             os.close(fd)
@@ -76,7 +76,7 @@ class Files:
 
     @cached_property
     def _linked(self) -> dict[int, list[bytes]]:
-        """All paths of the files with several names, found by a walk through the tree."""
+        """All paths, by number, of the files with several names."""
         paths: dict[int, list[bytes]] = {}
         for path, number in self._tree.walk():
             inode = self._tree.inodes[number]
@@ -91,20 +91,19 @@ class NewFiles(Files):
     Args:
         root: the directory of the generation.
         layout: the tree, and the position of each block's bytes in its files.
-        dress: set the attributes of the source on the files, so that the kernel can show them
-            directly.
+        set_attributes: give the files the attributes that they have at the source, so that the
+            kernel can show the files directly.
     """
 
-    def __init__(self, root: Path, layout: Layout, *, dress: bool) -> None:
+    def __init__(self, root: Path, layout: Layout, *, set_attributes: bool) -> None:
         super().__init__(root, layout.tree)
         self._layout = layout
-        self._dress = dress
+        self._sets_attributes = set_attributes
         self._new: set[int] = set()  # files that arrive for this generation
         self._links: list[tuple[int, bytes]] = []  # further names of these files
-        self._dressed: set[int] = set()  # files whose attributes are set
-        self._touched: list[
-            tuple[int, bytes]
-        ] = []  # directories and symlinks whose attributes are to be set
+        self._with_attributes: set[int] = set()  # files whose attributes are set
+        # Directories and symlinks whose attributes ``finish`` is to set.
+        self._without_attributes: list[tuple[int, bytes]] = []
 
     def make(self) -> None:
         """Make directories, symlinks and empty files.
@@ -113,21 +112,21 @@ class NewFiles(Files):
             TransferError: the tree is malformed.
         """
         self.root.mkdir(mode=0o700)
-        self._touched.append((ROOT, b"."))
+        self._without_attributes.append((ROOT, b"."))
         with _directory(self.root) as here:
             for path, number in self._tree.walk():
                 self._make(here, path, number, None)
-        self._check(Tree())
+        self._check_new(Tree())
 
     def resume(self) -> None:
         """Continue with files that another process made and did not finish."""
         self._links.clear()
-        self._touched = [(ROOT, b".")]
+        self._without_attributes = [(ROOT, b".")]
         for path, number in self._tree.walk():
             if self._tree.inodes[number].is_file:
-                self._name(number, path)
+                self._note_name(number, path)
             else:
-                self._touched.append((number, path))
+                self._without_attributes.append((number, path))
 
     def follow(self, before: Files) -> None:
         """Make this generation as a copy of the one before, with the differences applied.
@@ -137,18 +136,18 @@ class NewFiles(Files):
         """
         _link_all(before.root, self.root)
         old, new = before._tree, self._tree
-        places = _Places(old, new)
+        paths = _CommonPaths(old, new)
         with _directory(self.root) as here:
             for directory, names in new.names.items():
                 earlier = old.names.get(directory)
-                alike = earlier == names
-                if alike and old.inodes[directory] == new.inodes[directory]:
+                same_names = earlier == names
+                if same_names and old.inodes[directory] == new.inodes[directory]:
                     continue
-                path = places.common(directory) if earlier is not None else None
-                if earlier is None or path is None:  # its contents are made with another directory
+                path = paths.find(directory) if earlier is not None else None
+                if earlier is None or path is None:  # made with a directory above it
                     continue
-                self._touched.append((directory, path or b"."))
-                if alike:
+                self._without_attributes.append((directory, path or b"."))
+                if same_names:
                     continue
                 for name, number in earlier.items():
                     if names.get(name) != number:
@@ -158,12 +157,12 @@ class NewFiles(Files):
                         child = os.path.join(path, name)
                         self._make(here, child, number, before)
                         if inode.is_directory:
-                            for below, its in new.walk(number, child):
-                                self._make(here, below, its, before)
-        self._check(old)
+                            for path_below, number_below in new.walk(number, child):
+                                self._make(here, path_below, number_below, before)
+        self._check_new(old)
 
-    def _name(self, number: int, path: bytes) -> bool:
-        """Note a name of a file whose bytes are new; return whether it is the first name."""
+    def _note_name(self, number: int, path: bytes) -> bool:
+        """Note a name of a file that is to arrive; return whether it is the file's first name."""
         first = path == self._tree.inodes[number].path
         if first:
             self._new.add(number)
@@ -176,27 +175,27 @@ class NewFiles(Files):
         inode = self._tree.inodes[number]
         if inode.is_directory:
             os.mkdir(path, 0o700, dir_fd=here)
-            self._touched.append((number, path))
+            self._without_attributes.append((number, path))
         elif inode.is_symlink:
             os.symlink(inode.path, path, dir_fd=here)
-            self._touched.append((number, path))
+            self._without_attributes.append((number, path))
         elif before is None or number in self._layout.fresh:
-            if self._name(number, path) and not inode.data:
+            if self._note_name(number, path) and not inode.data:
                 self._write(number, None, 0)
         elif number in self._layout.copies:
-            if self._name(number, path):
+            if self._note_name(number, path):
                 earlier = before.path(self._layout.copies[number])
-                if self._dress:
+                if self._sets_attributes:
                     _copy(earlier, self.path(number))
-                else:  # attributes are set from the tree, not from this file
+                else:  # attributes are shown from the tree, not from this file
                     os.link(earlier, path, dst_dir_fd=here)
         elif number in before._tree.inodes:
             os.link(before.path(number), path, dst_dir_fd=here)
         else:
             raise TransferError(f"the client does not say where {path!r} comes from")
 
-    def _check(self, old: TreeView) -> None:
-        """Check that the old tree fits the files."""
+    def _check_new(self, old: TreeView) -> None:
+        """Check that each file that is not in the old tree, or differs there, is at its path."""
         for number, inode in self._tree.inodes.items():
             if inode is old.inodes.get(number) or not inode.is_file:
                 continue
@@ -213,7 +212,7 @@ class NewFiles(Files):
         path = self.path(number)
         try:
             fd = os.open(path, _WRITE, 0o600)
-        except PermissionError:  # made read-only by a block whose delivery was interrupted
+        except PermissionError:  # a delivery that was interrupted made the file read-only
             os.unlink(path)
             fd = os.open(path, _WRITE, 0o600)
         try:
@@ -224,9 +223,9 @@ class NewFiles(Files):
             while piece:
                 count = os.pwrite(fd, piece, offset)
                 piece, offset = piece[count:], offset + count
-            if whole and self._dress:
-                _dress(inode, fd)
-                self._dressed.add(number)
+            if whole and self._sets_attributes:
+                _set_attributes(inode, fd)
+                self._with_attributes.add(number)
         finally:
             os.close(fd)
 
@@ -236,40 +235,41 @@ class NewFiles(Files):
         All bytes must have arrived.
 
         Args:
-            lost: numbers of files whose bytes did not arrive. The kernel cannot be told to fail
-                their reads, so each is shown as a socket, which cannot be opened.
+            lost: numbers of files whose bytes did not arrive. If attributes are set, each becomes
+                a socket, which cannot be opened, because the kernel cannot be told to fail reads.
         """
-        if self._dress:
+        if self._sets_attributes:
             for number in self._new.intersection(lost):
                 path = self.path(number)
                 os.unlink(path)
                 os.mknod(path, stat.S_IFSOCK | 0o600)
-                self._dressed.discard(number)
+                self._with_attributes.discard(number)
         with _directory(self.root) as here:
             for number, name in self._links:
-                with contextlib.suppress(FileExistsError):  # made by an interrupted process
+                with contextlib.suppress(FileExistsError):  # an interrupted process made the name
                     first = self._tree.inodes[number].path
                     os.link(first, name, src_dir_fd=here, dst_dir_fd=here)
-        if not self._dress:
+        if not self._sets_attributes:
             return
-        for number in self._new - self._dressed:
+        for number in self._new - self._with_attributes:
             if self._tree.inodes[number].pieces is not None and number not in lost:
-                _punch(self.path(number), self._tree.inodes[number])
-            _dress(self._tree.inodes[number], self.path(number))
-        for number, path in self._touched:  # last, as new entries change mtimes
+                _punch_holes(self.path(number), self._tree.inodes[number])
+            _set_attributes(self._tree.inodes[number], self.path(number))
+        # Directories are last, as new entries change their mtimes.
+        for number, path in self._without_attributes:
             inode, place = self._tree.inodes[number], self._folder + path
-            _undress(inode, place)
-            _dress(inode, place)
+            _remove_old_xattrs(inode, place)
+            _set_attributes(inode, place)
 
 
-class _Places:
-    """Compares the paths of directories in two trees."""
+class _CommonPaths:
+    """The paths that directories have in two trees."""
 
     def __init__(self, old: TreeView, new: TreeView) -> None:
         self._old, self._new = old.parents(), new.parents()
 
-    def common(self, directory: int) -> bytes | None:
-        """Return the path of a directory if it and all above it are the same in both trees."""
+    def find(self, directory: int) -> bytes | None:
+        """Return the path of a directory if the path is the same in both trees, else None."""
         names: list[bytes] = []
         while directory != ROOT:
             place = self._new.get(directory)
@@ -281,7 +281,7 @@ class _Places:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Make a second directory tree of hard links to the same files; copies directory attributes.
+    """Make a directory tree of hard links to the files of another; copy directory attributes.
 
     Runs ``cp``, which is five times faster than system calls from Python.
     """
@@ -300,29 +300,29 @@ def _link_all(source: Path, target: Path) -> None:
 
 def _copy(source: bytes, target: bytes) -> None:
     """Copy a file's bytes, as a reflink where the file system supports it."""
-    with open(source, "rb") as its, open(target, "xb") as new:
+    with open(source, "rb") as old, open(target, "xb") as new:
         try:
-            while os.copy_file_range(its.fileno(), new.fileno(), 1 << 30):
+            while os.copy_file_range(old.fileno(), new.fileno(), 1 << 30):
                 pass
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            shutil.copyfileobj(its, new)
+            shutil.copyfileobj(old, new)
 
 
 def _delete(path: bytes) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
-        with contextlib.suppress(FileNotFoundError):  # a hardlink that was never made
+        with contextlib.suppress(FileNotFoundError):  # a hard link that was never made
             os.unlink(path)
 
 
-def _dress(inode: Inode, place: int | bytes) -> None:
+def _set_attributes(inode: Inode, place: int | bytes) -> None:
     """Set the attributes of an inode at a descriptor or path."""
     follow = isinstance(place, int)  # a descriptor is never of a symlink
     if inode.xattrs:
-        # Not shown if the store's file system has no extended attributes.
+        # Some file systems have no extended attributes; readers then see none.
         with contextlib.suppress(OSError):
             for name, value in inode.xattrs:
                 os.setxattr(place, name, value, follow_symlinks=follow)
@@ -331,8 +331,8 @@ def _dress(inode: Inode, place: int | bytes) -> None:
     os.utime(place, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=follow)
 
 
-def _undress(inode: Inode, path: bytes) -> None:
-    """Remove the extended attributes that a directory got in the generation before."""
+def _remove_old_xattrs(inode: Inode, path: bytes) -> None:
+    """Remove extended attributes that only the generation before has, copied with a directory."""
     wanted = {os.fsdecode(name) for name, _ in inode.xattrs}
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
@@ -340,14 +340,14 @@ def _undress(inode: Inode, path: bytes) -> None:
                 os.removexattr(path, name, follow_symlinks=False)
 
 
-def _punch(path: bytes, inode: Inode) -> None:
-    """Make the holes of a sparse file holes again: a huge page may have covered them."""
+def _punch_holes(path: bytes, inode: Inode) -> None:
+    """Free the room of a sparse file's holes, which huge pages may have covered."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         end = 0
         for offset, length in (*inode.data, (inode.size, 0)):
             if offset > end:
-                with contextlib.suppress(OSError):  # where not supported, holes take memory
+                with contextlib.suppress(OSError):  # unsupported here, so the holes take room
                     syscalls.punch_hole(fd, end, offset - end)
             end = offset + length
     finally:
@@ -356,7 +356,7 @@ def _punch(path: bytes, inode: Inode) -> None:
 
 @contextlib.contextmanager
 def _directory(path: Path) -> Iterator[int]:
-    """Open a directory during the context; names relative to it are faster than whole paths."""
+    """Open a directory during the context; paths relative to it are faster than absolute ones."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd

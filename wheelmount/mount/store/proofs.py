@@ -2,8 +2,8 @@
 
 One log serves all generations of a store: a file keeps its number from one generation to the next,
 and arrives in one of them. Each piece of a file in a block has a record with its blake3. If a block
-is a piece of a single file, this is the client's hash. Otherwise it is computed from the block's
-bytes, right after they were compared with the client's hash and before readers see them.
+contains a single piece, this is the hash that the client sent. Otherwise it is computed from the
+block's bytes after they were compared with the client's hash, and before readers see them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ RECORD = struct.Struct("<QQQQ32s")
 """Format of a record: generation, number of the file, offset, length, blake3."""
 
 _COPY = (1 << 64) - 1
-"""Length that marks a record of a copied file: ``offset`` is the number of the original."""
+"""Value of ``length`` in the record of a copied file, whose ``offset`` is the original's number."""
 
 SMALL = 64 << 10
-"""Bytes of a small block."""
+"""Bytes of a small block, from which the number of records that a store needs is estimated."""
 
-_LEAST = 1 << 16
-"""Size of a log, in bytes, below which it is not shortened."""
+_MIN_SIZE = 1 << 16
+"""Size of a log, in bytes, up to which it is not shortened."""
 
 
 class Proof(NamedTuple):
-    """The blake3 of a piece of a file; offset and length are bytes."""
+    """The blake3 of a piece of a file; offset and length are in bytes."""
 
     offset: int
     length: int
@@ -63,7 +63,13 @@ def add(
 
 
 def copy(store: Path, generation: int, copies: Mapping[int, int]) -> None:
-    """Record the files of a generation that are copies: from their numbers to the originals'."""
+    """Record which files of a generation are copies.
+
+    Args:
+        store: directory of the store.
+        generation: number of the generation.
+        copies: numbers of the originals by numbers of the copies.
+    """
     zeros = bytes(32)
     _append(store, [RECORD.pack(generation, n, old, _COPY, zeros) for n, old in copies.items()])
 
@@ -71,21 +77,21 @@ def copy(store: Path, generation: int, copies: Mapping[int, int]) -> None:
 def _append(store: Path, records: list[bytes]) -> None:
     fd = os.open(store / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, b"".join(records))  # in one write, because several threads append
+        os.write(fd, b"".join(records))  # a single write, because several threads append
     finally:
         os.close(fd)
 
 
 def read(store: Path) -> dict[int, list[Proof]]:
-    """Read the proofs of files, by number; empty files have none."""
+    """Return the proofs of all files by the files' numbers; empty files have none."""
     found = {}
-    raw = _read(store)
-    for number in raw:
+    files = _read(store)
+    for number in files:
         origin, seen = number, set()
-        while origin in raw and raw[origin][1] is None and origin not in seen:
+        while origin in files and files[origin][1] is None and origin not in seen:
             seen.add(origin)
-            origin = raw[origin][2]
-        proofs = raw[origin][1] if origin in raw else None
+            origin = files[origin][2]
+        proofs = files[origin][1] if origin in files else None
         if proofs is not None:
             found[number] = [Proof(*each) for each in sorted(proofs.values())]
     return found
@@ -107,7 +113,7 @@ def _read(store: Path) -> dict[int, _File]:
         if length == _COPY:
             files[number] = generation, None, offset
         elif known is None or known[0] != generation or known[1] is None:
-            # An abandoned generation used this number for another file.
+            # If the file is known, an abandoned generation used its number for another file.
             files[number] = generation, {offset: (offset, length, digest)}, 0
         else:
             known[1][offset] = offset, length, digest
@@ -124,7 +130,7 @@ def trim(store: Path, expected: int, numbers: Container[int]) -> None:
     """
     log = store / LOG
     size = log.stat().st_size if log.exists() else 0
-    if size <= max(_LEAST, 2 * expected * RECORD.size):
+    if size <= max(_MIN_SIZE, 2 * expected * RECORD.size):
         return
     new = store / f"{LOG}.new"
     with new.open("wb") as file:

@@ -2,11 +2,11 @@
 
 A store has generations, numbered from 1. Each is a directory of its own, and a file that is the
 same in two generations is one file with two names. A number is never used twice, so that a late
-block of a deleted generation is not written to another one. Beside generation ``N`` are ``N.tree``,
-its description; ``N.summary``, a few totals; ``N.have``, one byte for each block; and
-``N.changed``, one byte for each file that is sent for it. The last two are mapped by the receiving
-and the serving process, so both see at once which blocks have arrived, and a restarted serving
-process finds them unchanged.
+block of a deleted generation is not written to another one. Next to the directory of generation
+``N`` are ``N.tree``, the encoded layout; ``N.summary``, a few totals; ``N.have``, one byte for each
+block; and ``N.changed``, one byte for each file that is sent for this generation. The last two are
+mapped by the receiving and the serving process, so both see immediately which blocks have arrived,
+and a restarted serving process finds them unchanged.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from wheelmount.mount.store.capacity import Need
 from wheelmount.mount.store.files import Files, NewFiles
 
 LAST = "last"
-"""Name of a file in a store: the highest generation number used so far."""
+"""Name of the file in a store that contains the highest generation number used so far."""
 
 CURRENT = "current"
-"""Name of a file in a store: the current generation; without this file the first."""
+"""Name of the file in a store that contains the number of the current generation. Without this
+file, the first one is current."""
 
 LEAVE = 10.0
 """Seconds that ``forget`` waits for the writers of a generation before it deletes the files."""
@@ -53,9 +54,9 @@ class Store:
         directory: directory of the store, as given to ``create``.
         generation: number of the generation.
         layout: the tree and its blocks; by default read when it is needed.
-        previous: the generation before; with its layout, only the differences must be read.
-        dress: set the attributes of the source on arriving files, so that the kernel can show the
-            files themselves.
+        previous: the generation before; if its layout is in memory, only the differences are read.
+        set_attributes: give arriving files the attributes that they have at the source, so that
+            the kernel can show the files directly.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Store:
         layout: Layout | None = None,
         previous: Store | None = None,
         *,
-        dress: bool = False,
+        set_attributes: bool = False,
     ) -> None:
         self.directory = directory
         self.generation = generation
@@ -77,11 +78,12 @@ class Store:
         self._layout = layout
         self._mapped: Mapped | None = None
         self._previous = previous
-        self._dress = dress
+        self._sets_attributes = set_attributes
         self._bursts = BurstLock()
         self._have = _map(directory / f"{generation}.have")
         self._changed = _map(directory / f"{generation}.changed")
-        self._complete = self._sound = False
+        self._complete = False  # whether ``missing`` has found that all blocks have arrived
+        self._unchanged = False  # whether also none of the files is marked as changed
         self._access = threading.Condition()
         self._writers = 0
         self._forgotten = False
@@ -114,7 +116,7 @@ class Store:
         return self.cut.tree
 
     def rest(self) -> None:
-        """Drop the layout from memory; it is read again when it is needed."""
+        """Free the memory of the layout, which is read again when it is needed."""
         self._layout = self._mapped = self._previous = None
         self.__dict__.pop("_files", None)
         gc.collect()
@@ -122,7 +124,7 @@ class Store:
 
     @classmethod
     def create(
-        cls, directory: Path, description: bytes, *, mounted: bool, dress: bool = False
+        cls, directory: Path, description: bytes, *, mounted: bool, set_attributes: bool = False
     ) -> Store:
         """Make a store with its first generation, whose files have no bytes yet.
 
@@ -130,23 +132,22 @@ class Store:
             directory: directory to make; its parent must exist.
             description: encoded layout, from ``Layout.encode``.
             mounted: keep the bytes in a new tmpfs that is mounted at ``directory``, not in the
-                file system that ``directory`` is in.
-            dress: set the attributes of the source on arriving files.
-
+                file system of its parent.
+            set_attributes: give arriving files the attributes that they have at the source.
         Raises:
             StoreError: the bytes do not fit.
             TransferError: the description is malformed.
         """
         layout = Layout.decode(description)
         with described():
-            need = Need.of(layout, len(description), copied=dress)
+            need = Need.of(layout, len(description), copied=set_attributes)
             if len(layout.fresh) != layout.tree.files:
                 raise ValueError("files without bytes")
         capacity.check(directory.parent, need.stored(memory=mounted), memory=mounted)
         directory.mkdir(mode=0o700)
         if mounted:
             syscalls.mount_tmpfs(directory, need.file_system)
-        return cls._begin(directory, 1, layout, description, dress=dress)
+        return cls._begin(directory, 1, layout, description, set_attributes=set_attributes)
 
     @classmethod
     def open(cls, directory: Path, generation: int | None = None) -> Store:
@@ -154,19 +155,23 @@ class Store:
         return cls(directory, current(directory) if generation is None else generation)
 
     def reopen(self, generation: int) -> Store:
-        """Open another generation; faster than ``open`` if it was made from a known one."""
-        found = Store(self.directory, generation)
-        known = self._layout is not None or self._mapped is not None
-        if known and found.summary.predecessor == self.generation:
-            found._previous = self
-        return found
+        """Open another generation.
 
-    def next(self, description: bytes, *, dress: bool = False) -> Store:
+        This is faster than ``open`` if the generation was made from this one and the layout of
+        this one is in memory.
+        """
+        opened = Store(self.directory, generation)
+        known = self._layout is not None or self._mapped is not None
+        if known and opened.summary.predecessor == self.generation:
+            opened._previous = self
+        return opened
+
+    def next(self, description: bytes, *, set_attributes: bool = False) -> Store:
         """Make the next generation, with links to all unchanged files; new files are empty.
 
         Args:
             description: encoded differences to this generation, from ``Layout.encode``.
-            dress: set the attributes of the source on arriving files.
+            set_attributes: give arriving files the attributes that they have at the source.
 
         Raises:
             StoreError: the bytes do not fit.
@@ -177,27 +182,33 @@ class Store:
         if len(earlier) + len(description) > 2 * self.summary.whole:
             earlier, description = b"", layout.encode()
         with described():
-            need = Need.of(layout, len(earlier) + len(description), copied=dress)
+            need = Need.of(layout, len(earlier) + len(description), copied=set_attributes)
         capacity.check(self.directory, need.stored(memory=self.owned), memory=self.owned)
-        if dress and self.bindable:  # without ``dress``, the process that could show it may be gone
+        if set_attributes and self.bindable:  # the kernel may show the files directly
             capacity.check_holes(self.directory, layout, owned=self.owned)
         if self.owned:
             syscalls.resize_tmpfs(self.directory, self._used() + self._holes() + need.file_system)
         number = self._new_number()
         return self._begin(
-            self.directory, number, layout, description, earlier, previous=self, dress=dress
+            self.directory,
+            number,
+            layout,
+            description,
+            earlier,
+            previous=self,
+            set_attributes=set_attributes,
         )
 
     def _new_number(self) -> int:
-        """Return an unused number; delete remains of interrupted refreshes."""
+        """Return an unused number; delete what interrupted refreshes left."""
         shown = max(self.generation, current(self.directory))
-        found = [int(path.name.partition(".")[0]) for path in self.directory.glob("[1-9]*")]
+        present = [int(path.name.partition(".")[0]) for path in self.directory.glob("[1-9]*")]
         last = self.directory / LAST
-        given = int(last.read_text()) if last.exists() else 0
-        number = max(shown, given, *found) + 1
+        highest = int(last.read_text()) if last.exists() else 0
+        number = max(shown, highest, *present) + 1
         last.write_text(str(number))
-        for left in {each for each in found if each > shown}:
-            _delete(self.directory, left)
+        for interrupted in {each for each in present if each > shown}:
+            _delete(self.directory, interrupted)
         return number
 
     @classmethod
@@ -212,7 +223,7 @@ class Store:
         earlier: bytes = b"",
         previous: Store | None = None,
         *,
-        dress: bool,
+        set_attributes: bool,
     ) -> Store:
         sizes = {"have": layout.blocks, "changed": layout.places}
         whole = previous.summary.whole if previous is not None and earlier else len(description)
@@ -223,9 +234,10 @@ class Store:
             (directory / f"{generation}.summary").write_text(json.dumps(asdict(summary)))
             for name, size in sizes.items():
                 with (directory / f"{generation}.{name}").open("xb") as file:
-                    # Allocate its memory now: a mapped page without memory would kill the process.
+                    # Allocate the file's pages now: access to a mapped page that cannot be
+                    # allocated would kill the process.
                     os.posix_fallocate(file.fileno(), 0, max(size, 1))
-            store = cls(directory, generation, layout, dress=dress)
+            store = cls(directory, generation, layout, set_attributes=set_attributes)
             if previous is None:
                 store._new_files.make()
             else:
@@ -245,10 +257,10 @@ class Store:
 
     @property
     def bindable(self) -> bool:
-        """Whether the kernel may show the files as they are.
+        """Whether the kernel may show the files directly.
 
-        Not if reading one of them must fail, nor if readers could fill memory: a reader that
-        maps a hole of a tmpfs file and reads it gets a page, which stays.
+        It may not if reads of one of them must fail, nor if readers could fill memory: the kernel
+        allocates a page for each page of a hole in a tmpfs file that is read through a mapping.
         """
         if self.changed():
             return False
@@ -262,7 +274,7 @@ class Store:
 
     @cached_property
     def _new_files(self) -> NewFiles:
-        return NewFiles(self.root, self.layout, dress=self._dress)
+        return NewFiles(self.root, self.layout, set_attributes=self._sets_attributes)
 
     def path(self, number: int) -> bytes:
         """Return the path of a file in the store."""
@@ -293,7 +305,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Count a writer during the context: ``forget`` waits for writers, and refuses more."""
+        """Count as a writer during the context: ``forget`` waits for writers, and refuses more."""
         with self._access:
             if self._forgotten:
                 raise StoreError(f"generation {self.generation} of this mount was discarded")
@@ -325,13 +337,13 @@ class Store:
         except OSError as error:
             raise StoreError(f"block {block} cannot be read again: {error.strerror}") from None
 
-    def resume(self, *, dress: bool = False) -> None:
+    def resume(self, *, set_attributes: bool = False) -> None:
         """Continue with a first generation that another process made and did not finish.
 
         Args:
-            dress: set the attributes of the source on arriving files.
+            set_attributes: give arriving files the attributes that they have at the source.
         """
-        self._dress = dress
+        self._sets_attributes = set_attributes
         self._new_files.resume()
 
     def finish(self) -> None:
@@ -347,10 +359,12 @@ class Store:
 
     @contextlib.contextmanager
     def growing(self) -> Iterator[None]:
-        """Lock the store while a generation is made: excludes ``trim`` and other makers.
+        """Lock the store during the context, in which a generation is made.
+
+        Other processes can neither make a generation nor ``trim`` the store then.
 
         Raises:
-            StoreError: another process is making one.
+            StoreError: another process has locked the store.
         """
         lock = try_lock(self.directory / "lock")
         if lock is None:
@@ -363,7 +377,7 @@ class Store:
             os.close(lock)
 
     def trim(self) -> None:
-        """Shrink the file system by the room for deleted generations."""
+        """Shrink the file system and the log of hashes after generations were deleted."""
         with contextlib.suppress(StoreError), self.growing():
             if self.owned:
                 syscalls.resize_tmpfs(self.directory, self._used() + self._holes())
@@ -372,31 +386,31 @@ class Store:
             proofs.trim(self.directory, expected, self.tree.inodes)
 
     def _holes(self) -> int:
-        """Return bytes of all holes: readers that map them make the kernel allocate pages."""
+        """Return the bytes of all holes, whose pages readers can have the kernel allocate."""
         holes = 0
         for path in self.directory.glob("*.summary"):
-            with contextlib.suppress(FileNotFoundError):  # deleted at this moment
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 holes += Summary(**json.loads(path.read_text())).holes
         return holes
 
     def _used(self) -> int:
-        """Return bytes of all generations; the store must have a file system of its own."""
+        """Return the bytes in use; the store must have a file system of its own."""
         usage = os.statvfs(self.directory)
         return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
     def beside(self) -> int:
-        """Return bytes that other generations take in addition; 0 if unknown."""
+        """Return the bytes that other generations take in addition; 0 if unknown."""
         return max(0, self._used() - self.summary.room) if self.owned else 0
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Read bytes of a file. They must have arrived, see ``absent``."""
+        """Read bytes of a file; ``absent`` must have shown that they have arrived."""
         return self._files.read(number, offset, size)
 
     def read_into(self, extent: Extent, data: memoryview) -> None:
         """Read a piece of a file into its place in a block.
 
         Raises:
-            OSError: the file is missing, or shorter.
+            OSError: the file is missing, or became shorter.
         """
         self._files.read_into(extent, data)
 
@@ -414,30 +428,31 @@ class Store:
         return None
 
     def missing(self) -> list[int]:
-        """Return blocks that have not arrived, in order."""
+        """Return the numbers of the blocks that have not arrived, in order."""
         blocks = self.summary.blocks
         if self._have[:blocks].count(1) == blocks:
-            self._sound = self._changed.find(b"\x01") < 0  # complete: nothing changes any more
+            # Files are marked only while blocks arrive.
+            self._unchanged = self._changed.find(b"\x01") < 0
             self._complete = True
             return []
         return [block for block in range(blocks) if not self._have[block]]
 
     def held(self) -> int:
-        """Return bytes of the files that have arrived."""
+        """Return the number of bytes of files that have arrived."""
         missing = self.missing()
-        if not missing:  # the usual case needs no tree
+        if not missing:  # the usual case, in which the tree need not be read
             return self.summary.size
         return self.summary.size - sum(map(self.cut.length, missing))
 
     def mark_changed(self, inode: int) -> None:
-        """Mark a file that changed at the source before it was copied: reading it is an error."""
+        """Mark a file that changed at the source before it was copied; reads of it fail."""
         place = self.cut.place(inode)
         if place is not None:
             self._changed[place] = 1
 
     def is_changed(self, inode: int) -> bool:
         """Return whether ``mark_changed`` was called for a file."""
-        if self._sound:
+        if self._unchanged:
             return False
         place = self.cut.place(inode)
         return place is not None and self._changed[place] == 1
@@ -460,11 +475,11 @@ class Store:
     def forget(self, keep: Collection[str] = ()) -> None:
         """Delete this generation; files that other generations share stay there.
 
-        Waits for writers first, and refuses later ones. A writer that a disk blocks for longer
-        than ``LEAVE`` writes to deleted files.
+        Waits for writers first, and refuses later ones. A writer that is blocked by a disk for
+        longer than ``LEAVE`` writes to deleted files.
 
         Args:
-            keep: directories to keep, emptied; paths relative to this generation.
+            keep: directories to empty but not to delete; paths relative to this generation.
         """
         with self._access:
             self._forgotten = True
@@ -512,7 +527,7 @@ def earlier(directory: Path, generation: int) -> list[int]:
 
 
 def remove(directory: Path) -> None:
-    """Delete a store; open or mapped files keep their memory until they are closed."""
+    """Delete a store; files that are open or mapped take memory until they are closed."""
     with contextlib.suppress(OSError):
         syscalls.unmount(directory, detach=True)
     shutil.rmtree(directory, ignore_errors=True)
@@ -526,10 +541,10 @@ def _map(path: Path) -> mmap.mmap:
 class ReblockedStore:
     """A complete store, divided into blocks of another size, for hosts that are added later.
 
-    Has the methods of ``Store`` that ``Receiver`` needs; no block is ever missing.
+    It has the methods of ``Store`` that ``Receiver`` needs. No block is ever missing.
 
     Args:
-        store: contains the files.
+        store: the store that contains the files.
         block_size: bytes of a block.
     """
 
@@ -551,7 +566,7 @@ class ReblockedStore:
         self._store.read_block(block, view, self.layout)
 
     def write(self, _block: int, _data: memoryview, _digest: bytes) -> None:
-        """Do nothing: no block ever arrives."""
+        """Refuse a block: none is missing."""
         raise TransferError("this host has all blocks")
 
     def mark_changed(self, inode: int) -> None:

@@ -1,4 +1,4 @@
-"""Verify a store: compare every byte with the hash that it arrived with, and repair damage."""
+"""Verify a store: compare all bytes with the hashes that they arrived with, and repair damage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wheelmount.mount.store.proofs import Proof
 from wheelmount.mount.store.store import Store, current
 
 FILE = "verified"
-"""Name of a file in a mount's directory: the result of the last verification, for the status."""
+"""Name of the file in a mount's directory that contains the result of the last verification."""
 
 BATCH = 16 << 20
 """Bytes of files that a thread verifies in one batch; each file counts as a page at least."""
@@ -37,10 +37,10 @@ class Damage:
     """A damaged piece of a file.
 
     Attributes:
-        number: of the file.
-        path: of the file, in the mount.
-        offset: of the piece, bytes.
-        length: of the piece, bytes.
+        number: number of the file.
+        path: path of the file in the mount.
+        offset: bytes of the file before the piece.
+        length: bytes of the piece.
         digest: blake3 of the right bytes.
     """
 
@@ -58,11 +58,11 @@ class Verified:
     Attributes:
         files: number of files compared.
         size: bytes compared.
-        seconds: how long it took.
-        time: when it ended, seconds since the epoch.
-        damaged: pieces whose hash differs.
+        seconds: duration of the verification.
+        time: end of the verification, in seconds since the epoch.
+        damaged: pieces whose hashes differ.
         unknown: paths of files for which there are no hashes.
-        repaired: paths of damaged files that are repaired.
+        repaired: paths of damaged files that have been repaired.
     """
 
     files: int = 0
@@ -94,8 +94,8 @@ def verify(store: Path, *, rate: float = 0) -> Verified:
 
     Args:
         store: its directory.
-        rate: most bytes a second, read by one thread; by default as fast as possible, with a thread
-            for each processor.
+        rate: maximum of bytes per second, which one thread reads; 0: no maximum, and a thread for
+            each processor.
 
     Raises:
         StoreError: the store was refreshed again during each attempt.
@@ -103,9 +103,9 @@ def verify(store: Path, *, rate: float = 0) -> Verified:
     for _ in range(3):
         shown = Store.open(store)
         found = _verify(shown, rate)
-        if current(store) == shown.generation:  # otherwise a refresh deleted files meanwhile
+        if current(store) == shown.generation:  # else a refresh deleted files meanwhile
             return found
-    raise StoreError(f"{store.name} is refreshed meanwhile", hint="verify it later")
+    raise StoreError(f"{store.name} was refreshed during its verification", hint="verify it later")
 
 
 def _verify(store: Store, rate: float) -> Verified:
@@ -154,6 +154,7 @@ def _verify(store: Store, rate: float) -> Verified:
 
 
 def _differing(place: bytes, size: int, pieces: list[Proof], buffer: memoryview) -> Iterator[Proof]:
+    """Yield the pieces of a file whose hashes differ; all if the file is missing or resized."""
     try:
         fd = os.open(place, _FLAGS)
     except OSError:
@@ -184,7 +185,7 @@ def _digest(fd: int, offset: int, length: int, buffer: memoryview) -> bytes:
 
 
 def piece(store: Path, wanted: Damage) -> bytes | None:
-    """Return the bytes of a piece from a store if their hash is right, otherwise None."""
+    """Return the bytes of a piece from a store, or None if their hash is wrong."""
     shown = Store.open(store)
     if wanted.number not in shown.tree.inodes:
         return None
@@ -192,7 +193,7 @@ def piece(store: Path, wanted: Damage) -> bytes | None:
 
 
 def right(path: bytes, wanted: Damage) -> bytes | None:
-    """Return the bytes of a piece from a file if their hash is right, otherwise None."""
+    """Return the bytes of a piece from a file, or None if their hash is wrong."""
     try:
         fd = os.open(path, _FLAGS | os.O_NONBLOCK)
     except OSError:
@@ -206,23 +207,24 @@ def right(path: bytes, wanted: Damage) -> bytes | None:
     return data if blake3(data).digest() == wanted.digest else None
 
 
-def repair(store: Path, damage: Damage, data: bytes, *, dress: bool) -> None:
+def repair(store: Path, damage: Damage, data: bytes, *, set_attributes: bool) -> None:
     """Replace a damaged piece by the right bytes.
 
-    The bytes are written in place, so that processes that have the file open or mapped, and all
-    its names in all generations, get them too. Attributes do not change.
+    The bytes are written in place, so that they are also right under the file's other names, in
+    other generations, and for processes that have the file open or mapped. Attributes do not
+    change.
 
     Args:
         store: directory of the store.
         damage: the damaged piece.
-        data: bytes to write; checked against the hash.
-        dress: whether files have the attributes of the source.
+        data: bytes to write; they are compared with the hash first.
+        set_attributes: whether files have the attributes of the source.
 
     Raises:
         StoreError: the bytes have another hash, or cannot be written.
     """
     if blake3(data).digest() != damage.digest:
-        raise StoreError(f"{os.fsdecode(damage.path)}: the bytes to repair it with are not right")
+        raise StoreError(f"{os.fsdecode(damage.path)}: the bytes for its repair have a wrong hash")
     shown = Store.open(store)
     inode = shown.tree.inodes[damage.number]
     path = shown.path(damage.number)
@@ -230,7 +232,7 @@ def repair(store: Path, damage: Damage, data: bytes, *, dress: bool) -> None:
         with _writable(path) as fd:
             if os.fstat(fd).st_size != inode.size:
                 os.ftruncate(fd, inode.size)
-            if dress:
+            if set_attributes:
                 os.fchmod(fd, inode.mode & 0o7777)
             view, offset = memoryview(data), damage.offset
             while view:
@@ -247,6 +249,7 @@ def repair(store: Path, damage: Damage, data: bytes, *, dress: bool) -> None:
 
 @contextlib.contextmanager
 def _writable(path: bytes) -> Iterator[int]:
+    """Open a file for writing during the context; make it if it is missing."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         fd = os.open(path, flags)
@@ -267,7 +270,7 @@ def _writable(path: bytes) -> Iterator[int]:
 
 
 def note(directory: Path, found: Verified) -> None:
-    """Write the result of a verification to a mount's directory, if that still exists."""
+    """Write the result of a verification to a mount's directory if the directory still exists."""
     new = directory / f"{FILE}.new"
     with contextlib.suppress(FileNotFoundError):
         new.write_text(json.dumps(found.summary()))
@@ -275,7 +278,11 @@ def note(directory: Path, found: Verified) -> None:
 
 
 def last(directory: Path) -> dict[str, Any] | None:
-    """Read the result of the last verification from a mount's directory; None if there is none."""
+    """Return the result of a mount's last verification; None if there was none.
+
+    Args:
+        directory: directory of the mount.
+    """
     try:
         found: dict[str, Any] = json.loads((directory / FILE).read_text())
     except FileNotFoundError:
