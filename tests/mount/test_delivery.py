@@ -23,7 +23,7 @@ from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.source import Source
-from wheelmount.mount.transfer.receiver import AGAIN
+from wheelmount.mount.transfer.receiver import RETRY_AFTER
 from wheelmount.mount.transfer.stream import BlockServer, Lender
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
@@ -238,7 +238,7 @@ def test_what_could_not_be_had_is_asked_for_again(
             first = Path(mount.mntpoints["host0"], "one")
             with pytest.raises(OSError, match="Input/output"):
                 first.read_bytes()
-        time.sleep(AGAIN)
+        time.sleep(RETRY_AFTER)
         assert first.read_bytes() == (large / "one").read_bytes()
         assert not mount.refresh(), "nothing changed"
         mount.wait(60)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from wheelmount.mount.transfer.window import FAR, LEAST, LULL, MOMENT, QUICK, SLOW, Order, Window
+from wheelmount.mount.transfer.window import (
+    FAST,
+    LONG,
+    LULL,
+    MAX_SECONDS,
+    MIN_LIMIT,
+    SLOW,
+    Order,
+    Window,
+)
 
 
 def _run(work: Callable[[Window], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(work(Window(usual=4, most=16)), 10)
+        await asyncio.wait_for(work(Window(usual=4, long=16)), 10)
 
     asyncio.run(main())
 
@@ -18,16 +27,16 @@ def _run(work: Callable[[Window], Awaitable[None]]) -> None:
 def test_there_are_fewer_over_a_slow_link_and_more_over_a_long_one() -> None:
     async def work(window: Window) -> None:
         for _ in range(20):
-            window.note(0, 2 * MOMENT)
-        assert window.limit == LEAST
+            window.note(0, 2 * MAX_SECONDS)
+        assert window.limit == MIN_LIMIT
         for _ in range(20):
-            window.note(0, MOMENT * 0.9)
-        assert window.limit == LEAST, "it takes as long as it may"
+            window.note(0, MAX_SECONDS * 0.9)
+        assert window.limit == MIN_LIMIT, "it takes as long as it may"
         for _ in range(20):
-            window.note(0, MOMENT / 10)
+            window.note(0, MAX_SECONDS / 10)
         assert window.limit == 4
         for _ in range(20):
-            window.note(10 * FAR, FAR)
+            window.note(10 * LONG, LONG)
         assert window.limit == 16
 
     _run(work)
@@ -63,7 +72,7 @@ def test_what_others_ask_for_waits_for_its_turn_and_comes_before_what_is_next() 
 def test_over_a_slow_link_nothing_is_begun_ahead_of_a_reader() -> None:
     async def work(window: Window) -> None:
         for _ in range(20):
-            window.note(0, 2 * MOMENT)
+            window.note(0, 2 * MAX_SECONDS)
         with window.reading():
             waiting = asyncio.ensure_future(window.room())
             await asyncio.sleep(0.05)
@@ -118,15 +127,15 @@ def test_blocks_behind_one_that_a_reader_waits_for_are_next() -> None:
 
 def test_there_are_more_over_a_very_fast_link_to_a_host_with_many_processors() -> None:
     async def main() -> None:
-        few, many = Window(usual=2, most=2), Window(usual=2, most=2, quick=6)
+        few, many = Window(usual=2, long=2), Window(usual=2, long=2, fast=6)
         for window in (few, many):
             for _ in range(20):
-                window.note(0, QUICK / 2)
+                window.note(0, FAST / 2)
         assert (few.limit, many.limit) == (2, 6)
-        slower = Window(usual=2, most=2, quick=6)
+        slower = Window(usual=2, long=2, fast=6)
         for _ in range(20):
-            slower.note(0, 10 * QUICK)
+            slower.note(0, 10 * FAST)
         assert slower.limit <= 6
-        assert Window(usual=8, most=8, quick=6).limit == 8
+        assert Window(usual=8, long=8, fast=6).limit == 8
 
     asyncio.run(main())

@@ -1,9 +1,9 @@
 """A host's side of a delivery: fetches blocks, writes them to the store, passes them on.
 
-There is one primitive, ``ensure``: fetch a missing block from the host above, which ensures
-it first. A delivery ensures every block in order; a block that a reader waits for
-is ensured at once. If the host above fails, the next one above is asked, and in the end
-the client.
+A missing block is fetched by ``ensure`` from the host above, which first ensures that it has the
+block itself. A delivery ensures all blocks in order; a block that a reader waits for is ensured
+immediately. If the host above fails, the block is fetched from the next host above, and in the end
+from the client.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from wheelmount.mount.transfer.relay import Relay
 from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.topology import LEAST_BLOCK, MOST_BLOCK, SHARE, Route
 from wheelmount.mount.transfer.upstream import Wire
-from wheelmount.mount.transfer.window import MANY, Order, Window
+from wheelmount.mount.transfer.window import MAX_FAST, Order, Window
 
 ATTEMPTS, RETRY_DELAY_STEP = 3, 0.2
-"""Attempts to fetch a block from the client if its hash is wrong or it does not arrive, and seconds
-by which the delay between attempts grows."""
+"""Number of attempts to fetch a block from the client, and seconds by which the delay between them
+grows."""
 
-AGAIN = 2.0
-"""Seconds for which a failed block counts as failed. After that the next request for it
-tries again."""
+RETRY_AFTER = 2.0
+"""Seconds after a failure during which requests for the block fail too. Later requests fetch it
+again."""
 
 
 class Receiver:
@@ -44,22 +44,25 @@ class Receiver:
 
     Args:
         host: the host's name.
-        store: where blocks are written.
+        store: the store that blocks are written to.
         wire: connects to the client and to other hosts.
         route: the hosts between the client and this one.
-        in_flight: blocks fetched at once in order, shared by all trees, and as many again
-            for readers; fewer over a slow link, see ``Window``. Blocks that peers
-            ask for come on top: if they waited for these, two hosts could wait for each other.
-        processors: of this host; over a very fast link, as many blocks are fetched at once.
-        compress: as in the settings.
+        in_flight: number of blocks fetched at the same time in order, shared by all trees, and of
+            blocks fetched for readers; fewer over a slow link, see ``Window``. Blocks that peers
+            ask for are not counted: if they waited for others, two hosts could wait for each
+            other.
+        processors: number of this host's processors; over a very fast link, as many blocks are
+            fetched at the same time.
+        compress: the setting of that name.
         timeout: seconds within which another process must answer.
         traffic: counts bytes received and sent.
-        tell: called with each block that is complete, or with one that failed and the reason.
+        tell: called with the number of each block that arrived and None, or that failed and the
+            reason.
         look: searches for bytes that this host has already; called once, on a thread.
 
     Attributes:
         relay: passes blocks on to other hosts.
-        traffic: as given.
+        traffic: the argument of that name.
     """
 
     def __init__(
@@ -82,21 +85,21 @@ class Receiver:
         self._host = host
         self._store = store
         self._look = look
-        self._looking: asyncio.Task[LocalCopies | None] | None = None
+        self._search: asyncio.Task[LocalCopies | None] | None = None
         self._wire = wire
         self._route = route
         self._in_flight = in_flight
         self._timeout = timeout
         self._tell = tell
-        usual = max(SHARE, in_flight // len(route.trees))
-        most = usual * (MOST_BLOCK // max(LEAST_BLOCK, min(self.layout.block_size, MOST_BLOCK)))
-        quick = min(processors, MANY) // len(route.trees)
-        self._windows = [Window(usual, most, quick) for _ in route.trees]
+        at_first = max(SHARE, in_flight // len(route.trees))
+        most = at_first * (MOST_BLOCK // max(LEAST_BLOCK, min(self.layout.block_size, MOST_BLOCK)))
+        over_fast_link = min(processors, MAX_FAST) // len(route.trees)
+        self._windows = [Window(at_first, most, over_fast_link) for _ in route.trees]
         self._orders: list[Order] = []
-        self._demand = asyncio.Semaphore(in_flight)
-        self._demanded: set[asyncio.Task[None]] = set()
-        self._wanted: Counter[int] = Counter()  # number of readers that wait for an urgent block
-        self._flying: dict[int, asyncio.Task[None]] = {}
+        self._reader_slots = asyncio.Semaphore(in_flight)
+        self._reader_tasks: set[asyncio.Task[None]] = set()
+        self._waiting: Counter[int] = Counter()  # number of readers that wait for each block
+        self._fetches: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, tuple[float, WheelmountError]] = {}
         self._lost: set[str] = set()
         self._ended = False
@@ -113,42 +116,42 @@ class Receiver:
         self._reports: set[asyncio.Task[None]] = set()
 
     def want(self, block: int) -> None:
-        """Fetch a block that a read waits for, ahead of all others, and go on behind it."""
+        """Fetch a block that a reader waits for before all others, then the blocks behind it."""
         for order in self._orders:
             order.follow(block)
         if self._store.has(block):
             self._tell(block, None)
-        elif error := self._failure_of(block):
+        elif error := self._recent_failure(block):
             self._tell(block, error.message)
         else:
-            task = asyncio.ensure_future(self._meet(block))
-            self._demanded.add(task)
-            task.add_done_callback(self._demanded.discard)
+            task = asyncio.ensure_future(self._fetch_for_reader(block))
+            self._reader_tasks.add(task)
+            task.add_done_callback(self._reader_tasks.discard)
 
-    async def _meet(self, block: int) -> None:
-        async with self._demand:
+    async def _fetch_for_reader(self, block: int) -> None:
+        async with self._reader_slots:
             with self._reading(block):
                 await self.ensure(block, urgent=True)
 
     @contextlib.contextmanager
     def _reading(self, block: int) -> Iterator[None]:
         """Count a reader that waits for a block, here or on a host below, during the context."""
-        self._wanted[block] += 1
+        self._waiting[block] += 1
         try:
             with self._window(block).reading():
                 yield
         finally:
-            self._wanted[block] -= 1
-            if not self._wanted[block]:
-                del self._wanted[block]
+            self._waiting[block] -= 1
+            if not self._waiting[block]:
+                del self._waiting[block]
 
-    def _failure_of(self, block: int) -> WheelmountError | None:
-        """Return why fetching a block failed a moment ago; None if it did not."""
+    def _recent_failure(self, block: int) -> WheelmountError | None:
+        """Return the error of a fetch that failed less than ``RETRY_AFTER`` ago, else None."""
         when, error = self._failed.get(block, (0.0, None))
-        return error if asyncio.get_running_loop().time() < when + AGAIN else None
+        return error if asyncio.get_running_loop().time() < when + RETRY_AFTER else None
 
     async def run(self) -> None:
-        """Fetch all missing blocks. After a failure it may be called again.
+        """Fetch all missing blocks; may be called again after a failure.
 
         Raises:
             TransferError: some blocks did not arrive; all others did.
@@ -156,18 +159,18 @@ class Receiver:
         await self._fetch_missing()
         if self._store.missing() and not any(
             isinstance(error, StoreError) for _, error in self._failed.values()
-        ):  # a block that failed a while ago may be available now
-            await asyncio.sleep(AGAIN)
+        ):  # a block that failed earlier may be available now
+            await asyncio.sleep(RETRY_AFTER)
             await self._fetch_missing()
         self._buffers.clear()
         self._wire.rest()
-        self._look = self._looking = None
-        with contextlib.suppress(Exception):  # for people only
+        self._look = self._search = None
+        with contextlib.suppress(Exception):  # only the shown progress depends on reports
             await self._report()
-        self._check()
+        self._check_open()
         if missing := self._store.missing():
             reasons = (self._failed[block] for block in missing if block in self._failed)
-            _, error = next(reasons, (0.0, TransferError("it was not asked for")))
+            _, error = next(reasons, (0.0, TransferError("it was not requested")))
             raise TransferError(
                 f"{len(missing)} of {self.layout.blocks} blocks did not arrive at "
                 f"{self._host}; one of them: {error.message}",
@@ -179,65 +182,73 @@ class Receiver:
         self._orders = [
             Order(block for block in missing if block % trees == tree) for tree in range(trees)
         ]
-        await asyncio.gather(*map(self._work, self._orders, self._windows))
+        await asyncio.gather(*map(self._fetch_in_order, self._orders, self._windows))
 
-    async def _work(self, order: Order, window: Window) -> None:
-        flights = set()
+    async def _fetch_in_order(self, order: Order, window: Window) -> None:
+        fetches = set()
         while True:
             await window.room()
             if self._ended or (block := order.pop()) is None:
                 break
-            if not self._store.has(block) and self._failure_of(block) is None:
-                flights.add(flight := self._fly(block, urgent=True))
-                flight.add_done_callback(flights.discard)
-        if flights:
-            await asyncio.wait(flights)
+            if not self._store.has(block) and self._recent_failure(block) is None:
+                fetches.add(fetch := self._start_fetch(block, urgent=True))
+                fetch.add_done_callback(fetches.discard)
+        if fetches:
+            await asyncio.wait(fetches)
 
     def close(self) -> None:
-        """Stop fetching, reporting and passing on."""
+        """Stop fetching blocks, reporting them, and passing them on."""
         self._ended = True
-        for task in self._demanded:
+        for task in self._reader_tasks:
             task.cancel()
         self._wire.close()
         self.relay.close()
 
     async def stop(self) -> None:
-        """Close, and wait for transfers that are on their way.
+        """Close, and wait for transfers that have begun.
 
-        A process that ends during a transfer harms others: Monarch's
-        fallback over TCP then fails at the sender, for all that fetch from it.
+        If this process ended during a transfer, Monarch's fallback over TCP would fail at the
+        sender, for all hosts that fetch from it.
         """
         self.close()
-        if self._flying:
-            await asyncio.wait(self._flying.values(), timeout=self._timeout)
+        if self._fetches:
+            await asyncio.wait(self._fetches.values(), timeout=self._timeout)
 
     def mark_dead(self, host: str) -> None:
-        """Note that a host is lost: end all waits for it."""
+        """Note that a host is lost, and end all waits for it."""
         self._lost.add(host)
         for call in self._calls[host]:
             call.cancel()
 
     async def _confirm(self, block: int) -> BlockInfo:
-        """Compare a block that arrived before this receiver was made with the client's hash."""
+        """Compare a block that arrived before this receiver was made with the client's hash.
+
+        Returns:
+            The hash, and the numbers of changed files.
+
+        Raises:
+            TransferError: the block has another hash.
+        """
         digest, changed = await self._wire.digest(CLIENT, block)
         memory = self._buffer()
         view = memory[: self.layout.length(block)]
         await asyncio.to_thread(self._store.read_block, block, view)
         if (await asyncio.to_thread(blake3, view)).digest() != digest:
-            raise TransferError(f"block {block} on {self._host} is not what the client has")
-        if len(self._buffers) < self._in_flight:  # nothing clears them where no block is to come
+            raise TransferError(f"block {block} on {self._host} differs from the client's")
+        # If no block is to arrive, ``run`` does not clear the buffers.
+        if len(self._buffers) < self._in_flight:
             self._buffers.append(memory)
         return digest, changed
 
     async def ensure(self, block: int, *, urgent: bool = False) -> WheelmountError | None:
-        """Fetch a block unless the store has it; return why it failed, None if it did not.
+        """Fetch a block unless the store has it; return the error if it could not be fetched.
 
         Args:
-            block: which.
-            urgent: whether a reader waits for it, here or on a host below.
+            block: number of the block.
+            urgent: whether a reader waits for the block, here or on a host below.
         """
-        if not self._store.has(block) and self._failure_of(block) is None:
-            await asyncio.wait({self._fly(block, urgent=urgent)})
+        if not self._store.has(block) and self._recent_failure(block) is None:
+            await asyncio.wait({self._start_fetch(block, urgent=urgent)})
         return None if self._store.has(block) else self._failed[block][1]
 
     async def _ensure_below(self, block: int, urgent: bool) -> WheelmountError | None:
@@ -245,12 +256,14 @@ class Receiver:
         with self._reading(block) if urgent else contextlib.nullcontext():
             return await self.ensure(block, urgent=urgent)
 
-    def _fly(self, block: int, *, urgent: bool) -> asyncio.Task[None]:
-        task = self._flying.get(block)
+    def _start_fetch(self, block: int, *, urgent: bool) -> asyncio.Task[None]:
+        task = self._fetches.get(block)
         if task is None:
             if urgent:
                 self._window(block).begin()
-            task = self._flying[block] = asyncio.ensure_future(self._get(block, begun=urgent))
+            task = self._fetches[block] = asyncio.ensure_future(
+                self._fetch_anywhere(block, begun=urgent)
+            )
         elif urgent:
             self._window(block).hurry(block)
         return task
@@ -258,13 +271,13 @@ class Receiver:
     def _window(self, block: int) -> Window:
         return self._windows[block % len(self._windows)]
 
-    async def _get(self, block: int, *, begun: bool) -> None:
+    async def _fetch_anywhere(self, block: int, *, begun: bool) -> None:
         if not begun:
             await self._window(block).turn(block)
         try:
-            await self._from_anybody(block)
+            await self._fetch_from_above(block)
         except Exception as error:
-            failure = self._failure(error)
+            failure = self._error_for(error)
             self._failed[block] = asyncio.get_running_loop().time(), failure
             if not self._ended:
                 self._tell(block, failure.message)
@@ -273,13 +286,13 @@ class Receiver:
             if not self._ended:
                 self._tell(block, None)
         finally:
-            del self._flying[block]
+            del self._fetches[block]
             self._window(block).end()
 
-    async def _from_anybody(self, block: int) -> None:
+    async def _fetch_from_above(self, block: int) -> None:
         for host in self._above(block):
-            self._check()
-            call = asyncio.ensure_future(self._fetch(block, host))
+            self._check_open()
+            call = asyncio.ensure_future(self._fetch_from(block, host))
             self._calls[host].add(call)
             try:
                 if await call:
@@ -287,42 +300,41 @@ class Receiver:
             except asyncio.CancelledError:
                 if host not in self._lost:
                     raise
-            except Exception as failure:
-                # The host above failed, or one above that: ask the next.
+            except Exception as failure:  # of this host or of one above it
                 if isinstance(failure, TimeoutError | asyncio.TimeoutError | UnreachableError):
                     self._lost.add(host)
             finally:
                 self._calls[host].discard(call)
         reason: WheelmountError = TransferError(f"its hash was wrong {ATTEMPTS} times")
         for attempt in range(ATTEMPTS):
-            self._check()
+            self._check_open()
             await asyncio.sleep(attempt * RETRY_DELAY_STEP)
             try:
-                if await self._fetch(block, CLIENT):
+                if await self._fetch_from(block, CLIENT):
                     return
             except (TransferError, TimeoutError, asyncio.TimeoutError) as error:
-                reason = self._failure(error)  # a connection that failed may work again
+                reason = self._error_for(error)  # a connection that failed may work again
         raise reason
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._ended:
-            raise TransferError(f"delivery to {self._host} was given up")
+            raise TransferError(f"delivery to {self._host} was abandoned")
 
     def _above(self, block: int) -> Iterator[str]:
         trees = self._route.trees
         return (host for host in trees[block % len(trees)] if host not in self._lost)
 
-    async def _fetch(self, block: int, host: str) -> bool:
-        """Fetch a block from a host once; return False if its hash is wrong."""
-        if (here := await self._here(block)) and await self._reuse(here, block, host):
+    async def _fetch_from(self, block: int, host: str) -> bool:
+        """Make one attempt to fetch a block from a host; return False if its hash is wrong."""
+        if (copies := await self._local_copies(block)) and await self._reuse(copies, block, host):
             return True
         clock = asyncio.get_running_loop().time
         choice = self._choices[host]
         packed = choice.packed() if self._compress == "auto" else self._compress == "always"
         began = clock()
         memory = self._buffer()
-        keep = functools.partial(self._keep, block, packed, memory)
-        urgent = self._wanted[block] > 0
+        keep = functools.partial(self._store_block, block, packed, memory)
+        urgent = self._waiting[block] > 0
         (staged, spare), pace, way = await self._wire.read(
             host, block, packed, urgent, memory, keep
         )
@@ -330,45 +342,48 @@ class Receiver:
         self._window(block).note(ended - began - pace.waited - pace.took, pace.took)
         if spare is None:
             return False
-        # Reused only now: a failed transfer may still write to its memory.
+        # Memory of a failed transfer is not reused, as the transfer may still write to it.
         self._buffers.append(spare)
         self.traffic.note(host, staged.size, way)
         choice.note(packed, staged.length, began, ended)
-        self._count(staged.length)
+        self._count_arrived(staged.length)
         return True
 
-    async def _here(self, block: int) -> LocalCopies | None:
-        """Return local files that may make a block, once they are searched; None if none may."""
+    async def _local_copies(self, block: int) -> LocalCopies | None:
+        """Search for local files with the bytes of a block; return them, or None if none may do."""
         if self._look is None:
             return None
-        if self._looking is None:
-            self._looking = asyncio.ensure_future(asyncio.to_thread(self._look))
-        found = await asyncio.shield(self._looking)
+        if self._search is None:
+            self._search = asyncio.ensure_future(asyncio.to_thread(self._look))
+        found = await asyncio.shield(self._search)
         return found if found is not None and found.covers(block) else None
 
-    async def _reuse(self, here: LocalCopies, block: int, host: str) -> bool:
-        """Copy a block from local files if it has the hash that another host told."""
-        said = await self._wire.digest(host, block)
+    async def _reuse(self, copies: LocalCopies, block: int, host: str) -> bool:
+        """Copy a block from local files; return False if its hash is not the one ``host`` has."""
+        info = await self._wire.digest(host, block)
         memory = self._buffer()
         view = memory[: self.layout.length(block)]
-        kept = await asyncio.to_thread(
-            lambda: here.read(block, view) and self._write(block, view, said)
+        copied = await asyncio.to_thread(
+            lambda: copies.read(block, view) and self._write(block, view, info)
         )
         self._buffers.append(memory)
-        if kept:
+        if copied:
             self.traffic.reused += len(view)
-            self._count(len(view))
-        return kept
+            self._count_arrived(len(view))
+        return copied
 
     def _buffer(self) -> memoryview:
         if self._buffers:
             return self._buffers.pop()
         return memoryview(mmap.mmap(-1, self.layout.block_size))
 
-    def _keep(
+    def _store_block(
         self, block: int, packed: bool, memory: memoryview, staged: Staged
     ) -> tuple[Staged, memoryview | None]:
-        """Check a block and write it to the store; return free memory, or None if it is damaged."""
+        """Write a block to the store; return its description and free memory to fetch into.
+
+        Instead of memory, None is returned if the block's hash is wrong.
+        """
         view = memory[: staged.size]
         if staged.size < staged.length:
             try:
@@ -379,17 +394,17 @@ class Receiver:
             return staged, None
         return staged, self.relay.put(staged, block, packed, memory)
 
-    def _write(self, block: int, view: memoryview, said: BlockInfo) -> bool:
-        digest, changed = said
+    def _write(self, block: int, view: memoryview, info: BlockInfo) -> bool:
+        digest, changed = info
         if len(view) != self.layout.length(block) or blake3(view).digest() != digest:
             return False
         for inode in changed:
             self._store.mark_changed(inode)
-        self.relay.note(block, said)
+        self.relay.note(block, info)
         self._store.write(block, view, digest)
         return True
 
-    def _count(self, length: int) -> None:
+    def _count_arrived(self, length: int) -> None:
         self._unreported += length
         now = asyncio.get_running_loop().time()
         if now > self._reported + self._route.report:
@@ -401,16 +416,16 @@ class Receiver:
     def _forget_report(self, report: asyncio.Task[None]) -> None:
         self._reports.discard(report)
         if not report.cancelled():
-            report.exception()  # for people only
+            report.exception()  # else asyncio would log it
 
     async def _report(self) -> None:
         length, self._unreported = self._unreported, 0
         await self._wire.report(self._host, length)
 
-    def _failure(self, error: Exception) -> WheelmountError:
+    def _error_for(self, error: Exception) -> WheelmountError:
         if isinstance(error, TimeoutError | asyncio.TimeoutError):
             return TransferError(
-                f"nothing came for {self._timeout:g} s", hint="is the client alive?"
+                f"no bytes arrived for {self._timeout:g} s", hint="is the client alive?"
             )
         failure = translate(error)
         if isinstance(failure, TransferError) or isinstance(error, WheelmountError):

@@ -1,4 +1,4 @@
-"""A host passes on the blocks that it received."""
+"""Passes the blocks that a host received on to other hosts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring, Staged
 from wheelmount.mount.transfer.stream import PULSE, BlockServer, block_server
 
 STAGED_BLOCKS = 12
-"""Blocks that a host keeps staged for others; any other is read from its store again."""
+"""Number of blocks that a host keeps staged for others; all others are read from its store."""
 
 
 class Relay:
     """Gives blocks of one generation to other hosts.
 
     Args:
-        store: where the blocks are.
-        ensure: fetches a block, or returns why that failed; is told whether a
-            reader waits for it.
+        store: the store that contains the blocks.
+        ensure: fetches the block with the given number, and returns the error if that failed; the
+            second argument is whether a reader waits for the block.
         confirm: returns hash and changed files of a block that arrived before this relay was made.
         traffic: counts bytes sent.
         timeout: seconds within which a request must be answered.
-        below: for each tree, how many hosts ask this one first; see ``Route``.
+        below: for each tree, the number of hosts that ask this one first; see ``Route``.
     """
 
     def __init__(
@@ -50,31 +50,32 @@ class Relay:
         self._timeout = timeout
         self._below = below
         self._ring = Ring(self, slots=STAGED_BLOCKS, lease=timeout, readers=self._readers)
-        self._given: dict[int, BlockInfo] = {}
+        self._infos: dict[int, BlockInfo] = {}
         self._offer: Offer | None = None
         self._block_server: BlockServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    def note(self, block: int, said: BlockInfo) -> None:
+    def note(self, block: int, info: BlockInfo) -> None:
         """Note hash and changed files of a block that is being written to the store."""
-        self._given[block] = said
+        self._infos[block] = info
 
     def put(self, staged: Staged, block: int, packed: bool, memory: memoryview) -> memoryview:
-        """Keep a block as it came if a host below will ask for it; return memory in exchange."""
-        if self._block_server is None or self._offer is not None:  # an RDMABuffer is of a slot
+        """Keep the bytes of a block if a host below will ask for it; return memory in exchange."""
+        # Hosts that fetch by RDMABuffer need the block in the memory of a slot.
+        if self._block_server is None or self._offer is not None:
             return memory
         if not self._readers(block):
             return memory
         return self._ring.put(staged, block, packed, memory)
 
     def _readers(self, block: int) -> int:
-        """Return how many hosts will ask for a block; a ring asks for it."""
+        """Return the number of hosts that will ask for a block."""
         return self._below[block % len(self._below)]
 
     async def ways(self) -> Ways:
         """Return the ways to fetch blocks from this host."""
-        self._check()
+        self._check_open()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._block_server = block_server(self, self._timeout)
@@ -85,25 +86,28 @@ class Relay:
         """Wait for a block; return its hash and changed files.
 
         Args:
-            block: which.
+            block: number of the block.
             urgent: whether a reader waits for it.
 
         Raises:
             TransferError: the block could not be fetched.
         """
-        self._check()
+        self._check_open()
         if error := await self._ensure(block, urgent):
             raise error
-        if block not in self._given:
-            self._given[block] = await self._confirm(block)
-        return self._given[block]
+        if block not in self._infos:
+            self._infos[block] = await self._confirm(block)
+        return self._infos[block]
 
     async def say(self, block: int) -> BlockInfo | None:
-        """Return as ``digest``, or None after a while: ask again."""
+        """Return the result of ``digest``, or None if it takes long: the caller must ask again."""
         return await within(PULSE * self._timeout, self.digest(block))
 
     async def stage(self, block: int, packed: bool) -> tuple[Staged, Any] | None:
-        """Wait for a block and stage it until ``release``; None: not ready, ask again."""
+        """Wait for a block and stage it until ``release``.
+
+        Returns None if the block takes long: the caller must ask again.
+        """
         if await self.say(block) is None:
             return None
         if self._offer is None:
@@ -120,16 +124,17 @@ class Relay:
         self, block: int, packed: bool, urgent: bool = False
     ) -> Iterator[tuple[Staged, memoryview]]:
         """Lend a block, as ``Lender`` says. Must not run on the thread that ensures blocks."""
-        self._check()
+        self._check_open()
         if self._loop is None:
-            raise TransferError("no host was given the address for it")
-        if block not in self._given or not self._store.has(block):
-            having = asyncio.run_coroutine_threadsafe(self.digest(block, urgent=urgent), self._loop)
+            raise TransferError("no host has asked for the address of this host's blocks")
+        if block not in self._infos or not self._store.has(block):
+            arrival = self.digest(block, urgent=urgent)
+            arrived = asyncio.run_coroutine_threadsafe(arrival, self._loop)
             try:
-                having.result(STUCK_AFTER * self._timeout)
+                arrived.result(STUCK_AFTER * self._timeout)
             except futures.TimeoutError:
-                having.cancel()
-                raise TransferError("it did not come") from None
+                arrived.cancel()
+                raise TransferError(f"block {block} did not arrive") from None
         with self._ring.lend(block, packed) as lent:
             self._traffic.sent = self._ring.sent
             yield lent
@@ -137,16 +142,16 @@ class Relay:
     def fill(self, block: int, view: memoryview) -> BlockInfo:
         """Read a block from the store; return its hash and changed files."""
         self._store.read_block(block, view)
-        return self._given[block]
+        return self._infos[block]
 
     def close(self) -> None:
-        """Stop giving blocks: this generation is given up."""
+        """Refuse to pass on more blocks."""
         self._closed = True
         if self._block_server is not None:
             self._block_server.close()
         if self._offer is not None:
             self._offer.close()
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise TransferError("this host no longer serves that generation")

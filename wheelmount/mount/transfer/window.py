@@ -1,8 +1,8 @@
-"""The blocks on their way: in which order, and how many: no more than a link brings in a moment.
+"""The order in which a host fetches blocks, and the number that it fetches at the same time.
 
-Blocks on their way are ahead of the next request, even if a reader waits for that one. So there
-are few blocks on their way over a slow link, and more over a long one. In one tree every host waits
-only for hosts above it, so a wait for room here always ends.
+A block that a reader waits for arrives after all blocks that were requested before. So few blocks
+are fetched at the same time over a slow link, and more over a long one. In one tree, every host
+waits only for hosts above it, so each wait for room in a window ends.
 """
 
 from __future__ import annotations
@@ -12,38 +12,39 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-MOMENT = 0.25
-"""Seconds that a block may take from its first byte to its last, while others arrive too."""
+MAX_SECONDS = 0.25
+"""Seconds that a block may take from its first byte to its last while others arrive too. If blocks
+take longer, fewer are fetched at the same time."""
 
-LEAST = 2
-"""Blocks on their way over the slowest link, so that it does not rest between them; and the limit
-at which no block is begun just in order while a reader waits."""
+MIN_LIMIT = 2
+"""Number of blocks fetched at the same time over the slowest link, so that it is never idle. A
+window with this limit begins no blocks in order while a reader waits."""
 
 SLOW = 0.02
-"""Seconds that a block takes by itself from which a link counts as a slow one."""
+"""Least number of seconds per block, if it arrived alone, over a link that counts as slow."""
 
 LULL = 0.1
-"""Seconds after a reader's wait within which it is likely to wait again."""
+"""Seconds after a reader's wait in which the reader is likely to wait again."""
 
-FAR = 5e-3
-"""Seconds from request to first byte from which a link counts as a long one."""
+LONG = 5e-3
+"""Seconds between request and first byte over a link that counts as long, if there are more."""
 
+FAST = 1e-3
+"""Seconds per block, if it arrived alone, over a link that counts as very fast, if there are fewer.
+A host needs longer to hash and write a block than such a link to transfer it."""
 
-QUICK = 1e-3
-"""Seconds that a block takes by itself up to which a link counts as a very fast one. There,
-processors need longer to hash and write a block than the link to bring it."""
-
-MANY = 24
-"""Blocks on their way to a host over a very fast link, one for each of its processors, at most."""
+MAX_FAST = 24
+"""Maximum of blocks that a host fetches at the same time over a very fast link. Below it, there is
+one for each of the host's processors."""
 
 
 class Order:
-    """Blocks in the order in which they are begun: ascending, and on from where a reader was last.
+    """Blocks in the order in which they are fetched: ascending from the last block of a reader.
 
-    A reader is likely to need next what is behind: more of its file, or of its directory.
+    A reader is likely to need the blocks behind it next: more of its file, or of its directory.
 
     Args:
-        blocks: all of them, ascending.
+        blocks: numbers of all blocks, ascending.
     """
 
     def __init__(self, blocks: Iterable[int]) -> None:
@@ -52,11 +53,11 @@ class Order:
         self._next = 0
 
     def follow(self, block: int) -> None:
-        """Go on behind a block."""
+        """Continue with the block behind this one."""
         self._next = bisect_right(self._blocks, block)
 
     def pop(self) -> int | None:
-        """Return the next block, each once; None: there are no more."""
+        """Return the next block, each block once, or None if there are no more."""
         place = self._begun.find(0, self._next)
         if place < 0:
             place = self._begun.find(0)
@@ -68,27 +69,27 @@ class Order:
 
 
 class Window:
-    """Limits the blocks on their way through one tree.
+    """Limits the number of blocks that are fetched at the same time through one tree.
 
     Args:
-        usual: the limit at first, and the most on a link that is not a long one.
-        most: the most on a long link.
-        quick: the most on a very fast one.
+        usual: first value of the limit, and its maximum over a link that is neither long nor very
+            fast.
+        long: maximum of the limit over a long link.
+        fast: maximum of the limit over a very fast link.
 
     Attributes:
-        limit: blocks allowed now.
-        count: blocks on their way now.
+        limit: number of blocks that may be fetched at the same time now.
+        count: number of blocks that are being fetched.
     """
 
-    def __init__(self, usual: int, most: int, quick: int = 0) -> None:
+    def __init__(self, usual: int, long: int, fast: int = 0) -> None:
         self.limit, self.count = usual, 0
-        self._quick = max(usual, quick)
-        self._usual, self._most = usual, max(usual, most)
+        self._usual, self._long, self._fast = usual, max(usual, long), max(usual, fast)
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._room = asyncio.Event()
         self._readers = 0
-        self._calm_at = 0.0
-        self._alone = 0.0  # seconds that a block would take by itself
+        self._calm_at = 0.0  # time from which readers are unlikely to wait again
+        self._alone = 0.0  # seconds that a block would take if it arrived alone
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -104,11 +105,11 @@ class Window:
             self._admit()
 
     def begin(self) -> None:
-        """Count one more block; one that a reader waits for needs no room."""
+        """Count one more block; if a reader waits for it, it may exceed the limit."""
         self.count += 1
 
     async def turn(self, block: int) -> None:
-        """Wait for room for a block that another host asks for, and ``begin``."""
+        """Wait until a block that another host asked for may be fetched, then ``begin``."""
         if self.count < self.limit and not self._waiting:
             self.begin()
         else:
@@ -116,22 +117,22 @@ class Window:
             await turn
 
     def hurry(self, block: int) -> None:
-        """End the wait of ``turn`` for a block: a reader needs it."""
+        """End the wait of ``turn`` for a block, because a reader needs it."""
         if turn := self._waiting.pop(block, None):
             self.begin()
             turn.set_result(None)
 
     async def room(self) -> None:
-        """Wait for room that no reader or other host needs."""
+        """Wait until a block may be fetched in order, for no reader and no other host."""
         while not self._has_room():
             self._room.clear()
             await self._room.wait()
 
     def _has_room(self) -> bool:
-        if self._waiting or (self._readers and self.limit <= LEAST):
+        if self._waiting or (self._readers and self.limit <= MIN_LIMIT):
             return False
         calm = not self._readers and asyncio.get_running_loop().time() >= self._calm_at
-        return self.count < (self.limit if calm or self._alone < SLOW else LEAST)
+        return self.count < (self.limit if calm or self._alone < SLOW else MIN_LIMIT)
 
     def end(self) -> None:
         """Count one block less."""
@@ -139,14 +140,21 @@ class Window:
         self._admit()
 
     def note(self, waited: float, took: float) -> None:
-        """Adapt the limit: seconds from request to first byte, and from there to the last."""
+        """Adapt the limit to the time that a block took.
+
+        Args:
+            waited: seconds from the request to the first byte.
+            took: seconds from the first byte to the last.
+        """
         self._alone += (took / max(1, self.count) - self._alone) / 4
-        if took > MOMENT:
-            self.limit = max(LEAST, self.limit - 1)
-        elif took < MOMENT / 2:
-            far = waited > max(took, FAR)
-            top = self._quick if self._alone < QUICK else self._usual
-            self.limit = max(self.limit, min(self.limit + 1, self._most if far else top))
+        if took > MAX_SECONDS:
+            self.limit = max(MIN_LIMIT, self.limit - 1)
+        elif took < MAX_SECONDS / 2:
+            if waited > max(took, LONG):
+                top = self._long
+            else:
+                top = self._fast if self._alone < FAST else self._usual
+            self.limit = max(self.limit, min(self.limit + 1, top))
             self._admit()
 
     def _admit(self) -> None:
