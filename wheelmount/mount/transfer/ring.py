@@ -1,10 +1,10 @@
-"""A ring of staged blocks: bounded memory from which other processes fetch.
+"""A ring of staged blocks: a fixed amount of memory from which other processes fetch.
 
-It has a fixed number of slots, each the size of a block. A block is staged once for all readers
-while a process holds it, and for later ones as long as its memory is not needed. A slot is reused
-when no process holds it: first the one whose block was the latest to be sent to all its readers,
-because it may still be in a processor's cache; then one that was never used; then the one that
-was used longest ago. Reading and hashing happen on the caller's thread, outside the lock.
+The ring has slots, each the size of a block. A block is staged once for all readers while a process
+holds it, and for later readers until its slot is needed for another block. Slots that no process
+holds are reused: first the slot whose block was the latest to be sent to all its readers, because
+it may still be in a processor's cache; then a slot that was never used; then the least recently
+used slot. Blocks are read and hashed on the caller's thread, outside the lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wheelmount.mount.transfer.compression import pack
 CLOSED = "this directory is no longer offered"
 
 STUCK_AFTER = 40
-"""Number of time-outs after which the work that fetches a block counts as stuck."""
+"""Number of time-outs after which the fetch of a block counts as stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Staged:
     """A block that is ready to be fetched.
 
     Attributes:
-        slot: its number in the ring.
+        slot: number of the block's slot in the ring.
         length: bytes of the block.
-        size: bytes it takes in the ring; fewer than ``length`` if it is compressed.
+        size: bytes that the block takes in the ring; fewer than ``length`` if it is compressed.
         digest: blake3 of the block, 32 bytes.
         changed: numbers of files that differ from the tree; their bytes here are zeros.
     """
@@ -51,16 +51,16 @@ class Staged:
 class _Slot:
     number: int
     holders: int = 0
-    given: int = 0  # number of times its block was fetched
-    lent: int = 0  # holders that will certainly release it
-    lease: float = 0.0  # time at which other, silent holders count as gone
+    given: int = 0  # number of times that the block was fetched
+    lent: int = 0  # number of holders that are certain to release the slot
+    lease: float = 0.0  # time from which all other holders count as gone
     staged: Staged | None = None
     error: BaseException | None = None
     ready: threading.Event = field(default_factory=threading.Event)
 
 
 BlockKey = tuple[int, bool]
-"""A block, and whether it is compressed."""
+"""Number of a block, and whether it is compressed."""
 
 
 class Filler(Protocol):
@@ -69,7 +69,7 @@ class Filler(Protocol):
     layout: Layout
 
     def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
-        """Read a block; returns ``digest`` and ``changed`` of ``Staged``."""
+        """Read a block into ``view``; return ``digest`` and ``changed`` as in ``Staged``."""
 
 
 class Ring:
@@ -77,11 +77,11 @@ class Ring:
 
     Args:
         filler: reads the blocks.
-        slots: size of the ring in blocks.
+        slots: number of slots.
         lease: seconds after which a holder that never released its block counts as gone. A borrower
-            (``lend``) holds it as long as it needs; others wait longer for it, see ``STUCK_AFTER``.
-        readers: how many processes will fetch a block, each once (compressed counts apart);
-            0 if unknown. For later ones it is read again.
+            (``lend``) may hold a block for longer, and waits for a slot for ``STUCK_AFTER`` leases.
+        readers: returns the number of processes that will fetch a block, each once, compressed or
+            not; 0 if unknown. When as many have fetched it, its slot is reused first.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class Ring:
         """Stage a block in the ring until ``release``.
 
         Args:
-            block: which.
-            packed: whether to compress it, if it is worth it.
+            block: number of the block.
+            packed: whether to compress the block, if that makes it smaller.
 
         Raises:
-            WaitError: all slots stayed in use for the length of a lease.
+            WaitError: all slots stayed in use during a lease.
             TransferError: there is no such block.
         """
         return self._stage((block, packed), self._lease, lent=False)[1]
@@ -134,8 +134,8 @@ class Ring:
         block, packed = key
         if block >= self.layout.blocks:
             raise TransferError(f"there is no block {block}")
-        slot, mine = self._take(key, timeout, lent=lent)
-        if mine:
+        slot, is_new = self._take(key, timeout, lent=lent)
+        if is_new:
             try:
                 slot.staged = self._fill(slot.number, block, packed)
             except BaseException as error:
@@ -167,10 +167,10 @@ class Ring:
             slot.holders = max(0, slot.holders - 1)
             slot.lent -= lent
             slot.given += given
-            over = 0 < self._readers(key[0]) <= slot.given
-            # A slot being read is not this one: a late holder had the block in another slot.
-            over = over and slot.ready.is_set() and not slot.holders
-            if over and self._used.get(key) is slot:
+            done = 0 < self._readers(key[0]) <= slot.given
+            # A holder that counted as gone may release a block that is being read again.
+            done = done and slot.ready.is_set() and not slot.holders
+            if done and self._used.get(key) is slot:
                 self._empty(key, slot)
             self._condition.notify_all()
 
@@ -184,11 +184,12 @@ class Ring:
     ) -> Iterator[tuple[Staged, memoryview]]:
         """Stage a block during the context, while its bytes are sent; see ``stage``.
 
-        Every block counts as urgent here.
+        ``urgent`` is ignored: blocks are staged in the order of the calls.
         """
         del urgent
         slot, staged = self._stage((block, packed), STUCK_AFTER * self._lease, lent=True)
-        self._count(staged.size)  # only now: the receiver may not know of it sooner
+        # Counted before the block is sent, so that ``sent`` includes all blocks that have arrived.
+        self._count(staged.size)
         given = False
         try:
             yield staged, self.slots[staged.slot][: staged.size]
@@ -202,10 +203,10 @@ class Ring:
         """Add a block that is in memory already.
 
         Args:
-            staged: describes it; ``slot`` is ignored.
-            block: which.
-            packed: whether it was requested compressed.
-            memory: contains it; of the size of a slot; is taken over by the ring.
+            staged: description of the block; its ``slot`` is ignored.
+            block: number of the block.
+            packed: whether the block was requested compressed.
+            memory: memory of the size of a slot that contains the block; the ring keeps it.
 
         Returns:
             Free memory in exchange; the same memory if no slot can be freed.
@@ -228,6 +229,7 @@ class Ring:
             self.sent += sent
 
     def _take(self, key: BlockKey, timeout: float, *, lent: bool) -> tuple[_Slot, bool]:
+        """Hold the slot of a block; return it, and whether the caller must read the block."""
         deadline = time.monotonic() + timeout
         with self._condition:
             while True:
@@ -235,7 +237,7 @@ class Ring:
                     raise TransferError(CLOSED)
                 now = time.monotonic()
                 slot = self._used.get(key)
-                mine = slot is None
+                is_new = slot is None
                 if slot is None:
                     slot = self._vacate(now)
                 if slot is not None:
@@ -244,15 +246,16 @@ class Ring:
                     slot.holders += 1
                     slot.lent += lent
                     slot.lease = now + self._lease
-                    return slot, mine
+                    return slot, is_new
                 if now >= deadline:
                     raise WaitError(
-                        f"all blocks of a ring were taken for {timeout:g} s",
+                        f"all slots for blocks were in use for {timeout:g} s",
                         hint="raise WHEELMOUNT_RING, or look for hosts that hang",
                     )
                 self._condition.wait(min(1.0, deadline - now))
 
     def _vacate(self, now: float) -> _Slot | None:
+        """Return a slot that no process holds, without its block; None if there is none."""
         if self._free:
             return self._free.pop()
         for key, slot in self._used.items():

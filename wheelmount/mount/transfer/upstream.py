@@ -1,7 +1,7 @@
 """Fetches blocks from a host above or the client: by RDMA, by stream, or in Monarch's messages.
 
-Where both ends have an RDMA device, some blocks come by it and some by stream, and then all by what
-was faster; or all by stream, from the first that does not come by RDMA.
+If both ends have an RDMA device, the first blocks are fetched by RDMA and by stream in turn, all
+later ones by the faster of the two. After a block that does not arrive by RDMA, all come by stream.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from wheelmount.mount.transfer.stream import BlockClient, Pace, way
 Result = TypeVar("Result")
 
 TRIALS = 2
-"""Blocks by RDMA, and by stream, that are timed to choose. The first of each connects."""
+"""Number of blocks by RDMA, and by stream, that are timed for the choice. The first of each also
+makes the connection."""
 
 
 class Wire(Protocol):
     """The network as a ``Receiver`` needs it.
 
-    Each call ends with a ``TimeoutError`` if the other end did not answer for a while, and with a
-    ``WheelmountError`` if it refused.
+    Each call raises ``TimeoutError`` if the other end does not answer in time, and
+    ``WheelmountError`` if the other end refuses it.
     """
 
     async def digest(self, host: str, block: int) -> BlockInfo:
-        """Ask a host or ``CLIENT`` for hash and changed files of a block."""
+        """Ask a host or ``CLIENT`` for the hash and the changed files of a block."""
 
     async def read(
         self,
@@ -52,15 +53,15 @@ class Wire(Protocol):
 
         Args:
             host: the host to ask, or ``CLIENT``.
-            block: which.
-            packed: whether to request it compressed, if it shrinks.
-            urgent: whether a reader waits for it.
-            memory: to write it to, of the size of a block. After a failure parts may be changed,
-                also a little later.
-            then: called with its description when all bytes are there.
+            block: number of the block.
+            packed: whether to request the block compressed, if that makes it smaller.
+            urgent: whether a reader waits for the block.
+            memory: memory of the size of a block, which the bytes are written to. If the fetch
+                fails, parts of it may be written even later.
+            then: called with the block's description when all bytes have arrived.
 
         Returns:
-            What ``then`` returned, the timing, and the way as ``Traffic`` counts it.
+            The result of ``then``, the timing, and the transport as ``Traffic`` counts it.
         """
 
     async def report(self, host: str, length: int) -> None:
@@ -74,16 +75,16 @@ class Wire(Protocol):
 
 
 class Link:
-    """By which way blocks come from another process.
+    """The choice of a transport for the blocks from another process.
 
     Args:
-        ways: that there are.
-        transport: as in the settings.
+        ways: the transports that the other process offers.
+        transport: the setting of that name.
 
     Attributes:
-        ticket: of the block server, as long as it can be reached.
+        ticket: address of the other process's block server; None if it cannot be reached.
         device: whether both ends have an RDMA device that may be used.
-        reason: why no block comes by RDMA any more; empty if there is no reason.
+        reason: the reason why blocks no longer come by RDMA; empty if they may.
     """
 
     def __init__(self, ways: Ways, transport: str) -> None:
@@ -92,15 +93,16 @@ class Link:
         self.reason = ""
         self._only = transport == RDMA
         if not self._only and ways.ticket is not None and way(ways.ticket.where) == LOCAL:
-            self.device = False  # a socket of one machine has no network to save
+            self.device = False  # on one machine, a socket uses no network
+        # By whether a block is fetched by RDMA: the number of blocks, and their seconds per byte.
         self._begun = Counter[bool]()
-        self._seconds: dict[bool, list[float]] = {True: [], False: []}  # for a byte of each block
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
 
     def by_device(self) -> bool:
         """Return whether to fetch the next block by RDMA.
 
         Raises:
-            TransferError: it is to come by nothing else, and cannot.
+            TransferError: the setting allows only RDMA, and it cannot be used.
         """
         if self._only and not self.device:
             raise TransferError(
@@ -116,7 +118,7 @@ class Link:
         return chosen
 
     def note(self, by_device: bool, size: int, took: float) -> None:
-        """Note in how many seconds the ``size`` bytes of a block came."""
+        """Note that the ``size`` bytes of a block took ``took`` seconds to arrive."""
         if not self.device or self._fewest() >= TRIALS:
             return
         self._seconds[by_device].append(took / size)
@@ -126,10 +128,10 @@ class Link:
                 self.reason = f"it took {by_rdma / max(by_stream, 1e-12):.1f} times as long"
 
     def fail(self, error: UnreachableError) -> None:
-        """Give RDMA up after a block that did not come, if there is another way.
+        """Stop using RDMA after a block that did not arrive by it.
 
         Raises:
-            UnreachableError: there is none.
+            UnreachableError: no other transport may be used.
         """
         if self._only or self.ticket is None:
             raise error
@@ -140,15 +142,15 @@ class Link:
 
 
 class Upstream:
-    """A host's connections: Monarch's actors, and the streams that they tell of.
+    """A host's connections to the client and to other hosts, as ``Wire`` describes them.
 
     Args:
-        key: of the layout whose blocks are wanted.
-        source: the client's delivery.
-        peers: the agents of other hosts.
+        key: key of the layout whose blocks are fetched.
+        source: reference to the client's delivery.
+        peers: the agents of other hosts, by name.
         timeout: seconds within which the other end must answer.
-        transport: as in the settings.
-        traffic: is told why blocks do not come by RDMA.
+        transport: the setting of that name.
+        traffic: receives the reason if blocks do not come by RDMA.
     """
 
     def __init__(
@@ -170,10 +172,10 @@ class Upstream:
         self._links: dict[str, Link] = {}
 
     async def digest(self, host: str, block: int) -> BlockInfo:
-        """Ask a host or ``CLIENT`` for hash and changed files of a block."""
+        """Ask a host or ``CLIENT`` for the hash and the changed files of a block."""
         actor, name = self._actors[host], self._names[host]
-        said: BlockInfo = await self._ask(lambda: actor.digest.call_one(name, block))
-        return said
+        info: BlockInfo = await self._ask(lambda: actor.digest.call_one(name, block))
+        return info
 
     async def read(
         self,
@@ -184,7 +186,7 @@ class Upstream:
         memory: memoryview,
         then: Callable[[Staged], Result],
     ) -> tuple[Result, Pace, str]:
-        """Fetch a block, and process it; as ``Wire`` says."""
+        """Fetch a block and process it, as ``Wire`` describes."""
         link = await self._link(host)
         if link.by_device():
             try:
@@ -223,7 +225,7 @@ class Upstream:
         self._client.close()
 
     def _time(self, host: str, link: Link, by_device: bool, size: int, took: float) -> None:
-        """Note how long a block took, and in the traffic why no more come by RDMA."""
+        """Note how long a block took; report the reason if no more blocks come by RDMA."""
         link.note(by_device, size, took)
         if link.reason:
             self._traffic.explain(host, link.reason)
@@ -237,10 +239,10 @@ class Upstream:
     async def _read_buffer(
         self, host: str, block: int, packed: bool, memory: memoryview
     ) -> tuple[Staged, float]:
-        """Fetch a block by ``RDMABuffer``; return it, and the seconds that its bytes took.
+        """Fetch a block by ``RDMABuffer``; return its description, and the seconds that it took.
 
         Raises:
-            UnreachableError: they did not come.
+            UnreachableError: its bytes did not arrive.
         """
         actor, name = self._actors[host], self._names[host]
         staged: Staged
@@ -250,15 +252,15 @@ class Upstream:
             raise translate(error) from None
         if rdma.usable() or buffer.size() > len(memory):
             landing = pool.take(buffer.size())
-        else:  # no device registers it
+        else:  # no device is used, so no memory need be registered
             landing = Registered(memory)
-        sent, began, bound = 0, time.monotonic(), max(1, int(self._timeout))
+        sent, began, timeout = 0, time.monotonic(), max(1, int(self._timeout))
         try:
-            await buffer.read_into(landing.view, timeout=bound)
+            await buffer.read_into(landing.view, timeout=timeout)
             sent = staged.size
         except Exception as error:
-            late = time.monotonic() - began >= bound
-            reason = f"no bytes for {bound} s" if late else last_line(error)
+            late = time.monotonic() - began >= timeout
+            reason = f"no bytes for {timeout} s" if late else last_line(error)
             raise UnreachableError(reason) from None
         finally:
             with contextlib.suppress(Exception):
@@ -266,17 +268,18 @@ class Upstream:
         took = time.monotonic() - began
         if landing.view is not memory:
             memory[: staged.size] = landing.view[: staged.size]
-            await pool.give(landing)  # only now: a failed transfer may still write to it
+            # Memory of a failed transfer is not reused, as the transfer may still write to it.
+            await pool.give(landing)
         return staged, took
 
     async def _ask(self, call: Callable[[], Any]) -> Any:
-        """Call another process, again as long as it answers that it waits; return its answer."""
+        """Repeat a call to another process as long as it returns None; return the result then."""
         deadline = time.monotonic() + STUCK_AFTER * self._timeout
         while time.monotonic() < deadline:
             answer = await self._answer(call())
             if answer is not None:
                 return answer
-        raise TransferError(f"it did not come within {STUCK_AFTER * self._timeout:g} s")
+        raise TransferError(f"the block did not arrive within {STUCK_AFTER * self._timeout:g} s")
 
     async def _answer(self, call: Any) -> Any:
         return await asyncio.wait_for(call.as_asyncio(), self._timeout)
