@@ -69,7 +69,7 @@ def test_what_is_not_in_memory_is_read_again(store: Store) -> None:
     async def main() -> None:
         relay = _relay(store, (1,))
         with (
-            pytest.raises(TransferError, match="was given the address"),
+            pytest.raises(TransferError, match="has asked for the address"),
             relay.lend(0, packed=False),
         ):
             pass

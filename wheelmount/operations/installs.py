@@ -41,10 +41,11 @@ _Hosts: TypeAlias = Callable[[], AbstractContextManager[HostPool]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Venv:
-    """Install into a virtual environment of each host.
+    """A virtual environment on each host, to install into.
 
     Attributes:
-        path: where; ``{host}`` becomes the host's name, which is added where hosts share a machine.
+        path: path of the environment. ``{host}`` in it is replaced by the host's name; if hosts
+            share a machine and it is missing, the name is appended.
     """
 
     path: str
@@ -64,26 +65,36 @@ def install(
     target: Target | None = None,
     output: Output | None = None,
 ) -> Results:
-    """Download, prove complete, mount, and install on every host from the mount, offline.
+    """Download packages, and install them on every host from a mount, without an index.
+
+    Nothing is installed unless the wheels are proven to be complete.
 
     Args:
         spec: the hosts.
         wanted: the packages to install.
-        into: where to.
-        settings: in force.
+        into: the virtual environments, or the image, to install into.
+        settings: the settings in force.
         progress: told about each step.
-        tool: what installs: for pip and uv the wheelhouse is mounted, and each host unpacks it;
-            for ``wheelmount`` wheels are unpacked here and mounted so.
+        tool: the installer. With ``pip`` and ``uv`` the wheelhouse is mounted, and each host
+            unpacks the wheels. With ``wheelmount`` this process unpacks them, and the result is
+            mounted.
         link_mode: with ``wheelmount``: ``copy``, or ``symlink`` for links into the mount, which
             then stays.
-        bytecode: with ``wheelmount``: whether it is made here, once for all hosts.
-        directory: the wheelhouse; default one in the cache, of the session or of its own.
-        target: default the Pythons of the images, or those of the hosts: of their environments
-            that are there already, or of what makes them.
-        output: told of output as it comes.
+        bytecode: with ``wheelmount``: whether this process compiles bytecode, once for all hosts.
+        directory: the wheelhouse; default one in the cache, for the session or else this request.
+        target: the Python and platform of the wheels; default those of the images, of existing
+            environments, or of the Pythons that will make environments.
+        output: called with output as it arrives.
+
+    Returns:
+        Results and errors of the installer by host.
+
+    Raises:
+        InputError: the options contradict each other, or the hosts' Pythons differ.
+        WheelmountError: the wheels are not complete, or hosts cannot be started.
     """
     if link_mode != "copy" and tool != "wheelmount":
-        raise InputError(f"{tool} has no links to make", hint="omit --tool or --link-mode")
+        raise InputError(f"{tool} makes no links", hint="omit --tool or --link-mode")
     with contextlib.ExitStack() as stack:
         if isinstance(into, Image):
             into = stack.enter_context(pulled.here(into, settings, progress))
@@ -92,7 +103,7 @@ def install(
         if tool == "wheelmount" and len(found) > 1:
             raise InputError(
                 f"different Pythons: {', '.join(map(str, found))}",
-                hint="install into them one by one, or --tool uv",
+                hint="install for one of them at a time, or use --tool uv",
             )
         house = Wheelhouse(directory or _wheelhouse(spec, settings, wanted, found))
         report = house.add(wanted, targets=found, progress=progress)
@@ -110,29 +121,29 @@ def install(
             return _place(
                 spec, hosts, shipment, into, link_mode, target, settings, progress, output
             )
-        if len(found) == 1:  # exactly the resolved and proven packages, with either tool
-            named = ["-r", report.requests[0]]
+        if len(found) == 1:  # exactly the packages that were proven to be complete
+            packages = ["-r", report.requests[0]]
         elif wanted.by_name:
-            named = [str(requirement) for requirement in wanted.requirements]
-        else:  # hosts do not have the files, and ask by name
+            packages = [str(requirement) for requirement in wanted.requirements]
+        else:  # hosts do not have the requested files, so packages are requested by name
             pins = (parse_wheel_filename(wheel)[:2] for wheel in report.wheels)
-            named = [f"{name}=={version}" for name, version in pins]
+            packages = [f"{name}=={version}" for name, version in pins]
         if isinstance(into, Image):
             argv = [tool, "install"] if tool == "pip" else [tool, "pip", "install"]
             if len(found) == 1:
                 argv += [*pinned(tool), "-r", f"{PACKAGES}/{report.requests[0]}"]
             else:
-                argv += ["--", *named]
+                argv += ["--", *packages]
             return execute(spec, into, argv, house.directory, Launch(output), settings, progress)
         venv = _venv(into, spec)
 
         def command(host: str, path: str) -> Command:
-            where = venv.replace("{host}", host)
-            return Command((*_program(target), tool, path, where, *named))
+            environment = venv.replace("{host}", host)
+            return Command((*_program(target), tool, path, environment, *packages))
 
-        packages = packages_point(spec, house.directory)
+        point = packages_point(spec, house.directory)
         with hosts() as pool:
-            return pool.run_on_mounts(house.directory, packages, command, "install", Launch(output))
+            return pool.run_on_mounts(house.directory, point, command, "install", Launch(output))
 
 
 @contextlib.contextmanager
@@ -143,7 +154,7 @@ def _targets(
     settings: Settings,
     progress: Progress,
 ) -> Iterator[tuple[list[Target], _Hosts]]:
-    """What wheels are needed for, and the hosts; those that have to be asked stay as they are."""
+    """Yield the targets of the wheels, and the hosts; hosts started to be asked are used again."""
 
     def hosts() -> AbstractContextManager[HostPool]:
         return pools.at(spec, settings, progress, namespaces=False)
@@ -180,39 +191,40 @@ def _place(
     progress: Progress,
     output: Output | None,
 ) -> Results:
-    """Mount unpacked wheels and put them into environments."""
+    """Mount unpacked wheels, and copy or link them into environments."""
     tree = shipment.tree
     if isinstance(into, Image):
         argv = shipment.command("python3", PACKAGES, link_mode)
         results = execute(spec, into, argv, tree, Launch(output), settings, progress)
         if link_mode != "copy":
             progress.log(
-                f"packages in the overlay are links into {PACKAGES}: use it with --packages {tree}"
+                f"packages in the overlay are links into {PACKAGES}: use the overlay with "
+                f"--packages {tree}"
             )
         return results
     venv = _venv(into, spec)
 
     def command(host: str, path: str) -> Command:
-        where = venv.replace("{host}", host)
-        program = (*_program(target), "wheelmount", path, where)
+        environment = venv.replace("{host}", host)
+        program = (*_program(target), "wheelmount", path, environment)
         return Command((*program, shipment.plan, link_mode))
 
-    if link_mode == "copy" or spec.session is not None:  # whose mounts stay by themselves
-        packages = packages_point(spec, tree)
+    if link_mode == "copy" or spec.session is not None:  # mounts of a session stay anyway
+        point = packages_point(spec, tree)
         with hosts() as pool:
-            return pool.run_on_mounts(tree, packages, command, "install", Launch(output))
-    packages = f"{PRIVATE}/links-{tree.name}-{{host}}"
-    results, points = _on_standing_mounts(hosts, shipment, packages, command, settings, output)
+            return pool.run_on_mounts(tree, point, command, "install", Launch(output))
+    point = f"{PRIVATE}/links-{tree.name}-{{host}}"
+    results, points = _on_kept_mounts(hosts, shipment, point, command, settings, output)
     if _linked(results):
         progress.log(
-            f"environments are links into {', '.join(points)}, which stays mounted: "
+            f"environments contain links into {', '.join(points)}, which stays mounted: "
             "see wheelmount status"
         )
     return results
 
 
 def _program(target: Target | None) -> tuple[str, ...]:
-    """What installs on a host, into an environment of the Python that was named, if one was."""
+    """Return the installer's command, which makes environments of the given Python if any."""
     program = ("python", "-m", "wheelmount.wheels")
     if target is None:
         return program
@@ -224,16 +236,16 @@ def _program(target: Target | None) -> tuple[str, ...]:
 def _growing_tree(
     spec: HostSpec, into: Venv | Image, link_mode: LinkMode, settings: Settings
 ) -> str | None:
-    """Name of a tree that serves more than one installation; None for one of its own."""
-    if isinstance(into, Image) and link_mode != "copy":  # all links in it are to one path
-        own = blake3("\0".join(map(str, into.paths.values())).encode()).hexdigest()[:16]
-        return f"overlay-{into.overlay or own}"
-    if spec.session is not None:  # its mount stays, and is refreshed
+    """Return the name of a tree that serves several installations; None for a tree of its own."""
+    if isinstance(into, Image) and link_mode != "copy":  # all links of an overlay are to one path
+        image = blake3("\0".join(map(str, into.paths.values())).encode()).hexdigest()[:16]
+        return f"overlay-{into.overlay or image}"
+    if spec.session is not None:  # the session's mount stays, and is refreshed
         return _of_session(spec.session, settings)
     return None
 
 
-def _on_standing_mounts(
+def _on_kept_mounts(
     hosts: _Hosts,
     shipment: Shipment,
     mntpoint: str,
@@ -241,10 +253,12 @@ def _on_standing_mounts(
     settings: Settings,
     output: Output | None,
 ) -> tuple[Results, Sequence[str]]:
-    """As on other mounts, but one that is linked into stays, and serves the next time.
+    """Run commands on mounts of a shipment; keep mounts that environments link into.
+
+    Mounts that a former installation of the same shipment left are used again.
 
     Returns:
-        What came of the commands, and the mount points.
+        Results and errors of the commands by host, and the mount points.
     """
     with hosts() as pool:
         points = pool.places(mntpoint, settings)
@@ -262,26 +276,27 @@ def _on_standing_mounts(
 
 
 def _linked(results: Results) -> bool:
-    """Whether any host has come to need the mount."""
+    """Return whether the installation succeeded on any host, which then needs the mount."""
     return any(isinstance(result, Result) and not result.code for result in results.values())
 
 
 def _venv(into: Venv, spec: HostSpec) -> str:
-    """Path of the environment, with ``{host}`` in it where hosts share a machine."""
+    """Return the path of the environment, with ``{host}`` in it if hosts share a machine."""
     return f"{into.path}-{{host}}" if spec.shared and "{host}" not in into.path else into.path
 
 
 def _of_session(name: str, settings: Settings) -> str:
-    """Make a name for a directory that grows with a session."""
+    """Return the name of a directory that all installations of a session add to."""
     return f"session-{name}-{Session(name, settings).read().created:.0f}"
 
 
 def _wheelhouse(
     spec: HostSpec, settings: Settings, wanted: Wanted, targets: Sequence[Target]
 ) -> Path:
-    """Return a wheelhouse in the cache: a session has one, whose mount serves all its installs.
+    """Return the path of a wheelhouse in the cache.
 
-    Else one for this request alone: nothing travels that is not asked for.
+    A session has one wheelhouse, whose mount serves all its installations. Otherwise each request
+    has its own, so that hosts receive only the requested wheels.
     """
     if spec.session is not None:
         name = _of_session(spec.session, settings)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:  # Monarch, half a second, is imported to ask hosts of other m
     from wheelmount.hosts.commands import Result
     from wheelmount.operations.pools import HostPool
 
-_HINT = "name it with --python-version and --platform"
+_HINT = "name its Python with --python-version and --platform"
 
 
 def of_hosts(spec: HostSpec, settings: Settings, progress: Progress) -> list[Target]:
-    """What the hosts are, each target once; those on this machine are not started to be asked.
+    """Return the targets of hosts, each once; hosts on this machine are not started for this.
 
     Raises:
-        HostError: a host does not say it.
+        HostError: a host does not report its Python.
         WheelmountError: the hosts cannot be started.
     """
     if spec.kind == "local":
@@ -36,14 +36,14 @@ def of_hosts(spec: HostSpec, settings: Settings, progress: Progress) -> list[Tar
 
 
 def here(spec: HostSpec, venv: str = "") -> list[Target]:
-    """What hosts on this machine are, or their virtual environments that are there already.
+    """Return the targets of hosts on this machine, or of their virtual environments that exist.
 
     Args:
         spec: the hosts.
-        venv: path of an environment, with ``{host}`` for the host's name.
+        venv: path of an environment, in which ``{host}`` stands for the host's name; empty: none.
 
     Raises:
-        HostError: the Python of one can't be run.
+        HostError: the Python of an environment cannot be run.
     """
     paths = dict.fromkeys(venv.replace("{host}", name) for name in spec.local_names)
     try:
@@ -58,14 +58,14 @@ def here(spec: HostSpec, venv: str = "") -> list[Target]:
 
 
 def ask(pool: HostPool, venvs: Mapping[str, str]) -> list[Target]:
-    """What hosts are, or their virtual environments that are there already, each target once.
+    """Return the targets of hosts, or of their virtual environments that exist, each once.
 
     Args:
         pool: the hosts.
-        venvs: by host, path of the environment, or nothing.
+        venvs: path of the environment by host name; empty: none.
 
     Raises:
-        HostError: a host does not say it.
+        HostError: a host does not report its Python.
     """
     from wheelmount.hosts.command_actor import Command
 
@@ -76,10 +76,10 @@ def ask(pool: HostPool, venvs: Mapping[str, str]) -> list[Target]:
 
 
 def ask_bases(pool: HostPool) -> list[tuple[Target, str]]:
-    """Return the Python of each host, and the path of its base interpreter.
+    """Return the target of each host, and the path of its Python's base interpreter.
 
     Raises:
-        HostError: a host does not say it.
+        HostError: a host does not report its Python.
     """
     from wheelmount.hosts.command_actor import Command
 
@@ -87,29 +87,31 @@ def ask_bases(pool: HostPool) -> list[tuple[Target, str]]:
     results = pool.run({host.name: Command(program) for host in pool.hosts}, "ask")
     found = []
     for name, result in results.items():
-        version, platform, path = (*_said(name, result).strip().split(None, 2), "", "", "")[:3]
+        version, platform, path = (*_answer(name, result).strip().split(None, 2), "", "", "")[:3]
         found.append((_parse(name, f"{version} {platform}"), path))
     return found
 
 
 def _target(name: str, result: Result | WheelmountError) -> Target:
-    return _parse(name, _said(name, result))
+    return _parse(name, _answer(name, result))
 
 
-def _said(name: str, result: Result | WheelmountError) -> str:
+def _answer(name: str, result: Result | WheelmountError) -> str:
+    """Return the output of the command that describes a host's Python."""
     if isinstance(result, WheelmountError):
         raise result
     if result.code:
-        said = result.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
-        raise HostError(f"{name} does not say which Python it has: {said[-1]}", hint=_HINT)
+        lines = result.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {result.code}"
+        raise HostError(f"{name} does not report its Python: {reason}", hint=_HINT)
     return result.stdout.decode(errors="replace")
 
 
-def _parse(name: str, said: str) -> Target:
-    version, _, platform = said.strip().partition(" ")
+def _parse(name: str, answer: str) -> Target:
+    version, _, platform = answer.strip().partition(" ")
     if not platform:
-        raise HostError(f"{name} has no glibc that wheels can be chosen for", hint=_HINT)
+        raise HostError(f"{name} has no glibc, so no wheels can be chosen for it", hint=_HINT)
     try:
         return Target.parse(version, platform)
     except InputError as error:
-        raise HostError(f"{name} does not say which Python it has: {error}", hint=_HINT) from None
+        raise HostError(f"{name} does not report its Python: {error}", hint=_HINT) from None

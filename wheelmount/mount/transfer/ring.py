@@ -184,7 +184,7 @@ class Ring:
     ) -> Iterator[tuple[Staged, memoryview]]:
         """Stage a block during the context, while its bytes are sent; see ``stage``.
 
-        ``urgent`` is ignored: blocks are staged in the order of the calls.
+        ``urgent``, an argument of every ``Lender``, is ignored.
         """
         del urgent
         slot, staged = self._stage((block, packed), STUCK_AFTER * self._lease, lent=True)
