@@ -40,7 +40,7 @@ REPORT_WAIT = 5.0
 """Seconds that a request for output waits for some, which keeps requests to 1,000 hosts few."""
 
 LEASE = 60.0
-"""Seconds that a command continues without a renewal by its client."""
+"""Seconds that a command continues without a request for output, or a renewal, by its client."""
 
 POLL_INTERVAL = 0.02
 """Seconds between checks for more output."""
@@ -239,7 +239,7 @@ class _Run:
             try:
                 rest = rest[os.write(self._input, rest) :] if rest else rest
             except BlockingIOError:
-                if self._process.poll() is not None:  # a process that it left does not read
+                if self._process.poll() is not None:  # processes that it left do not read
                     return False
                 await _ready(writing=[self._input])
                 continue
@@ -278,7 +278,7 @@ class _Run:
                     try:
                         incoming.move(self._input)
                     except BlockingIOError:
-                        if self._process.poll() is not None:  # a process that it left does not read
+                        if self._process.poll() is not None:  # processes that it left do not read
                             return
                         _wait([self._input], select.POLLOUT)
                     except BrokenPipeError:  # the command has closed its input
@@ -431,7 +431,7 @@ class CommandActor(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def start(self, key: str, command: Command, has_input: bool) -> tuple[str, str]:
-        """Start a command, which is ended unless the client renews it.
+        """Start a command, which is ended if the client neither requests output nor renews it.
 
         Args:
             key: identifies the command in later calls; the client chooses it.
