@@ -146,8 +146,13 @@ def test_one_that_waits_ends_with_its_client(archive: Bundle) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiting:
         assert waiting.stdout is not None
         assert b"lacks" in waiting.stdout.readline()
-        assert waiting.communicate(timeout=60)[0] == b""
-        assert waiting.returncode == 1
+        assert waiting.stdin is not None
+        waiting.stdin.close()
+        while copied.exists():
+            time.sleep(0.01)
+        copied.touch()  # by the last piece on its way
+        assert waiting.wait(timeout=60) == 1
+        assert waiting.stdout.read() == b""
     assert not copied.exists()
 
 

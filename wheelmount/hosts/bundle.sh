@@ -27,7 +27,7 @@ if [ -x "$start" ]; then :; else
   done;
   echo "$token $(printf "$lacks" "$node")";
   if [ $how = told ]; then
-    left() { rm -f "/tmp/wheelmount-$token.tar.gz"; }; trap left EXIT; trap "exit 1" HUP INT TERM;
+    left() { for _ in 1 2 3 4 5; do rm -f "/tmp/wheelmount-$token.tar.gz"; sleep 1; done; }; trap left EXIT; trap "exit 1" HUP INT TERM;
     read -r line || exit 1; trap - EXIT HUP INT TERM;
   fi;
   if [ $how != take ]; then

@@ -16,6 +16,7 @@ import shlex
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -59,6 +60,13 @@ FLAGS = frozenset(
 
 POLL_INTERVAL = 0.2
 """Seconds between the first checks of the queue; the interval grows up to tenfold."""
+
+_WITH_PARENT = (
+    *(sys.executable, "-I", "-S", "-c"),
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])",
+)
+"""Runs a program that the kernel kills when its parent ends (PR_SET_PDEATHSIG of prctl(2)): without
+it, ``sbcast`` of a killed client would go on to copy to nodes that have removed the copy."""
 
 MIN_RATE = 1e6
 """Minimum rate of ``sbcast``, in bytes a second, for its time-out."""
@@ -445,7 +453,7 @@ class SlurmHosts(NetworkHosts):
             told.write(given)
             told.seek(0)
             process = subprocess.Popen(
-                command,
+                [*(_WITH_PARENT if command[0] == "sbcast" else ()), *command],
                 stdin=told,
                 stdout=output,
                 stderr=output,
