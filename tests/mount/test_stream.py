@@ -406,6 +406,15 @@ def test_a_block_that_a_reader_waits_for_is_sent_first(
     address: Address | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "GIVE_WAY", 60)
+    monkeypatch.setattr(stream, "HASTE", 60)
+    sending = stream._precedence.sending
+
+    def noted_late(connection: socket.socket, size: int, *, urgent: bool) -> Any:
+        if urgent:
+            time.sleep(0.3)  # as on a busy machine
+        return sending(connection, size, urgent=urgent)
+
+    monkeypatch.setattr(stream._precedence, "sending", noted_late)
     server = BlockServer(Lending(), timeout=60)
     try:
         with _begun(server.ticket, urgent=False) as usual:

@@ -135,9 +135,10 @@ class BlockServer:
                         lend = self._lender.lend(block, packed, urgent)
                         staged, view = lent.enter_context(lend)
                     waited = time.monotonic() - asked
-                    connection.sendall(_reply(GIVEN, (waited, *astuple(staged))))
                     sending = _precedence.sending(connection, len(view), urgent=urgent)
-                    sockets.send(connection, view, lent.enter_context(sending))
+                    pause = lent.enter_context(sending)
+                    connection.sendall(_reply(GIVEN, (waited, *astuple(staged))))
+                    sockets.send(connection, view, pause)
             except OSError:
                 raise
             except Exception as error:
