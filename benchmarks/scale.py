@@ -47,7 +47,7 @@ import json, os, sys, time
 from wheelmount import config, remotemount
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts.spec import parse
-spec, source, path, late = sys.argv[1:]
+spec, source, path, late, slow = sys.argv[1:]
 hosts = parse(spec).make(config.load(), namespaces=False)
 hosts.start()
 added = {f"host{n}": float(seconds) for n, seconds in json.loads(late).items()}
@@ -61,15 +61,21 @@ for host in hosts:
         time.sleep(max(0.0, opened + added[host.name] - time.monotonic()))
         mount.add(host)
         joined[host.name] = time.monotonic() - opened
+def whole():
+    return [n for n, s in mount.status().items() if isinstance(s, dict) and s["held"] == s["size"]]
+others = 0.0
+if slow := json.loads(slow):
+    while len(set(whole()) - set(slow)) < len(mount.hosts) - len(slow):
+        time.sleep(0.25)
+    others = time.monotonic() - opened
 said = ""
 try:
     mount.wait()
 except WheelmountError as error:
     said = error.message
 ended = time.monotonic()
-whole = [n for n, s in mount.status().items() if isinstance(s, dict) and s["held"] == s["size"]]
-print(json.dumps({"ended": ended, "joined": joined, "sent": mount.sent, "whole": whole,
-                  "said": said}), flush=True)
+print(json.dumps({"ended": ended, "joined": joined, "sent": mount.sent, "whole": whole(),
+                  "others": others, "said": said}), flush=True)
 os._exit(0)
 """
 
@@ -123,7 +129,8 @@ def measured(trial: Trial) -> dict[str, Any]:
             for number, rate in trial.slow.items():
                 lab.shape(f"{rate}mbit", f"host{number}")
             late = json.dumps(trial.late)
-            command = [sys.executable, "-c", CLIENT, workers_spec(lab), source, PATH, late]
+            slow = json.dumps([f"host{number}" for number in trial.slow])
+            command = [sys.executable, "-c", CLIENT, workers_spec(lab), source, PATH, late, slow]
             environment = {**os.environ, "WHEELMOUNT_START_TIMEOUT": "600"}
             client = lab.popen(LOGIN, command, env=environment, stdout=subprocess.PIPE, bufsize=0)
             try:
@@ -176,6 +183,9 @@ def check(given: argparse.Namespace, costs: Costs) -> None:
             f" ({paper.egress / trial.size / MIB:.2f})",
             flush=True,
         )
+        if trial.slow:
+            fast = max(end for number, end in paper.hosts.items() if number not in trial.slow)
+            print(f"      all others {real['others']:30.1f} {fast:8.1f} s", flush=True)
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 import pytest
@@ -57,11 +58,36 @@ def test_all_ways_lead_up_to_the_client(count: int) -> None:
     for host in hosts:
         for tree, above in enumerate(topology.route(host)):
             assert host not in above
-            assert len(set(above)) == len(above) <= 6
-            for nearer, further in pairwise(above):
+            assert len(set(above)) == len(above) <= 7
+            ancestors = [*above]
+            if len(above) > 1 and topology.route(above[1])[tree][:1] == above[:1]:
+                del ancestors[1]  # a child of the same parent, in case the parent is lost or slow
+            for nearer, further in pairwise(ancestors):
                 assert topology.route(nearer)[tree][0] == further
             if above:
-                assert topology.route(above[-1])[tree] == ()
+                assert topology.route(ancestors[-1])[tree] == ()
+
+
+@pytest.mark.parametrize("count", [2, 5, 64, 1000])
+@pytest.mark.parametrize("fanout", [0, 1, 3])
+def test_no_hosts_can_wait_for_one_another(count: int, fanout: int) -> None:
+    topology = Topology(_names(count), GIB, fanout, ["later0", "later1"])
+    routes = {host: topology.route(host) for host in [*_names(count), "later0", "later1"]}
+    for tree in range(len(routes["later0"])):
+        TopologicalSorter({host: ways[tree] for host, ways in routes.items()}).prepare()
+
+
+def test_the_children_of_a_lost_host_form_a_chain() -> None:
+    topology = Topology(_names(40), GIB)
+    routes = {host: topology.route(host) for host in _names(40)}
+    for tree in range(4):
+        for lost in routes:
+            children = [host for host in routes if routes[host][tree][:1] == (lost,)]
+            asked = Counter(routes[host][tree][1:2] for host in children)
+            above = routes[lost][tree][:1]  # of a tree's first host: the client
+            assert not children or asked.pop(above) == 1
+            assert set(asked.values()) <= {1}
+            assert {host for (host,) in asked} <= set(children)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 21, 100])

@@ -34,8 +34,10 @@ from tests.simulation.network import (
     Slots,
 )
 from wheelmount.config import Settings
+from wheelmount.hosts.runtime import POLL_INTERVAL
 from wheelmount.mount.serve.traffic import CLIENT, Traffic
 from wheelmount.mount.transfer import receiver, relay, ring
+from wheelmount.mount.transfer.laggards import Laggards
 from wheelmount.mount.transfer.rdma import BlockInfo
 from wheelmount.mount.transfer.receiver import Receiver
 from wheelmount.mount.transfer.ring import Ring, Staged
@@ -141,6 +143,11 @@ class _Store:
         self._node = node
         self._have = bytearray(layout.blocks)
 
+    @property
+    def held(self) -> int:
+        """Number of blocks that are there."""
+        return sum(self._have)
+
     def missing(self) -> list[int]:
         return [block for block, there in enumerate(self._have) if not there]
 
@@ -197,6 +204,7 @@ class _World:
         )  # fmt: skip
         self.names = [f"host{number}" for number in range(cluster.hosts)]
         self._receivers: dict[str, Receiver] = {}
+        self._stores: dict[str, _Store] = {}
         self._make_nodes()
 
     def _make_nodes(self) -> None:
@@ -232,7 +240,9 @@ class _World:
         loop = asyncio.get_running_loop()
         for number, when in self._job.killed.items():
             loop.call_at(when, self._kill, self.names[number])
+        watch = asyncio.ensure_future(self._skip_slow())
         ends = await asyncio.gather(*map(self._deliver, range(len(self.names))))
+        watch.cancel()
         for each in self._receivers.values():
             await each.stop()
         return {number: end for number, end in enumerate(ends) if number not in self._job.killed}
@@ -250,9 +260,10 @@ class _World:
             network, node, layout.key, settings.fetch_timeout,
             scale=self._scale, files=self._files, chunks=self._chunks,
         )  # fmt: skip
+        store = self._stores[name] = _Store(layout, node)
         made = self._receivers[name] = Receiver(
             name,
-            _Store(layout, node),  # type: ignore[arg-type]
+            store,  # type: ignore[arg-type]
             line,
             route,
             in_flight=settings.in_flight,
@@ -286,11 +297,20 @@ class _World:
         loop = asyncio.get_running_loop()
         self.network.nodes[name].dead = True
         self._receivers[name].close()
-        loop.call_later(NOTICED, self._mark_dead, name)
+        loop.call_later(NOTICED, self._avoid, name)
 
-    def _mark_dead(self, name: str) -> None:
+    def _avoid(self, name: str) -> None:
         for each in self._receivers.values():
-            each.mark_dead(name)
+            each.avoid(name)
+
+    async def _skip_slow(self) -> None:
+        """Look for slow hosts as the client does, of which hosts say what has arrived."""
+        laggards = Laggards(self._layout.block_size)
+        while True:
+            await asyncio.sleep(POLL_INTERVAL)
+            size = self._layout.block_size
+            for name in laggards.find({n: s.held * size for n, s in self._stores.items()}):
+                self._avoid(name)
 
 
 @contextlib.contextmanager

@@ -53,6 +53,16 @@ def test_a_host_that_joins_late_has_all_from_others() -> None:
     assert outcome.seconds == outcome.hosts[5] < 2 * WIRE
 
 
+@pytest.mark.parametrize("slow", [0, 5, 9])
+def test_a_slow_host_slows_no_other_down(slow: int) -> None:
+    cluster, job = Cluster(10, RATE / 32), Job(64 * BLOCK, block=BLOCK >> 3)
+    alike = deliver(cluster, job, FREE)
+    outcome = deliver(replace(cluster, slow={slow: cluster.rate / 10}), job, FREE)
+    others = [seconds for number, seconds in outcome.hosts.items() if number != slow]
+    assert max(others) < 1.6 * alike.seconds
+    assert outcome.egress <= 1.4 * job.size
+
+
 def test_known_racks_are_crossed_by_few_bytes() -> None:
     cluster = Cluster(32, RATE, rack=8, oversubscription=8)
     unknown, known = (deliver(replace(cluster, known=known), JOB, FREE) for known in (False, True))

@@ -323,7 +323,7 @@ class World:
     async def _notice(self, name: str) -> None:
         await asyncio.sleep(NOTICED)
         for host in self._hosts.values():
-            host.receiver.mark_dead(name)
+            host.receiver.avoid(name)
 
     async def _mend(self, node: Node, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
@@ -16,6 +17,7 @@ from wheelmount.hosts import runtime
 from wheelmount.mount.client.agents import Agents
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.transfer.laggards import Laggards
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring
 from wheelmount.mount.transfer.stream import block_server
 from wheelmount.mount.transfer.topology import NO_RACKS, SMALL, Route, routes
@@ -73,6 +75,9 @@ class Delivery:
         self._receivers: list[set[str]] = []  # names of hosts, for each call of ``begin``
         self._outcome: dict[str, Any] = {}
         self._error: BaseException | None = None  # of the delivery itself
+        self._bytes = Counter[str]()  # that have arrived, by host
+        self._laggards = Laggards(layout.block_size)
+        self._looked = 0.0  # when slow hosts were last looked for
         self._block_server = block_server(self._ring, settings.fetch_timeout)
         ticket = None if self._block_server is None else self._block_server.ticket
         try:
@@ -107,8 +112,9 @@ class Delivery:
         """
         return routes(agents, self.layout.size, self._settings.fanout, later, self._racks)
 
-    def arrived(self, _host: str, length: int) -> None:
+    def arrived(self, host: str, length: int) -> None:
         """Report that ``length`` more bytes have arrived on a host."""
+        self._bytes[host] += length
         if self._task is not None:
             self._task.advance(length)
 
@@ -128,9 +134,10 @@ class Delivery:
         with self._progress.task("send", unit="B") as task:
             task.total(self.layout.size * len(calls))
             self._task = task
-            outcome = runtime.gather(
-                calls, bound, lambda name, error: self._mark_lost(name, error, agents)
-            )
+            with runtime.watching(lambda: self._skip_slow(calls, agents)):
+                outcome = runtime.gather(
+                    calls, bound, lambda name, error: self._mark_lost(name, error, agents)
+                )
             if not any(isinstance(end, WheelmountError) for end in outcome.values()):
                 task.note(f"{self.layout.size / 1e6:.1f} MB to {len(calls)} hosts")
         return outcome
@@ -140,10 +147,18 @@ class Delivery:
         if isinstance(error, HostError):
             log.warning("%s is lost: %s", name, error.message)
             self._many_readers = True  # the hosts below the lost one
-            for other, agent in agents.items():
-                if other != name:
-                    with contextlib.suppress(Exception):
-                        agent.mark_dead.broadcast(name)
+            _avoid(name, agents)
+
+    def _skip_slow(self, names: Iterable[str], agents: Mapping[str, Any]) -> None:
+        """Tell the other hosts which of the named hosts are slow. Called for each pending call."""
+        now = time.monotonic()
+        if now < self._looked + runtime.POLL_INTERVAL / 2:
+            return
+        self._looked = now
+        for name in self._laggards.find({name: self._bytes[name] for name in names}):
+            log.info("%s is slow: no other host waits for it", name)
+            self._many_readers = True  # the hosts below the slow one
+            _avoid(name, agents)
 
     def begin(self, names: Iterable[str], agents: Mapping[str, Any]) -> None:
         """Start to deliver to hosts, without waiting; ``wait`` waits for the end.
@@ -265,3 +280,11 @@ class Delivery:
             self._ring.close()
         for thread in self._threads:
             thread.join(self._settings.start_timeout)
+
+
+def _avoid(name: str, agents: Mapping[str, Any]) -> None:
+    """Have all other hosts fetch nothing more from a host."""
+    for other, agent in agents.items():
+        if other != name:
+            with contextlib.suppress(Exception):
+                agent.avoid.broadcast(name)

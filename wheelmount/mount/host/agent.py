@@ -193,10 +193,10 @@ class Agent(Actor):  # type: ignore[misc]
             receiver.relay.release(block, packed, sent)
 
     @concurrent_endpoint
-    async def mark_dead(self, host: str) -> None:
-        """Note that a host is lost, so that nothing waits for it."""
+    async def avoid(self, host: str) -> None:
+        """Note that a host is lost or slow, so that nothing waits for it."""
         for receiver in self._receivers.values():
-            receiver.mark_dead(host)
+            receiver.avoid(host)
 
     @concurrent_endpoint
     async def deliver(self) -> None:

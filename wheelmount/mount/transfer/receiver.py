@@ -101,7 +101,7 @@ class Receiver:
         self._waiting: Counter[int] = Counter()  # number of readers that wait for each block
         self._fetches: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, tuple[float, WheelmountError]] = {}
-        self._lost: set[str] = set()
+        self._avoided: set[str] = set()
         self._ended = False
         self._calls: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
         spare = Processors().spare
@@ -214,9 +214,9 @@ class Receiver:
         if self._fetches:
             await asyncio.wait(self._fetches.values(), timeout=self._timeout)
 
-    def mark_dead(self, host: str) -> None:
-        """Note that a host is lost, and end all waits for it."""
-        self._lost.add(host)
+    def avoid(self, host: str) -> None:
+        """Fetch nothing more from a host that is lost or slow, and end all waits for it."""
+        self._avoided.add(host)
         for call in self._calls[host]:
             call.cancel()
 
@@ -298,11 +298,11 @@ class Receiver:
                 if await call:
                     return
             except asyncio.CancelledError:
-                if host not in self._lost:
+                if host not in self._avoided:
                     raise
             except Exception as failure:  # of this host or of one above it
                 if isinstance(failure, TimeoutError | asyncio.TimeoutError | UnreachableError):
-                    self._lost.add(host)
+                    self._avoided.add(host)
             finally:
                 self._calls[host].discard(call)
         reason: WheelmountError = TransferError(f"its hash was wrong {ATTEMPTS} times")
@@ -322,7 +322,7 @@ class Receiver:
 
     def _above(self, block: int) -> Iterator[str]:
         trees = self._route.trees
-        return (host for host in trees[block % len(trees)] if host not in self._lost)
+        return (host for host in trees[block % len(trees)] if host not in self._avoided)
 
     async def _fetch_from(self, block: int, host: str) -> bool:
         """Make one attempt to fetch a block from a host; return False if its hash is wrong."""

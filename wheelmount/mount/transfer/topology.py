@@ -187,11 +187,18 @@ class Topology:
         )
 
     def _above(self, tree: int, host: str) -> list[str]:
-        above: list[str] = []
-        place = self._places[tree][host]
-        while place and not self._direct:
-            place = (place - 1) // self._fanout
-            above.append(self._orders[tree][place])
+        order, place = self._orders[tree], self._places[tree][host]
+        if self._direct or not place:
+            return []
+        parent = (place - 1) // self._fanout
+        above = [order[parent]]
+        # If the parent is lost or slow, its children form a chain: not all of them then burden the
+        # host above it. Each still waits only for hosts at earlier places.
+        if place - 1 > self._fanout * parent:
+            above.append(order[place - 1])
+        while parent:
+            parent = (parent - 1) // self._fanout
+            above.append(order[parent])
         return above
 
 

@@ -1,0 +1,48 @@
+"""Hosts that no other host should wait for, found by the bytes that have arrived."""
+
+from __future__ import annotations
+
+from wheelmount.mount.transfer.laggards import LEAST_BLOCKS, SLOWER, Laggards
+
+BLOCK = 1 << 20
+MANY = 100 * BLOCK
+
+
+def _find(*looks: dict[str, int]) -> list[set[str]]:
+    laggards = Laggards(BLOCK)
+    return [laggards.find(look) for look in looks]
+
+
+def test_a_host_that_stays_far_behind_is_found_once() -> None:
+    slow = {"a": MANY, "b": MANY, "c": MANY, "d": MANY // (SLOWER + 1)}
+    later = {host: size + 2 for host, size in slow.items()}
+    assert _find(slow, later, later) == [set(), {"d"}, set()]
+
+
+def test_one_of_two_hosts_can_be_slow() -> None:
+    assert _find({"a": MANY, "b": 0}, {"a": MANY, "b": 1}) == [set(), {"b"}]
+
+
+def test_a_host_that_catches_up_is_not_slow() -> None:
+    started_later = {"a": MANY, "b": MANY, "c": 0}
+    assert _find(started_later, {"a": MANY, "b": MANY, "c": MANY // 2}) == [set(), set()]
+
+
+def test_a_host_on_which_nothing_arrives_any_more_is_not_slow() -> None:
+    complete = {"a": MANY, "b": MANY, "c": BLOCK}  # it lacked one block only
+    assert _find(complete, complete, complete) == [set(), set(), set()]
+
+
+def test_the_first_blocks_say_nothing() -> None:
+    few = (LEAST_BLOCKS - 1) * BLOCK
+    assert _find({"a": few, "b": 0}, {"a": few, "b": 1}) == [set(), set()]
+
+
+def test_where_many_hosts_are_slow_none_is_avoided() -> None:
+    half = {"a": MANY, "b": MANY, "c": 1, "d": 1}
+    assert _find(half, {**half, "c": 2, "d": 2}) == [set(), set()]
+
+
+def test_a_host_alone_is_never_slow() -> None:
+    assert _find({"a": 0}, {"a": 1}) == [set(), set()]
+    assert _find({}) == [set()]

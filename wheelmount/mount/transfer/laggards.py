@@ -1,0 +1,56 @@
+"""Slow hosts, which other hosts should not wait for.
+
+A host is an inner node of one tree (``topology``). If bytes come to it slowly, they come as slowly
+to all hosts below it in that tree. The hosts above it can send to these as well, and the slow host
+is then a leaf of all trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SLOWER = 3
+"""Least ratio between the bytes that other hosts have and those of a slow host. Hosts that differ
+less lose less time than the links of the hosts above would, which have more to send then."""
+
+LEAST_BLOCKS = 16
+"""Fewest blocks of most hosts from which on others may count as slow. Before that, a host may have
+started a moment later."""
+
+
+class Laggards:
+    """Finds slow hosts in the course of a delivery.
+
+    Args:
+        block_size: bytes of a block.
+
+    Attributes:
+        found: names of all hosts that were found to be slow.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.found: set[str] = set()
+        self._least = LEAST_BLOCKS * block_size
+        self._suspects: dict[str, int] = {}
+
+    def find(self, arrived: Mapping[str, int]) -> set[str]:
+        """Return hosts that have become slow; to be called about once a second.
+
+        A host is slow if three quarters of the others had ``SLOWER`` times as many bytes at two
+        calls in a row, or at more, and more bytes arrived on it since the first of these. None
+        arrive on a host that has all, although it may have had most of them before the delivery.
+
+        Args:
+            arrived: number of bytes that have arrived on each host, by name.
+        """
+        ordered = sorted(arrived.values())
+        others = ordered[1 + (len(ordered) - 1) // 4] if len(ordered) > 1 else 0
+        behind = {
+            name
+            for name, size in arrived.items()
+            if others >= self._least and size * SLOWER < others
+        }
+        slow = {n for n in behind - self.found if arrived[n] > self._suspects.get(n, arrived[n])}
+        self._suspects = {n: self._suspects.get(n, arrived[n]) for n in behind}
+        self.found |= slow
+        return slow
