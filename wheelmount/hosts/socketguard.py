@@ -299,11 +299,17 @@ def _slots(library: Path) -> dict[str, list[int]]:
             name = names.get(text[offset : text.index(b"\0", offset)])
             if name is not None:
                 wanted[number] = name
+        dynamic = next(section for section in sections if section[1] == 6)  # SHT_DYNAMIC
+        tags = dict(struct.iter_unpack("<qQ", content(dynamic)))
         found: dict[str, list[int]] = {name: [] for name in names.values()}
         for section in sections:
             if section[1] != 4:  # SHT_RELA
                 continue
-            for offset, info, addend in struct.iter_unpack("<QQq", content(section)):
+            records = content(section)
+            if section[3] == tags.get(7):  # DT_RELA
+                # Of 300,000, all but some hundred are of no symbol; linkers put these first.
+                records = records[24 * tags.get(0x6FFFFFF9, 0) :]  # DT_RELACOUNT
+            for offset, info, addend in struct.iter_unpack("<QQq", records):
                 if info >> 32 in wanted and addend == 0:
                     found[wanted[info >> 32]].append(base + int(offset))
     for name, places in found.items():
