@@ -156,6 +156,8 @@ class Commands:
         actors: command actors by host, if another process started them; they keep running after
             the exit.
         lease: seconds that a command continues without a renewal by this process.
+        killed: whether the hosts are killed after the exit, which then does not stop the actors'
+            processes.
     """
 
     def __init__(
@@ -165,8 +167,9 @@ class Commands:
         actors: Mapping[str, Any] | None = None,
         *,
         lease: float = LEASE,
+        killed: bool = False,
     ) -> None:
-        self._timeout, self._lease = timeout, lease
+        self._timeout, self._lease, self._killed = timeout, lease, killed
         self._hosts = hosts
         self._procs: dict[str, Any] = {}
         self._greetings: dict[str, Any] = {}
@@ -195,13 +198,15 @@ class Commands:
         self._threads.shutdown(wait=False)
         ends = {(name, key): self.actors[name].end.call_one(key) for name, key in self._running}
         runtime.gather(ends, self._timeout)
-        runtime.stop_meshes(*self._replaced)
+        if not self._killed:
+            runtime.stop_meshes(*self._replaced)
         if self._procs:
             closes = {name: self.actors[name].close.call_one() for name in self._procs}
             closed = runtime.gather(closes, self._timeout)
             # A lost host has no processes to stop.
             here = [name for name, end in closed.items() if not isinstance(end, WheelmountError)]
-            runtime.stop_meshes(*(self._procs[name] for name in here))
+            if not self._killed:
+                runtime.stop_meshes(*(self._procs[name] for name in here))
 
     def keep(self) -> None:
         """Keep the command actors on their hosts after the exit of this context."""

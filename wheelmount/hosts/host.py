@@ -51,7 +51,14 @@ class Host:
 
 
 class Hosts(ABC):
-    """Hosts of one kind, started and stopped together; a context manager."""
+    """Hosts of one kind, started and stopped together; a context manager.
+
+    Attributes:
+        killed: whether ``stop`` kills all processes of the hosts at once, so that Monarch need not
+            stop them before, which takes longer.
+    """
+
+    killed = False
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = list(names)

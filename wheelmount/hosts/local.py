@@ -41,6 +41,8 @@ class LocalHosts(Hosts):
             ``count`` and ``namespaces``.
     """
 
+    killed = True
+
     def __init__(
         self,
         count: int,

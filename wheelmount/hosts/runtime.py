@@ -344,11 +344,14 @@ def keep() -> None:
     _kept = True
 
 
-def stop() -> None:
+def stop(*, killed: bool = False) -> None:
     """End Monarch in this process; hosts go on. Bounded.
 
     Monarch cannot start in the same process again. Does nothing after ``keep``, or if Monarch does
     not run.
+
+    Args:
+        killed: whether all hosts were killed, so that no last message has a receiver.
     """
     global _started
     with _lock:
@@ -359,7 +362,8 @@ def stop() -> None:
 
         with quiet(), contextlib.suppress(Exception):
             # Some milliseconds; where a host is lost, or stays, all that it is given.
-            monarch.actor.shutdown_context(host_timeout=FLUSH).get(timeout=STOP_TIMEOUT)
+            flush = 0.0 if killed else FLUSH
+            monarch.actor.shutdown_context(host_timeout=flush).get(timeout=STOP_TIMEOUT)
         monarch.actor.unhandled_fault_hook = _hook_before
 
 

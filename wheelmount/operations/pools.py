@@ -241,7 +241,9 @@ def at(
         with (
             made as hosts,
             runtime.watching(hosts.check_lease),
-            Commands(_chosen(hosts, spec.only), settings.start_timeout) as commands,
+            Commands(
+                _chosen(hosts, spec.only), settings.start_timeout, killed=hosts.killed
+            ) as commands,
         ):
             try:
                 yield _Passing(hosts, spec.only, commands, settings, progress)
@@ -249,7 +251,7 @@ def at(
                 explain(hosts, [error])
                 raise
     finally:
-        runtime.stop()
+        runtime.stop(killed=made.killed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +309,7 @@ class _Passing(HostPool):
     ) -> RemoteMount:
         settings, progress = self._settings, self._progress
         made = remotemount(self.chosen, source, mntpoint, settings=settings, progress=progress)
+        made.killed = self.hosts.killed
         self._mounts.append(made)
         return made
 

@@ -95,7 +95,7 @@ class Agents(Mapping[str, Any]):
         runtime.end_processes(quits)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop the agents of lost hosts; they have ended with their hosts."""
+        """Drop the agents of hosts that are lost or about to be killed; they end with them."""
         for name in names:
             del self._agents[name]
             self._procs.pop(name, None)

@@ -106,6 +106,8 @@ class RemoteMount:
         """Paths of the source that are not shown: sockets, pipes and devices."""
         self.delivering = False
         """Whether this process delivers the bytes, or has delivered them."""
+        self.killed = False
+        """Whether the hosts are killed after this mount's context, which then stops no agents."""
         self._mntpoint = mntpoint or self.source
         self._settings = settings
         self._progress = progress
@@ -120,6 +122,7 @@ class RemoteMount:
         # Errors of lost hosts, to be raised by ``refresh``.
         self._dropped: dict[str, WheelmountError] = {}
         self._keep = False
+        self._ending = False  # whether the agents are about to be killed with their hosts
         self._delivery: Delivery | None = None
 
     @property
@@ -659,7 +662,9 @@ class RemoteMount:
         """Unmount on the named hosts; return errors by host where the mount stays, or may stay."""
         closed = self._agents.call(lambda agent: agent.close.call_one(force), names)
         failed = runtime.errors(closed)
-        self._agents.dismiss(closed.keys() - failed.keys())
+        (self._agents.forget if self._ending else self._agents.dismiss)(
+            closed.keys() - failed.keys()
+        )
         silent = [n for n, error in failed.items() if not isinstance(error, MountError)]
         lost = self._find_lost(silent)
         self._agents.forget(lost)
@@ -691,6 +696,7 @@ class RemoteMount:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        self._ending = self.killed
         try:
             self.close()
         except WheelmountError as error:
