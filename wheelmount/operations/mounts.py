@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-import watchfiles
-
 from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts import runtime
@@ -56,18 +54,20 @@ def mount(
     # A node of a job may be this machine, which has the directory at that path.
     alike = spec.shared or (mntpoint is None and spec.kind != "local")
     namespaces = alike and "{host}" not in (mntpoint or "")
+    started = spec.make(settings, namespaces=namespaces, progress=progress)
     try:
-        with spec.make(settings, namespaces=namespaces, progress=progress) as hosts:
+        with started as hosts:
             made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)
             made.open()
             try:
                 made.keep()
-                made.release()  # hosts that go on would keep what this client started for a minute
+                if not hosts.killed:  # hosts that go on would keep the agents for a minute
+                    made.release()
             except BaseException:
                 made.clear()
                 raise
     finally:
-        runtime.stop()
+        runtime.stop(killed=started.killed)
     return made.mntpoints, made.shortfall()
 
 
@@ -103,14 +103,13 @@ def _standing(
         task = Task.read(directory)
         within[task.host] = processes.status(directory)["pid"]
     identity = processes.identity(directories[0])
-    with LocalHosts(len(within), settings, within=within) as hosts:
-        mount = RemoteMount(hosts, task.source, None, settings, progress, identity=identity)
-        try:
+    try:
+        with LocalHosts(len(within), settings, within=within) as hosts:
+            mount = RemoteMount(hosts, task.source, None, settings, progress, identity=identity)
             mount.adopt()
             yield mount
-        finally:
-            mount.release()
-            runtime.stop()
+    finally:
+        runtime.stop(killed=True)
 
 
 def refreshed(directories: Sequence[Path], settings: Settings, progress: Progress) -> Refreshed:
@@ -140,6 +139,8 @@ def verified(
 
 def changes(source: Path) -> Iterator[None]:
     """Now, and whenever something changed in a directory, some moments after it did."""
+    import watchfiles  # its library takes its time
+
     watch = watchfiles.watch(
         source, watch_filter=None, rust_timeout=ATTENTION, yield_on_timeout=True
     )
