@@ -68,7 +68,6 @@ class LocalHosts(Hosts):
         A host that listens and gives no answer is ended with the others, and all are started once
         more (seen with Monarch 0.7.0 in 1 of some 2,000 starts, with a cause that is not known).
         """
-        runtime.start()
         timeout = self._settings.start_timeout
         try:
             self._start(timeout * FIRST_PART)
@@ -85,6 +84,7 @@ class LocalHosts(Hosts):
                 guard, self._guard = os.pipe()
             for name in self._names:
                 self._processes.append(self._spawn(name, guard))
+            runtime.start()  # while they start
             # Attach only then: Monarch may give up a host that does not listen yet.
             self._await_ready()
             self._hosts = self._await_answers(timeout)
