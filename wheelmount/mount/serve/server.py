@@ -347,7 +347,7 @@ class Server:
         if bound and not force:
             with trio.move_on_after(GRACE):  # the kernel ends FUSE some time after its last user
                 while self.generations.served:
-                    await trio.sleep(0.05)
+                    await trio.sleep(0.01)
         if bound and self.generations.served and not force:
             raise MountError(
                 f"{mntpoint} is busy: files that were opened before all bytes were there are in use"
@@ -440,7 +440,8 @@ def main() -> None:
             views.withdraw(mount)  # otherwise other namespaces keep its memory
         stores.remove(Path(task.store))
         shutil.rmtree(directory, ignore_errors=True)
-    sys.exit(0 if good else 1)
+    logging.shutdown()
+    os._exit(0 if good else 1)  # who unmounts waits for the end, and Python takes its time
 
 
 def _keep_log(directory: Path) -> None:
