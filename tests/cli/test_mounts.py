@@ -109,6 +109,75 @@ def test_files_that_could_not_be_read_are_named(
     assert torn in done.stderr
 
 
+@pytest.mark.parametrize("where", ["{host}", None])
+def test_refresh_starts_hosts_only_for_what_changed(
+    cli: Cli, source: Path, workplace: Path, where: str | None
+) -> None:
+    def starts(*more: Path) -> bool:
+        told = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+        done = cli("refresh", source, *more, env=told)
+        assert done.returncode == 0, done.stderr
+        state = "refreshed" if "monarch" in done.stderr else "unchanged"
+        assert done.stdout.count(f" {state}\n") >= 2
+        return state == "refreshed"
+
+    cli(
+        "mount",
+        source,
+        *([] if where is None else [f"{workplace}/w-{where}"]),
+        "--hosts",
+        "local:2",
+    )
+    assert not starts()
+    page = source / "page"
+    times = page.stat()
+    page.write_bytes(b"q" * times.st_size)
+    os.utime(page, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert starts(), "its mtime is as it was"
+    root = Path(f"/proc/{mounts_shown(cli)[0]['pid']}/root")
+    mntpoint = str(source) if where is None else f"{workplace}/w-host0"
+    assert (root / mntpoint[1:] / "page").read_bytes() == b"q" * times.st_size
+    (source / "package").chmod(0o711)
+    assert starts()
+    (source / "package" / "sub").rename(source / "sub")
+    assert starts()
+    assert not starts()
+    other = workplace / "other"
+    other.mkdir()
+    (other / "file").touch()
+    cli("mount", other, workplace / "o")
+    page.write_bytes(b"r")
+    done = cli("refresh", source, other)
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == [
+        "refreshed", "refreshed", "unchanged",
+    ]  # fmt: skip
+    done = cli("refresh", other, source)
+    assert done.stdout.count("unchanged") == 3
+    (other / "file").unlink()
+    other.rmdir()
+    page.write_bytes(b"s")
+    done = cli("refresh", other, source)
+    assert done.returncode == 66
+    assert f"there is no directory {other}" in done.stderr
+    assert not starts(), "the others were refreshed"
+    assert cli("umount", "--all").returncode == 0
+
+
+def test_refresh_brings_what_hosts_lack_though_nothing_changed(
+    cli: Cli, source: Path, workplace: Path, torn: str
+) -> None:
+    assert cli("mount", source, workplace / "w").returncode == 74
+    done = cli("refresh", source)
+    assert done.returncode == 74, "it is still not readable"
+    assert torn in done.stderr
+    subprocess.run(["umount", source / torn], check=True)
+    subprocess.run(["mount", "--bind", source / "page", source / torn], check=True)
+    done = cli("refresh", source)
+    assert done.returncode == 0, done.stderr
+    assert (workplace / "w" / torn).read_bytes() == b"p" * 4096
+    assert cli("umount", source).returncode == 0
+
+
 def test_a_busy_mount_is_named_and_can_be_forced(cli: Cli, source: Path, workplace: Path) -> None:
     cli("mount", source, workplace / "w")
     holder = subprocess.Popen(["sleep", "60"], cwd=workplace / "w")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,12 +17,17 @@ from wheelmount import config
 from wheelmount.cli import completion, options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, MountError, StoreError
+from wheelmount.errors import InputError, MountError, SourceError, StoreError
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.mount.client.seen import Seen, look
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 from wheelmount.operations import records
+from wheelmount.progress import Progress
+
+if TYPE_CHECKING:
+    from wheelmount.operations.mounts import Refreshed  # it imports Monarch
 
 
 @click.command()
@@ -82,20 +88,12 @@ def refresh(targets: tuple[str, ...], watch: bool, as_json: bool, quiet: bool) -
     TARGETS are mount points, sources or identities that status shows. Only what changed travels;
     hosts show the old tree until the new one is whole.
     """
-    from wheelmount.operations import apart, mounts, sessions
-
     settings, progress = config.load(), ConsoleProgress(quiet=quiet)
     found = _find(settings, targets)
     if watch and len(found) > 1:
         raise InputError(f"{targets[0]} is {len(found)} mounts", hint="watch one of them")
     if not watch:
-        works = [
-            partial(sessions.refreshed, *mount)
-            if isinstance(mount, _OfSession)
-            else partial(mounts.refreshed, mount, settings)
-            for mount in found.values()
-        ]
-        answers = apart.raise_first(apart.each(works, progress, "refresh"))
+        answers = _refresh(found, settings, progress)
         _say([(points, changed) for changed, points, _ in answers], as_json)
         shortfalls = [each for *_, each in answers if each is not None]
         for each in shortfalls[1:]:
@@ -103,6 +101,8 @@ def refresh(targets: tuple[str, ...], watch: bool, as_json: bool, quiet: bool) -
         if shortfalls:
             raise shortfalls[0]
         return
+    from wheelmount.operations import mounts, sessions
+
     (mount,) = found.values()
     if isinstance(mount, _OfSession):
         occasions = mounts.changes(Path(mount.note.source))
@@ -117,6 +117,38 @@ def refresh(targets: tuple[str, ...], watch: bool, as_json: bool, quiet: bool) -
             _say([({task.host: task.mntpoint for task in tasks}, changed)], as_json)
             if shortfall is not None:
                 progress.error(shortfall)
+
+
+def _refresh(
+    found: Mapping[str, list[Path] | _OfSession], settings: Settings, progress: Progress
+) -> list[Refreshed]:
+    """Refresh mounts, by identity; those of this machine that show their directory need no host."""
+    seen: dict[str, Seen | None] = {}
+    answers: dict[str, Refreshed] = {}
+    for identity, mount in found.items():
+        if not isinstance(mount, _OfSession):
+            now = None
+            with contextlib.suppress(SourceError):  # told of when the others are refreshed
+                now = look(mount, settings, progress)
+            seen[identity] = now
+            if now is not None and not now.changed:
+                tasks = map(Task.read, mount)
+                answers[identity] = False, {task.host: task.mntpoint for task in tasks}, None
+    left = {identity: mount for identity, mount in found.items() if identity not in answers}
+    if left:
+        from wheelmount.operations import apart, mounts, sessions
+
+        alone = len(left) == 1
+        works = [
+            partial(sessions.refreshed, *mount)
+            if isinstance(mount, _OfSession)
+            # Another process is faster to scan again than to be sent a tree.
+            else partial(mounts.refreshed, mount, settings, seen[identity] if alone else None)
+            for identity, mount in left.items()
+        ]
+        made = apart.raise_first(apart.each(works, progress, "refresh"))
+        answers |= dict(zip(left, made, strict=True))
+    return [answers[identity] for identity in found]
 
 
 def _say(found: Sequence[tuple[Mapping[str, str], bool]], as_json: bool) -> None:

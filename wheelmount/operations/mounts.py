@@ -15,6 +15,7 @@ from wheelmount.hosts.commands import Results
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import RemoteMount, remotemount
+from wheelmount.mount.client.seen import Seen
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 from wheelmount.mount.snapshot import access
@@ -76,6 +77,7 @@ def refresh(
     settings: Settings,
     progress: Progress,
     occasions: Iterable[object] = (None,),
+    seen: Seen | None = None,
 ) -> Iterator[tuple[bool, WheelmountError | None]]:
     """Refresh an existing mount repeatedly.
 
@@ -84,18 +86,22 @@ def refresh(
         settings: in force.
         progress: told about each step.
         occasions: the mount is refreshed for each item; the first comes at once.
+        seen: see ``RemoteMount.adopt``.
 
     Yields:
         Whether anything had changed, and an error that names the files which cannot be read.
     """
-    with _standing(directories, settings, progress) as mount:
+    with _standing(directories, settings, progress, seen) as mount:
         for _ in occasions:
             yield mount.refresh(warn=False), mount.shortfall()
 
 
 @contextlib.contextmanager
 def _standing(
-    directories: Sequence[Path], settings: Settings, progress: Progress
+    directories: Sequence[Path],
+    settings: Settings,
+    progress: Progress,
+    seen: Seen | None = None,
 ) -> Iterator[RemoteMount]:
     """Reattach to an existing mount of this machine during the context."""
     within = {}
@@ -106,15 +112,17 @@ def _standing(
     try:
         with LocalHosts(len(within), settings, within=within) as hosts:
             mount = RemoteMount(hosts, task.source, None, settings, progress, identity=identity)
-            mount.adopt()
+            mount.adopt(seen=seen)
             yield mount
     finally:
         runtime.stop(killed=True)
 
 
-def refreshed(directories: Sequence[Path], settings: Settings, progress: Progress) -> Refreshed:
-    """Refresh an existing mount once."""
-    ((changed, shortfall),) = refresh(directories, settings, progress)
+def refreshed(
+    directories: Sequence[Path], settings: Settings, seen: Seen | None, progress: Progress
+) -> Refreshed:
+    """Refresh an existing mount once; ``seen`` as of ``RemoteMount.adopt``."""
+    ((changed, shortfall),) = refresh(directories, settings, progress, seen=seen)
     tasks = map(Task.read, directories)
     return changed, {task.host: task.mntpoint for task in tasks}, shortfall
 

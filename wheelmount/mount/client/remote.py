@@ -25,13 +25,12 @@ from wheelmount.hosts import rdma, runtime
 from wheelmount.hosts.host import Host, as_hosts
 from wheelmount.mount.client.agents import Agents
 from wheelmount.mount.client.delivery import Delivery
+from wheelmount.mount.client.seen import Seen, read
 from wheelmount.mount.host import reattach
 from wheelmount.mount.host.reattach import Apart
 from wheelmount.mount.kernel import points
-from wheelmount.mount.snapshot import access
 from wheelmount.mount.snapshot.diff import Doubt, Succession
 from wheelmount.mount.snapshot.layout import Layout
-from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.source import file_digest, unreadable
 from wheelmount.mount.snapshot.tree import Tree
 from wheelmount.mount.store.verify import Damage, Verified, right
@@ -124,6 +123,7 @@ class RemoteMount:
         self._keep = False
         self._ending = False  # whether the agents are about to be killed with their hosts
         self._delivery: Delivery | None = None
+        self._seen: Seen | None = None  # for the first refresh
 
     @property
     def mntpoints(self) -> dict[str, str]:
@@ -263,14 +263,14 @@ class RemoteMount:
             before: the tree that hosts show, whose numbers unchanged files keep.
             to_send: numbers of files in it that are to be sent even if they did not change.
         """
-        with self._progress.task("scan", unit="files") as task:
-            tree = scan(os.fsencode(self.source), before, to_send)
-            access.limit(tree, self.source, self._settings.access, before)
-            task.advance(tree.files)
-            task.note(f"{tree.files} files, {tree.size >> 20} MiB")
+        seen, self._seen = self._seen, None
+        if seen is not None and seen.shown.tree is before and not to_send:
+            tree = seen.tree if seen.holds(self.source) else None
+        else:
+            tree = None
+        if tree is None:
+            tree = read(self.source, self._settings, self._progress, before, to_send)
         self.skipped = tree.skipped
-        for path in tree.skipped:
-            log.warning("not mounted, a socket, pipe or device: %s", os.fsdecode(path))
         return tree
 
     @property
@@ -287,7 +287,9 @@ class RemoteMount:
         """Use the agents that another process started, for ``status`` or ``close``."""
         self._agents.take(handles)
 
-    def adopt(self, handles: Handles | None = None, *, fixed: bool = False) -> None:
+    def adopt(
+        self, handles: Handles | None = None, *, fixed: bool = False, seen: Seen | None = None
+    ) -> None:
         """Take over an existing mount that another process made.
 
         Missing bytes are delivered, as after ``open``. The other process must have ended.
@@ -296,6 +298,9 @@ class RemoteMount:
             handles: the other process's agents, if they still run.
             fixed: whether the directory never changes. If so, and if all its bytes have arrived,
                 the tree is not fetched from a host, and this process cannot refresh the mount.
+            seen: what hosts showed shortly before, and the directory after it. If they still show
+                it, the tree is not fetched from a host, and the next ``refresh`` does not scan the
+                directory again unless one of the changed files was changed again.
 
         Raises:
             MountError: a host has no such mount.
@@ -314,8 +319,9 @@ class RemoteMount:
                 if reattach.is_whole(found.values()):
                     self._points = {name: each.mntpoint for name, each in found.items()}
                     return
-            standing = reattach.find(self._agents, self._settings.start_timeout)
-            self._layout, self._unreadable = standing.layout, standing.lost
+            known = seen.shown if seen is not None else None
+            standing = reattach.find(self._agents, self._settings.start_timeout, known)
+            self._layout, self._unreadable, self._seen = standing.layout, standing.lost, seen
             self._points, self._apart = standing.points, standing.apart
             if standing.missing:
                 self._resume(standing.layout, standing.missing)

@@ -112,12 +112,13 @@ def is_whole(found: Iterable[Adopted]) -> bool:
     return same and not any(each.missing or each.lost for each in found)
 
 
-def find(agents: Mapping[str, Any], timeout: float) -> Standing:
+def find(agents: Mapping[str, Any], timeout: float, known: Layout | None = None) -> Standing:
     """Have agents take over an existing mount, and return its state.
 
     Args:
         agents: the agents of its hosts, by name.
         timeout: seconds for each answer.
+        known: a layout that is not fetched again if hosts show it.
 
     Raises:
         MountError: a host has no such mount, or hosts show different trees and one is incomplete.
@@ -136,10 +137,12 @@ def find(agents: Mapping[str, Any], timeout: float) -> Standing:
     shown = [
         Apart(
             frozenset(names),
-            _layout(agents[names[0]], found[names[0]].length, timeout),
+            known
+            if known is not None and known.identity == identity
+            else _layout(agents[names[0]], found[names[0]].length, timeout),
             frozenset(number for name in names for number in found[name].lost),
         )
-        for names in groups.values()
+        for identity, names in groups.items()
     ]
     newest = max(shown, key=lambda each: each.layout.tree.limit)
     # What is made from it has numbers that were never used on any host.
