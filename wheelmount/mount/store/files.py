@@ -12,12 +12,10 @@ import errno
 import os
 import shutil
 import stat
-import subprocess
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 
-from wheelmount import variables
 from wheelmount.errors import TransferError
 from wheelmount.mount.kernel import syscalls
 from wheelmount.mount.snapshot.layout import Extent, Layout
@@ -283,19 +281,41 @@ class _CommonPaths:
 def _link_all(source: Path, target: Path) -> None:
     """Make a directory tree of hard links to the files of another; copy directory attributes.
 
-    Runs ``cp``, which is five times faster than system calls from Python.
+    System calls with names relative to open directories take half the time of ``cp --link``.
     """
-    command = ["cp", "--archive", "--link", "--no-target-directory", str(source), str(target)]
-    done = subprocess.run(
-        command,
-        env=variables.for_programs(),
-        capture_output=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").splitlines()
-        raise OSError(0, lines[-1] if lines else "cp failed", str(target))
+    target.mkdir(mode=0o700)
+    pending, attributes = ["."], []
+    with _directory(source) as old, _directory(target) as new:
+        while pending:
+            path = pending.pop()
+            with _directory(path, old) as here, _directory(path, new) as there:
+                with os.scandir(here) as entries:
+                    for entry in entries:
+                        name = entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            os.mkdir(name, 0o700, dir_fd=there)
+                            pending.append(f"{path}/{name}")
+                        else:
+                            os.link(
+                                name, name,
+                                src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False,
+                            )  # fmt: skip
+                attributes.append((path, os.fstat(here), _user_xattrs(here)))
+        # Those above are last: they may forbid to enter.
+        for path, status, xattrs in reversed(attributes):
+            for name, value in xattrs:
+                os.setxattr(target / path, name, value, follow_symlinks=False)
+            os.chmod(path, stat.S_IMODE(status.st_mode), dir_fd=new)
+            times = status.st_atime_ns, status.st_mtime_ns
+            os.utime(path, ns=times, dir_fd=new, follow_symlinks=False)
+
+
+def _user_xattrs(directory: int) -> list[tuple[str, bytes]]:
+    """Return the extended attributes ``user.*`` of an open directory."""
+    with contextlib.suppress(OSError):  # some file systems have none
+        names = [name for name in os.listxattr(directory) if name.startswith("user.")]
+        return [(name, os.getxattr(directory, name)) for name in names]
+    return []
 
 
 def _copy(source: bytes, target: bytes) -> None:
@@ -355,9 +375,15 @@ def _punch_holes(path: bytes, inode: Inode) -> None:
 
 
 @contextlib.contextmanager
-def _directory(path: Path) -> Iterator[int]:
-    """Open a directory during the context; paths relative to it are faster than absolute ones."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _directory(path: Path | str, above: int | None = None) -> Iterator[int]:
+    """Open a directory during the context; paths relative to it are faster than absolute ones.
+
+    Args:
+        path: of the directory.
+        above: an open directory that a relative path starts from.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    fd = os.open(path, flags, dir_fd=above)
     try:
         yield fd
     finally:
