@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError, SourceError, StoreError
 from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.mount.client import direct
 from wheelmount.mount.client.seen import Seen, look
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
@@ -122,18 +122,15 @@ def refresh(targets: tuple[str, ...], watch: bool, as_json: bool, quiet: bool) -
 def _refresh(
     found: Mapping[str, list[Path] | _OfSession], settings: Settings, progress: Progress
 ) -> list[Refreshed]:
-    """Refresh mounts, by identity; those of this machine that show their directory need no host."""
+    """Refresh mounts, by identity; those of this machine without hosts, where that is possible."""
     seen: dict[str, Seen | None] = {}
     answers: dict[str, Refreshed] = {}
     for identity, mount in found.items():
         if not isinstance(mount, _OfSession):
-            now = None
-            with contextlib.suppress(SourceError):  # told of when the others are refreshed
-                now = look(mount, settings, progress)
-            seen[identity] = now
-            if now is not None and not now.changed:
+            changed, seen[identity] = _refresh_here(mount, settings, progress)
+            if changed is not None:
                 tasks = map(Task.read, mount)
-                answers[identity] = False, {task.host: task.mntpoint for task in tasks}, None
+                answers[identity] = changed, {task.host: task.mntpoint for task in tasks}, None
     left = {identity: mount for identity, mount in found.items() if identity not in answers}
     if left:
         from wheelmount.operations import apart, mounts, sessions
@@ -149,6 +146,26 @@ def _refresh(
         made = apart.raise_first(apart.each(works, progress, "refresh"))
         answers |= dict(zip(left, made, strict=True))
     return [answers[identity] for identity in found]
+
+
+def _refresh_here(
+    directories: list[Path], settings: Settings, progress: Progress
+) -> tuple[bool | None, Seen | None]:
+    """Refresh a mount of this machine without hosts.
+
+    Returns:
+        Whether anything had changed; None if that is for hosts to find out, or to follow, with
+        what was seen, if that is of use to them.
+    """
+    try:
+        seen = look(directories, settings, progress)
+    except SourceError:  # told of when the others are refreshed
+        return None, None
+    if seen is None or not seen.changed:
+        return (None if seen is None else False), None
+    if not direct.possible(directories, seen):
+        return None, seen
+    return direct.refresh(directories, seen, progress) or None, None
 
 
 def _say(found: Sequence[tuple[Mapping[str, str], bool]], as_json: bool) -> None:

@@ -33,10 +33,12 @@ class Seen:
     Attributes:
         shown: the layout that hosts showed, with all bytes of all its files.
         tree: the directory's tree, scanned with the tree of ``shown`` as ``before``.
+        generations: number of the generation that had this layout, of each host.
     """
 
     shown: Layout
     tree: Tree
+    generations: tuple[int, ...]
 
     @property
     def changed(self) -> bool:
@@ -78,29 +80,29 @@ def look(directories: Sequence[Path], settings: Settings, progress: Progress) ->
         SourceError: the directory cannot be read.
     """
     try:
-        shown = _shown(directories)
+        shown, generations = _shown(directories)
         source = Task.read(directories[0]).source
     except (OSError, ValueError, MountError, TransferError) as error:
         log.debug("hosts are asked what they show: %s", error)
         return None
     if shown is None:
         return None
-    return Seen(shown, read(source, settings, progress, shown.tree))
+    return Seen(shown, read(source, settings, progress, shown.tree), generations)
 
 
-def _shown(directories: Sequence[Path]) -> Layout | None:
-    """Return the layout that all hosts show in full; None if they do not."""
-    descriptions = set()
+def _shown(directories: Sequence[Path]) -> tuple[Layout | None, tuple[int, ...]]:
+    """Return the layout that all hosts show in full, None if they do not; and its generations."""
+    descriptions, generations = set(), []
     for directory in directories:
         status = processes.status(directory)
         if status["changed"] or status["held"] != status["size"]:
-            return None
+            return None, ()
         # The store may be mounted where only the serving process sees it.
         store = Path(f"/proc/{status['pid']}/root{Task.read(directory).store}")
         descriptions.add((store / f"{status['generation']}.tree").read_bytes())
-    if len(descriptions) != 1:
-        return None
-    return Layout.decode(descriptions.pop())
+        generations.append(status["generation"])
+    shown = Layout.decode(descriptions.pop()) if len(descriptions) == 1 else None
+    return shown, tuple(generations)
 
 
 def read(
