@@ -51,8 +51,9 @@ class Cluster:
         hosts: where hosts come from, as ``--hosts`` has it: ``local:2``, ``ssh:a,b``,
             ``slurm:4,partition=gpu``, ``session:NAME``, …; default as the command line's.
         namespaces: give each host on this machine a mount namespace, so that all mount a directory
-            at the same path; the calling process does not see those mounts. Without namespaces
-            each host needs its own mount point, such as ``/tmp/{host}``.
+            at the same path, and each host on which only root may bind; the calling process and
+            what others start on the hosts do not see those mounts. Without namespaces each host on
+            this machine needs its own mount point, such as ``/tmp/{host}``.
         settings: default: those of the environment and of settings files.
         progress: receives the progress of each step.
     """

@@ -20,7 +20,7 @@ from wheelmount.containers import apptainer, trial
 from wheelmount.containers import leftovers as containers
 from wheelmount.errors import UnavailableError, WheelmountError
 from wheelmount.hosts import rdma, socketguard
-from wheelmount.hosts.local import namespaces_allowed
+from wheelmount.hosts.local import for_binds, namespaces_allowed
 from wheelmount.hosts.worker import host_of
 from wheelmount.mount.kernel import points, syscalls
 from wheelmount.mount.serve import adapters, processes
@@ -111,6 +111,8 @@ def _fusermount() -> Finding:
 
 def _adapter() -> Finding:
     lacks = adapters.lacking_for_bind()
+    if for_binds():
+        return Finding("adapter", GOOD, "bind, for what wheelmount runs; devfuse for other readers")
     if lacks:
         return Finding(
             "adapter",
@@ -191,7 +193,7 @@ def _shm() -> Finding:
 
 def _namespaces() -> Finding:
     if namespaces_allowed():
-        return Finding("namespaces", GOOD, "hosts on this machine get a mount namespace each")
+        return Finding("namespaces", GOOD, "hosts get a mount namespace where they need one")
     return Finding(
         "namespaces",
         POOR,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -208,8 +209,9 @@ def _words(record: Mapping[str, Any], *, alone: bool) -> tuple[str, ...]:
     if alone:
         words.append(f"up {time.time() - record['started']:.0f} s")
     if not record["visible"]:
-        enter = f": nsenter -m -t {record['pid']}" if alone else " each"
-        words.append(f"in a namespace of its own{enter}")
+        enter = "" if os.getuid() == 0 else "-U --preserve-credentials "
+        how = f": nsenter {enter}-m -t {record['pid']}" if alone else " each"
+        words.append(f"in a namespace of its own{how}")
     if verified := record.get("verified"):
         words.append(f"verified {time.time() - verified['time']:.0f} s ago")
         if verified["wrong"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -24,9 +25,16 @@ from wheelmount.hosts.address import OPEN, Address
     help="Print credentials for a host with another home directory, valid for 90 days, and exit. "
     "They are secret.",
 )
+@click.option(
+    "--own-mounts",
+    is_flag=True,
+    help="Only what clients run here sees their mounts, which is faster where only root may bind.",
+)
 @insecure
 @click.pass_context
-def worker(ctx: click.Context, address: str, credentials: Path | None, issue: bool) -> None:
+def worker(
+    ctx: click.Context, address: str, credentials: Path | None, issue: bool, own_mounts: bool
+) -> None:
     """Make this machine a host, until interrupted.
 
     ADDRESS is where clients and other hosts reach it, `tls://HOST:PORT`. It accepts only callers
@@ -46,6 +54,8 @@ def worker(ctx: click.Context, address: str, credentials: Path | None, issue: bo
     from wheelmount.hosts import process
     from wheelmount.hosts import worker as host  # with Monarch
 
+    if own_mounts:
+        host.enter_namespace([sys.executable, "-m", "wheelmount.cli.main", *sys.argv[1:]])
     host.listen_at(where, settings, None if credentials is None else credentials.read_bytes())
     process.prepare(process.make_directory(settings.private_runtime(), process.OF_WORKER))
     host.serve(str(where))

@@ -24,7 +24,7 @@ import psutil
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, OvertimeError
-from wheelmount.hosts import collection, conduit, process, runtime, sockets, worker
+from wheelmount.hosts import capabilities, collection, conduit, process, runtime, sockets, worker
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.hosts.sockets import Entrance, Ticket
 
@@ -47,6 +47,10 @@ POLL_INTERVAL = 0.02
 
 MAX_CHECK_INTERVAL = 0.2
 """Longest interval, in seconds, between checks that a command's processes have ended."""
+
+COMMAND_LINE = "-m", "wheelmount.cli.main"
+"""Arguments of a Python that runs wheelmount's command line, which has all rights of the host: it
+says what the host can do, and unmounts what is dead."""
 
 MARK = "WHEELMOUNT_RUN"
 """Environment variable whose value marks all processes of one command."""
@@ -154,15 +158,17 @@ class _Run:
             for own_end in (*self._outputs.values(), *([self._input] if has_input else ())):
                 os.set_blocking(own_end, False)
             streams = {**child_ends, **lent}
-            self._process = subprocess.Popen(
-                argv,
-                stdin=streams.get("stdin", subprocess.DEVNULL),
-                stdout=streams["stdout"],
-                stderr=streams["stderr"],
-                cwd=self.cwd,
-                env={**environment, **command.environment, MARK: self._mark},
-                start_new_session=True,
-            )
+            own = tuple(argv[1:3]) == COMMAND_LINE
+            with contextlib.nullcontext() if own else capabilities.lowered():
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=streams.get("stdin", subprocess.DEVNULL),
+                    stdout=streams["stdout"],
+                    stderr=streams["stderr"],
+                    cwd=self.cwd,
+                    env={**environment, **command.environment, MARK: self._mark},
+                    start_new_session=True,
+                )
         except OSError as error:
             self._close()
             if cwd is not None and error.filename == cwd:

@@ -109,10 +109,8 @@ class Launcher:
         """
         self.directory.mkdir(mode=0o700, exist_ok=True)
         log = worker.log_of(self.mark)
+        apart = _namespace()
         environment = {**variables.without_secrets(), worker.MARK: str(self.mark)}
-        apart = []
-        if os.environ.get(APART) == view() and local.namespaces_allowed():
-            apart = local.unshare()
         command = [sys.executable, "-m", "wheelmount.hosts.worker", str(address), "--credentials"]
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -142,6 +140,15 @@ class Launcher:
         worker.forget(self.mark)
         if not list(self.directory.glob("*.log")):  # of others on this machine
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _namespace() -> list[str]:
+    """Return the first words of a command, which run a worker in a mount namespace if wanted."""
+    # Not for what runs there: srun would pass them on.
+    client, own_mounts = (os.environ.pop(name, None) for name in (APART, worker.OWN_MOUNTS))
+    if client == view() and local.namespaces_allowed():
+        return local.unshare()
+    return local.for_binds() if own_mounts else []
 
 
 def say(token: str, **what: str | None) -> None:
@@ -219,6 +226,7 @@ def command(
     mode: str,
     *,
     apart: bool = False,
+    own_mounts: bool = False,
     how: str = "take",
 ) -> list[str]:
     """Return the command that runs this module on another machine.
@@ -230,6 +238,7 @@ def command(
         port: port to listen at; 0 for any free one.
         mode: one of the four modes.
         apart: give a worker on this machine a new mount namespace.
+        own_mounts: give a worker that may not bind otherwise a new mount namespace.
         how: what is done if the machine lacks wheelmount, as of ``bundle.command``.
     """
     from wheelmount.hosts import bundle  # not needed on hosts
@@ -244,6 +253,8 @@ def command(
         assigned.append(f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}")
     if apart:
         assigned.append(f"{APART}={view()}")
+    if own_mounts:
+        assigned.append(f"{worker.OWN_MOUNTS}=1")
     return ["env", *assigned, *argv] if assigned else argv
 
 

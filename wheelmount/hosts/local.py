@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wheelmount import config, subordinate, variables
+from wheelmount import config, linux, subordinate, variables
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError
-from wheelmount.hosts import runtime, worker
+from wheelmount.hosts import capabilities, runtime, worker
 from wheelmount.hosts.host import FIRST_PART, Hosts
 from wheelmount.variables import CREDENTIALS
 
@@ -212,6 +212,16 @@ def unshare() -> list[str]:
         # Keeps the user's own id; the kept capabilities let FUSE be mounted in the namespace.
         command += ["--user", *_same_ids(), "--keep-caps"]
     return [*command, "--"]
+
+
+def for_binds() -> list[str]:
+    """Return the first words of a command whose processes may bind mounts; empty if none help.
+
+    None help who may mount already, such as root, nor on a kernel or machine that allows no more.
+    """
+    if os.geteuid() == 0 or capabilities.mounting() or linux.version() < linux.BENEATH:
+        return []
+    return unshare() if namespaces_allowed() else []
 
 
 @functools.cache

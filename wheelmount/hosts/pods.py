@@ -33,6 +33,7 @@ from typing import Any
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts.launcher import DETACHED, ENDED, GUARDED
+from wheelmount.hosts.worker import OWN_MOUNTS
 from wheelmount.variables import CREDENTIALS
 
 ASKED = "asked"
@@ -374,6 +375,7 @@ def template(order: Order) -> dict[str, Any]:
     worker.setdefault("env", []).extend(
         [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": OWN_MOUNTS, "value": "1"},  # nothing else of the pod has to see the mounts
             {"name": CREDENTIALS, "valueFrom": {"secretKeyRef": secret}},
         ]
     )

@@ -181,6 +181,7 @@ class SlurmHosts(NetworkHosts):
         settings: the settings in force; ``python`` is the Python on the nodes.
         guarded: end the job when this process ends; otherwise it stays until ``stop``.
         apart: give a host on this process's own node a mount namespace.
+        own_mounts: give each host where this user may not bind otherwise a mount namespace.
         progress: informed of waits.
     """
 
@@ -192,10 +193,11 @@ class SlurmHosts(NetworkHosts):
         *,
         guarded: bool,
         apart: bool = False,
+        own_mounts: bool = False,
         progress: Progress = SILENT,
     ) -> None:
         super().__init__((), settings)
-        self._apart = apart
+        self._apart, self._own_mounts = apart, own_mounts
         self._count = count
         self._new_job = NEW_JOB in options
         self._options = [option for option in options if option != NEW_JOB]
@@ -271,7 +273,7 @@ class SlurmHosts(NetworkHosts):
 
     def _worker(self, port: int, mode: str, how: str) -> list[str]:
         command = self._settings, self._token, "", port, mode
-        return launcher.command(*command, apart=self._apart, how=how)
+        return launcher.command(*command, apart=self._apart, own_mounts=self._own_mounts, how=how)
 
     def _wanted(self) -> list[str]:
         options = [f"--{option}" for option in self._options]

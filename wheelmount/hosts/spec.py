@@ -21,6 +21,10 @@ MOST_LOCAL = 64
 """Most hosts of ``local:N``; each takes some 50 MB for its processes."""
 
 
+BINDS = "auto", "bind"
+"""Values of the setting ``adapter`` with which hosts bind where they may."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostSpec:
     """A parsed SPEC.
@@ -69,6 +73,7 @@ class HostSpec:
         settings: Settings,
         *,
         namespaces: bool,
+        visible: bool = False,
         guarded: bool = True,
         progress: Progress = SILENT,
     ) -> Hosts:
@@ -77,18 +82,30 @@ class HostSpec:
         Args:
             settings: the settings in force.
             namespaces: give hosts on this machine mount namespaces; see ``LocalHosts``.
+            visible: whether processes of this user that others start on the hosts have to see the
+                mounts. Otherwise hosts where only root may bind get mount namespaces, too, unless
+                ``settings.adapter`` needs none.
             guarded: end the hosts when this process ends; otherwise they stay until they are
                 stopped.
             progress: informed of waits.
         """
         if self.addresses:
             return NetworkHosts(self.addresses, settings)
+        own_mounts = not visible and settings.adapter in BINDS
         if self.kind == "ssh":
-            kept = {"guarded": guarded, "apart": namespaces}
-            return SshHosts(self.targets, settings, **kept, progress=progress)
+            return SshHosts(
+                self.targets,
+                settings,
+                guarded=guarded,
+                apart=namespaces,
+                own_mounts=own_mounts,
+                progress=progress,
+            )
         job = self.count, self.options, settings
         if self.kind == "slurm":
-            return SlurmHosts(*job, guarded=guarded, apart=namespaces, progress=progress)
+            return SlurmHosts(
+                *job, guarded=guarded, apart=namespaces, own_mounts=own_mounts, progress=progress
+            )
         if self.kind == "kubernetes":
             return KubernetesHosts(*job, guarded=guarded, progress=progress)
         return LocalHosts(self.count, settings, namespaces=namespaces, guarded=guarded)

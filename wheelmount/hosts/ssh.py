@@ -97,6 +97,7 @@ class SshHosts(NetworkHosts):
         settings: the settings in force; ``python`` is the Python on the hosts.
         guarded: end the workers when this process ends; otherwise they stay until ``stop``.
         apart: give each host on this machine a mount namespace.
+        own_mounts: give each host where this user may not bind otherwise a mount namespace.
         progress: informed of what is sent.
     """
 
@@ -107,12 +108,13 @@ class SshHosts(NetworkHosts):
         *,
         guarded: bool,
         apart: bool = False,
+        own_mounts: bool = False,
         progress: Progress = SILENT,
     ) -> None:
         from wheelmount.hosts.bundle import Delivery  # imported here because it takes long to load
 
         super().__init__((), settings)
-        self._apart = apart
+        self._apart, self._own_mounts = apart, own_mounts
         self._delivery = Delivery(settings, progress)
         self._targets = list(targets)
         self._names = _names(targets)
@@ -139,7 +141,8 @@ class SshHosts(NetworkHosts):
             raise
 
     def _spawn(self, target: Target, name: str, mode: str) -> subprocess.Popen[bytes]:
-        argv = launcher.command(self._settings, self._token, name, 0, mode, apart=self._apart)
+        where = self._settings, self._token, name, 0, mode
+        argv = launcher.command(*where, apart=self._apart, own_mounts=self._own_mounts)
         command = target.command(argv, self._settings.start_timeout)
         log.debug("run: %s", shlex.join(command))
         return subprocess.Popen(

@@ -16,6 +16,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +36,10 @@ SERVER = "wheelmount.mount.serve.server"
 MARK = "WHEELMOUNT_LOCAL_HOST"
 """Variable that marks all processes that a host started; its value is the host's socket."""
 
+OWN_MOUNTS = "WHEELMOUNT_OWN_MOUNTS"
+"""Variable that is set if only what runs on a host has to see the mounts there: then a worker that
+may not bind otherwise gets a mount namespace."""
+
 LOCAL = "ipc://"
 """Scheme of a socket's address."""
 
@@ -51,6 +56,8 @@ def main() -> None:
     parser.add_argument("--guard", type=int)
     parser.add_argument("--credentials", action="store_true")
     arguments = parser.parse_args()
+    if os.environ.pop(OWN_MOUNTS, None):
+        enter_namespace([sys.executable, "-m", "wheelmount.hosts.worker", *sys.argv[1:]])
     given = _read_credentials() if arguments.credentials else None
     runtime.own_process()
     if arguments.guard is not None:
@@ -71,6 +78,14 @@ def main() -> None:
     except WheelmountError as error:
         parser.error(f"{error.message}; {error.hint}")
     serve(arguments.address)
+
+
+def enter_namespace(command: Sequence[str]) -> None:
+    """Run this process's own command in a new mount namespace if only there its user may bind."""
+    from wheelmount.hosts import local  # which imports this module
+
+    if words := local.for_binds():
+        os.execvp(words[0], [*words, *command])  # noqa: S606
 
 
 def _read_credentials() -> bytes:

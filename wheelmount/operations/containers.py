@@ -81,8 +81,10 @@ def execute(
                     launch,
                 )
         else:
+            lasts = image.instance is not None
             with (
-                pools.at(spec, settings, progress, namespaces=False) as pool,
+                # Instances are entered by later commands, which have other namespaces.
+                pools.at(spec, settings, progress, namespaces=False, visible=lasts) as pool,
                 pulled.shown(image, pool, spec) as seen,
             ):
                 commands = {host.name: ordered(seen, host.name, None) for host in pool.chosen}

@@ -30,6 +30,6 @@ def run(
         output: receives output as it arrives; None to keep it in the results.
     """
     command = Command(("python", "-m", "wheelmount.cli.main", *argv))
-    with pools.at(spec, settings, progress, namespaces=False) as pool:
+    with pools.at(spec, settings, progress, namespaces=False, visible=True) as pool:
         commands = {host.name: command for host in pool.hosts}
         return pool.run(commands, "ask", Launch(output=output))

@@ -55,7 +55,7 @@ def on_standing(
         return [name for name, r in answers.items() if isinstance(r, Result) and r.code == 0]
 
     with (
-        pools.at(spec, settings, progress, namespaces=False) as pool,
+        pools.at(spec, settings, progress, namespaces=False, visible=True) as pool,
         pulled.shown(image, pool, spec) as image,
     ):
         points = pool.places(where, settings)

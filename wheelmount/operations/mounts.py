@@ -55,7 +55,7 @@ def mount(
     # A node of a job may be this machine, which has the directory at that path.
     alike = spec.shared or (mntpoint is None and spec.kind != "local")
     namespaces = alike and "{host}" not in (mntpoint or "")
-    started = spec.make(settings, namespaces=namespaces, progress=progress)
+    started = spec.make(settings, namespaces=namespaces, visible=True, progress=progress)
     try:
         with started as hosts:
             made = remotemount(hosts, source, mntpoint, settings=settings, progress=progress)

@@ -214,7 +214,12 @@ def explain(hosts: Hosts, errors: Iterable[object]) -> None:
 
 @contextlib.contextmanager
 def at(
-    spec: HostSpec, settings: Settings, progress: Progress, *, namespaces: bool
+    spec: HostSpec,
+    settings: Settings,
+    progress: Progress,
+    *,
+    namespaces: bool,
+    visible: bool = False,
 ) -> Iterator[HostPool]:
     """Start hosts for one operation, or connect to those of a session.
 
@@ -224,6 +229,8 @@ def at(
         progress: told about each step.
         namespaces: give started hosts of this machine mount namespaces; those of a session have
             them.
+        visible: whether what others start on the hosts has to see the mounts, or to be seen by
+            later commands; see ``HostSpec.make``.
 
     Yields:
         The pool; started hosts end with the context.
@@ -235,7 +242,7 @@ def at(
         with join(Session(spec.session, settings), progress, spec.only) as standing:
             yield standing
         return
-    made = spec.make(settings, namespaces=namespaces, progress=progress)
+    made = spec.make(settings, namespaces=namespaces, visible=visible, progress=progress)
     check(spec.only, made.names)
     try:
         with (
@@ -275,14 +282,15 @@ def hold(
         spec: the hosts.
         settings: in force.
         progress: told about each step.
-        namespaces: as for ``at``.
+        namespaces: as for ``at``; without, the mounts are ``visible``.
 
     Yields:
         Replaces ``spec`` during the context.
     """
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(HostSpec)}
     with contextlib.ExitStack() as ends:
-        pool = ends.enter_context(at(spec, settings, progress, namespaces=namespaces))
+        own = {"namespaces": namespaces, "visible": not namespaces}
+        pool = ends.enter_context(at(spec, settings, progress, **own))
         if isinstance(pool, _Passing):
             pool = _Lasting(pool, ends)
         yield Held(**fields, pool=pool)

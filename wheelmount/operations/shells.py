@@ -53,8 +53,9 @@ def pipe(
         _refuse_new_instance(image, packages)
         if spec.kind == "local":
             _choose(spec.local_names, spec.only)
+        lasts = image.instance is not None  # later commands with other namespaces enter it
         with (
-            pools.at(spec, settings, progress, namespaces=False) as pool,
+            pools.at(spec, settings, progress, namespaces=False, visible=lasts) as pool,
             pulled.shown(image, pool, spec) as image,
         ):
             names = [each.name for each in pool.hosts]

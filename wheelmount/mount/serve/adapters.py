@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from wheelmount import linux
 from wheelmount.errors import InputError
 from wheelmount.mount.kernel import syscalls
 
@@ -89,8 +89,7 @@ def choose(wanted: str) -> str:
 
 def lacking_for_bind() -> str:
     """Return what is missing for ``bind``; empty if nothing is."""
-    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    if version is None or (int(version[1]), int(version[2])) < (6, 5):
+    if linux.version() < linux.BENEATH:
         return f"Linux is {os.uname().release}, not 6.5 or newer"
     if not syscalls.may_mount():
         return "mounting is for root, or for users with a mount namespace of their own"
