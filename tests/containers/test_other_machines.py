@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Cli
+from tests.hosts.user import HOME, USER, as_user, make_user
 from tests.testbed import LOGIN, Lab
 from tests.testbed.kubernetes import Cluster
 from tests.testbed.service import start_workers, workers_spec
@@ -87,6 +88,29 @@ def test_a_container_runs_on_a_host_by_ssh(sif: Path, wheels: Path, shared: Path
         words = ["exec", "-q", "--hosts", "ssh:host0", "--packages", "/tmp/job", "--"]
         done = lab.run(LOGIN, [*WHEELMOUNT, *words, "sh", "-ec", INSTALLS])
         assert done.stdout == "host0\n", done.stderr
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_a_container_of_an_ordinary_user_sees_packages_bound(
+    ids: bool, sif: Path, wheels: Path, shared: Path
+) -> None:
+    """On a host with a namespace of the user's, with subordinate ids and without."""
+    job = _job(sif, wheels, shared)
+    with Lab(1) as lab:
+        start_sshd(lab)
+        for host in lab.names:
+            make_user(lab, host)
+            if ids:
+                ranges = f"echo {USER}:{1 << 20}:65536 | tee /etc/subuid >/etc/subgid"
+                lab.run(host, ["sh", "-c", ranges], check=True)
+        give = f"cp -r {job} {HOME}/job && chown -R {USER}: {HOME}/job"
+        lab.run(LOGIN, ["sh", "-c", give], check=True)
+        bound = "until grep -q ' /packages .* - tmpfs ' /proc/self/mountinfo; do sleep 0.1; done"
+        chown = "touch /srv/f && chown 5:7 /srv/f && stat -c %u:%g /srv/f" if ids else "echo 5:7"
+        words = ["exec", "-q", "--hosts", "ssh:host0", "--packages", f"{HOME}/job", "--"]
+        script = f"{bound}; {INSTALLS}; id -u; {chown}"
+        done = lab.run(LOGIN, as_user(*WHEELMOUNT, *words, "sh", "-ec", script), timeout=300)
+        assert done.stdout == "host0\n0\n5:7\n", done.stderr
 
 
 def test_a_container_runs_in_a_pod(

@@ -16,7 +16,7 @@ PREPARE = f"""
 set -e
 useradd --uid {NUMBER} --create-home --shell /bin/bash {USER}
 usermod --password '*' {USER}  # sshd lets nobody in whose account is locked
-cp -r /root/.ssh {HOME}
+if [ -d /root/.ssh ]; then cp -r /root/.ssh {HOME}; fi
 chown -R {USER}: {HOME}
 for path; do  # which leads to the checkout and to the Python that setup found
   while [ "$path" != / ]; do
