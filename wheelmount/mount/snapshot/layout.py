@@ -15,27 +15,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from operator import itemgetter
 from struct import Struct
 from typing import Any, NamedTuple
 
 import msgpack
 
 from wheelmount.errors import TransferError
-from wheelmount.mount.snapshot.tree import (
-    ROOT,
-    Inode,
-    Shared,
-    Stamp,
-    Tree,
-    TreeView,
-    many_objects,
-)
+from wheelmount.mount.snapshot.tree import ROOT, Inode, Stamp, Tree, TreeView, many_objects
 
 VERSION = 3
 """Version of the encoding made by ``Layout.encode``."""
-
-PARTS = 10
-"""Number of parts of that encoding."""
 
 
 def check_version(version: object) -> None:
@@ -74,18 +64,14 @@ def described() -> Iterator[None]:
         raise TransferError(f"the client describes an impossible tree: {error}") from error
 
 
-def _inode(part: tuple[Any, ...], shared: Shared) -> tuple[int, Inode, Stamp]:
+def _inode(part: tuple[Any, ...]) -> tuple[int, Inode, Stamp]:
     """Decode and check one inode of a description.
-
-    Args:
-        part: the record of the inode.
-        shared: for all inodes of a description.
 
     Raises:
         ValueError, TypeError, struct.error: the record describes no possible inode.
     """
-    number, mode, size, mtime, nlink, path, xattrs, pieces, device, inode, ctime = part
-    _NUMBERS.pack(number, mode, size, mtime, nlink, device, inode, ctime)
+    number, mode, size, mtime, nlink, path, xattrs, pieces, *stamp = part
+    _NUMBERS.pack(number, mode, size, mtime, nlink, *stamp)
     if size < 0 or type(path) is not bytes or stat.S_IFMT(mode) not in _TYPES:
         raise ValueError(f"an inode {number}")
     end = 0
@@ -100,11 +86,7 @@ def _inode(part: tuple[Any, ...], shared: Shared) -> tuple[int, Inode, Stamp]:
     for name, value in xattrs:
         if not name.startswith(b"user.") or type(value) is not bytes:
             raise ValueError(f"extended attributes of inode {number}")
-    return (
-        number,
-        Inode(shared[mode], size, mtime, nlink, path, xattrs, pieces),
-        Stamp(shared[device], inode, ctime),
-    )
+    return number, Inode(mode, size, mtime, nlink, path, xattrs, pieces), Stamp(*stamp)
 
 
 class Extent(NamedTuple):
@@ -266,32 +248,33 @@ class Layout(Cut):
         """
         tree = self.tree
         old = before.tree if before is not None else Tree()
-        inodes = sorted(  # as the arrays of ``Mapped`` need them
-            number
-            for number, inode in tree.inodes.items()
+        inodes = [  # sorted, as the arrays of ``Mapped`` need them
+            (number, *inode, *tree.stamps[number])
+            for number, inode in sorted(tree.inodes.items())
             if inode is not old.inodes.get(number)
             or tree.stamps[number] is not old.stamps.get(number)
-        )
-        names = sorted(
-            number for number, names in tree.names.items() if names is not old.names.get(number)
-        )
+        ]
+        names = [
+            (number, names)
+            for number, names in sorted(tree.names.items(), key=itemgetter(0))
+            if names is not old.names.get(number)
+        ]
         gone = sorted(old.inodes.keys() - tree.inodes.keys())
         fresh = None if len(self.fresh) == tree.files else sorted(self.fresh)
-        packer = msgpack.Packer(autoreset=False)  # one by one: a list of all takes much memory
-        packer.pack_array_header(PARTS)
-        packer.pack(VERSION)
-        packer.pack(before.identity if before is not None else b"")
-        for head in (self.identity, self.block_size, tree.limit):
-            packer.pack(head)
-        packer.pack_array_header(len(inodes))
-        for number in inodes:
-            packer.pack((number, *tree.inodes[number], *tree.stamps[number]))
-        packer.pack_array_header(len(names))
-        for number in names:
-            packer.pack((number, tree.names[number]))
-        for rest in (gone, fresh, list(self.copies.items())):
-            packer.pack(rest)
-        packed: bytes = packer.bytes()
+        packed: bytes = msgpack.packb(
+            (
+                VERSION,
+                before.identity if before is not None else b"",
+                self.identity,
+                self.block_size,
+                tree.limit,
+                inodes,
+                names,
+                gone,
+                fresh,
+                list(self.copies.items()),
+            )
+        )
         return packed
 
     @classmethod
@@ -311,24 +294,27 @@ class Layout(Cut):
         """
         unpacker = msgpack.Unpacker(strict_map_key=False, use_list=False, max_buffer_size=0)
         unpacker.feed(description)
-        while unpacker.tell() < len(description):
-            try:
-                before = cls._decode(before, unpacker)
-            except msgpack.OutOfData:
-                before = None
-                break
-        if before is None:
+        for version, *rest in unpacker:
+            check_version(version)
+            before = cls._decode(before, *rest)
+        if before is None or unpacker.tell() != len(description):
             raise TransferError("the client's description is empty or incomplete")
         return before
 
     @classmethod
-    def _decode(cls, before: Layout | None, unpacker: msgpack.Unpacker) -> Layout:
-        """Decode one description, inode by inode: all of them unpacked take much memory."""
-        parts = unpacker.read_array_header()
-        check_version(unpacker.unpack())
-        if parts != PARTS:
-            raise ValueError(f"{parts} parts")
-        follows, identity, block_size, limit = (unpacker.unpack() for _ in range(4))
+    def _decode(
+        cls,
+        before: Layout | None,
+        follows: bytes,
+        identity: bytes,
+        block_size: int,
+        limit: int,
+        inodes: tuple[Any, ...],
+        names: tuple[Any, ...],
+        gone: tuple[int, ...],
+        fresh: tuple[int, ...] | None,
+        copies: tuple[Any, ...],
+    ) -> Layout:
         tree = Tree()
         if follows:
             if before is None or before.identity != follows:
@@ -337,25 +323,19 @@ class Layout(Cut):
                     hint="unmount, and mount again",
                 )
             tree = before.tree.copy()
-        described, shared = set(), Shared()
-        for _ in range(unpacker.read_array_header()):
-            number, inode, stamp = _inode(unpacker.unpack(), shared)
-            tree.inodes[number], tree.stamps[number] = inode, stamp
-            if follows:
-                described.add(number)
-        for _ in range(unpacker.read_array_header()):
-            number, entries = unpacker.unpack()
-            if not {*map(type, entries)} <= {bytes} or not {*map(type, entries.values())} <= {int}:
-                raise ValueError(f"names in directory {number}")
-            tree.names[number] = entries
-            if follows:
-                described.add(number)
-        gone, fresh, copies = (unpacker.unpack() for _ in range(3))
-        known = {*map(type, gone)} <= {int} and {*gone} <= tree.inodes.keys()
-        if not known or not described.isdisjoint(gone) or (gone and not follows):
+        numbers = {*gone}
+        described = (each[0] for part in (inodes, names) for each in part)
+        known = {*map(type, gone)} <= {int} and numbers <= tree.inodes.keys()
+        if not known or not numbers.isdisjoint(described):
             raise ValueError("numbers that are gone")
         for number in gone:
             tree.forget(number)
+        for part in inodes:
+            number, tree.inodes[number], tree.stamps[number] = _inode(part)
+        for number, entries in names:
+            if not {*map(type, entries)} <= {bytes} or not {*map(type, entries.values())} <= {int}:
+                raise ValueError(f"names in directory {number}")
+            tree.names[number] = entries
         if type(block_size) is not int or block_size < 1 or type(identity) is not bytes:
             raise ValueError("the size of blocks, or the name of the tree")
         if type(limit) is not int or not max(tree.inodes) < limit:

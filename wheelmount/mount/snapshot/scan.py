@@ -8,7 +8,7 @@ import stat
 from collections.abc import Container
 
 from wheelmount.errors import SourceError
-from wheelmount.mount.snapshot.tree import ROOT, Inode, Piece, Shared, Stamp, Tree, many_objects
+from wheelmount.mount.snapshot.tree import ROOT, Inode, Piece, Stamp, Tree, many_objects
 
 _TYPE = 0o170000
 """Bits of a mode that hold the type of a file: ``S_IFMT`` of stat(2)."""
@@ -57,7 +57,6 @@ class _Scan:
         self._before = before
         self._lost = lost
         self._tree = Tree()
-        self._shared = Shared()
         self._next = before.limit
         # For files with several names: (device, inode) -> number, and number -> names found so far.
         self._links: dict[tuple[int, int], int] = {}
@@ -112,7 +111,7 @@ class _Scan:
         )
 
     def _keep_directory(self, number: int, path: bytes, status: os.stat_result, nlink: int) -> None:
-        known, stamp = self._before.inodes.get(number), self._stamp(status)
+        known, stamp = self._before.inodes.get(number), _stamp(status)
         if known is not None and known.nlink == nlink and self._before.stamps[number] == stamp:
             # Reuse the object of an unchanged directory, so that differences are found fast.
             self._tree.inodes[number] = known
@@ -135,30 +134,17 @@ class _Scan:
             if inode.is_file and inode.path != path:  # the name it was read by is gone
                 inode = inode._replace(path=path)
         else:
-            made = self._inode(path, status)
+            made = _inode(path, self._folder + path, status)
             if made is None:
                 self._tree.skipped.append(path)
                 return None
-            inode, stamp = made, self._stamp(status)
+            inode, stamp = made, _stamp(status)
             known, self._next = self._next, self._next + 1
         self._tree.inodes[known], self._tree.stamps[known] = inode, stamp
         if status.st_nlink > 1:
             self._links[key] = known
             self._counts[known] = 1
         return known
-
-    def _inode(self, path: bytes, status: os.stat_result) -> Inode | None:
-        mode, mtime, where = self._shared[status.st_mode], status.st_mtime_ns, self._folder + path
-        if stat.S_ISREG(mode):
-            pieces = data_pieces(where, status)
-            return Inode(mode, status.st_size, mtime, 1, path, _xattrs(where), pieces)
-        if stat.S_ISLNK(mode):
-            target = os.readlink(where)
-            return Inode(mode, len(target), mtime, 1, target)
-        return None
-
-    def _stamp(self, status: os.stat_result) -> Stamp:
-        return Stamp(self._shared[status.st_dev], status.st_ino, status.st_ctime_ns)
 
     def _count(self) -> None:
         """Set the number of names of each hardlinked file; a file whose number changed is new."""
@@ -172,6 +158,21 @@ class _Scan:
                     self._next += 1
         self._tree.renumber(other)
         self._tree.limit = self._next
+
+
+def _inode(path: bytes, where: bytes, status: os.stat_result) -> Inode | None:
+    kind = status.st_mode & _TYPE
+    if kind == stat.S_IFREG:
+        pieces, mtime = data_pieces(where, status), status.st_mtime_ns
+        return Inode(status.st_mode, status.st_size, mtime, 1, path, _xattrs(where), pieces)
+    if kind == stat.S_IFLNK:
+        target = os.readlink(where)
+        return Inode(status.st_mode, len(target), status.st_mtime_ns, 1, target)
+    return None
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_dev, status.st_ino, status.st_ctime_ns)
 
 
 def _xattrs(path: bytes) -> tuple[tuple[bytes, bytes], ...]:

@@ -99,14 +99,6 @@ class Stamp(NamedTuple):
     ctime_ns: int
 
 
-class Shared(dict[int, int]):
-    """One object for each number that is looked up: many inodes have the same modes and devices."""
-
-    def __missing__(self, number: int) -> int:
-        self[number] = number
-        return number
-
-
 class TreeView:
     """The operations of a tree, in memory or read from a description.
 
