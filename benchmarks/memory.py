@@ -24,7 +24,7 @@ from wheelmount.hosts.local import LocalHosts
 DISK = Path("/var/tmp")  # noqa: S108 - a private directory is made in it
 """Where the file lies, and not in memory."""
 
-KINDS = {"bootstrap_main": "agent", "wheelmount.mount.serve.server": "server"}
+KINDS = {"wheelmount.hosts.process": "agent", "wheelmount.mount.serve.server": "server"}
 """Processes of a host, by a word of their command lines."""
 
 
