@@ -28,6 +28,7 @@ print(int(peak.split()[1]) >> 10)
 """
 
 
+@pytest.mark.slow
 def test_a_line_without_end_takes_no_memory() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=300
@@ -51,6 +52,7 @@ def test_what_does_not_end_is_killed() -> None:
     assert time.monotonic() - started < 50
 
 
+@pytest.mark.slow
 def test_what_a_program_has_started_is_killed_with_it(tmp_path: Path) -> None:
     """Builds of wheels run programs of their own."""
     file = tmp_path / "pid"

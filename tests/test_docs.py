@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 import wheelmount
 from tests.conftest import CHECKOUT
 
@@ -26,6 +28,7 @@ def _run(
     )
 
 
+@pytest.mark.slow
 def test_pages_are_made_without_a_warning(tmp_path: Path) -> None:
     done = _run(
         *(PROGRAMS / "sphinx-build", "-q", "-W", "--keep-going"),
@@ -44,6 +47,7 @@ def test_tests_that_pages_name_are_there() -> None:
     assert {name for name in named if f"def {name}(" not in tests} == set()
 
 
+@pytest.mark.slow
 def test_man_pages_are_made_of_the_help(tmp_path: Path) -> None:
     assert _run(PROGRAMS / "click-man", "wheelmount", "--target", tmp_path).returncode == 0
     pages = sorted(tmp_path.iterdir())

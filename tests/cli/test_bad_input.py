@@ -43,6 +43,7 @@ _CLOSED = (  # what each command does first with the path
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", _CLOSED, ids=" ".join)
 @pytest.mark.parametrize("why", ["denied", "too long"])
 def test_a_path_that_cannot_be_used(
@@ -168,6 +169,7 @@ def test_requirement(cli: Cli, workplace: Path, requirement: str) -> None:
     _assert_refused(done, 64)
 
 
+@pytest.mark.slow
 def test_nothing_required(cli: Cli, workplace: Path) -> None:
     _assert_refused(cli("install"), 64, "nothing to install")
     _assert_refused(cli("download", "-d", workplace / "wheels"), 64, "nothing to download")
@@ -187,6 +189,7 @@ def test_check_of_no_directory(cli: Cli, workplace: Path) -> None:
     _assert_refused(cli("check", workplace / "missing", "requests"), 66, "missing")
 
 
+@pytest.mark.slow
 def test_no_image(cli: Cli, workplace: Path) -> None:
     _assert_refused(cli("exec", "--", "true"), 64, "no image")
     done = cli("install", "requests", "--image", workplace / "missing.sif")

@@ -78,6 +78,7 @@ def test_nothing_there(settings: Settings) -> None:
     assert cache.clean(settings) == []
 
 
+@pytest.mark.slow
 def test_the_command(cli: Cli, settings: Settings, workplace: Path) -> None:
     place = json.loads(cli("cache", "size", "--json").stdout)
     assert place["bytes"] == 0

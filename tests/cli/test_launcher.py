@@ -112,6 +112,7 @@ def test_a_script_may_be_of_any_interpreter(cli: Cli, source: Path) -> None:
     assert done.stdout == "['-x'] hidden\n\n", done.stderr
 
 
+@pytest.mark.slow
 def test_variables_are_set_for_a_script(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Cli
 from wheelmount.errors import SourceError
 
 
+@pytest.mark.slow
 def test_a_project_is_passed_over_aloud_until_it_is_trusted(cli: Cli, workplace: Path) -> None:
     file = workplace / "work" / "wheelmount.toml"
     file.write_text('hosts = "ssh:nowhere.invalid"\nring = 8\n')

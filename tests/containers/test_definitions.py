@@ -40,9 +40,7 @@ def test_they_are_part_of_the_wheel(tmp_path: Path) -> None:
     assert {"wheelmount/images/uv.toml", "wheelmount/pip.conf"} <= names
 
 
-def test_one_is_built_from_anywhere(
-    cli: Cli, workplace: Path, fake_apptainer: Path, sif: Path
-) -> None:
+def test_one_is_built_from_anywhere(cli: Cli, workplace: Path, fake_apptainer: Path) -> None:
     """By a program that only looks like apptainer: what is built by it is the definition's text."""
     work = workplace / "work"
     done = cli("image", "build", "ci", env=os.environ)
@@ -67,6 +65,7 @@ def test_one_is_written_to_be_edited(cli: Cli, workplace: Path) -> None:
     assert "base=python.sif" in (work / "ci.def").read_text()
 
 
+@pytest.mark.slow
 def test_overlays_that_were_not_used_go(cli: Cli, workplace: Path) -> None:
     state = workplace / "state"
     for name in ("old", "used", "young"):

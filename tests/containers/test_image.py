@@ -207,6 +207,7 @@ print(int(peak) >> 10)
 """
 
 
+@pytest.mark.slow
 def test_a_line_without_end_takes_no_memory(
     definition: Path, tmp_path: Path, fake_apptainer: Path
 ) -> None:

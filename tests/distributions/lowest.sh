@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The fast tests with the lowest versions of what wheelmount depends on, in an environment of its own
-# that is deleted again.
+# The tests without hosts and mounts, with the lowest versions of what wheelmount depends on, in an
+# environment of its own that is deleted again.
 #
 #   tests/distributions/lowest.sh [PYTHON] [pytest arguments]     PYTHON: 3.10 to 3.13, 3.11 if not given
 set -euo pipefail

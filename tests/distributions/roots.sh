@@ -7,7 +7,7 @@
 #
 #   NAME          debian-13 (Python 3.13), ubuntu-22.04 (3.10) or ubuntu-24.04 (3.12); all of them if
 #                 none is given
-#   --tests       then run the fast tests there, as root
+#   --tests       then run the tests without hosts and mounts there, as root
 #   --quickstart  on Debian 13 also examples/setup.sh as root, then examples/quickstart.sh as the user
 #
 # ROOTS=DIR keeps the root directories there for the next run. APPTAINER_DEB=file.deb: see
@@ -136,7 +136,7 @@ wheelmount umount source
 SCRIPT
 }
 
-# As root, as some tests become other users, and with all that the fast tests run.
+# As root, as some tests become other users, and with all that these tests run.
 run_tests() {
   enter "$1" root <<'SCRIPT'
 apt-get -qq update
@@ -179,7 +179,7 @@ for name in "${names[@]}"; do
   say "$name: using it"
   use "$root"
   if [ $tests = yes ]; then
-    say "$name: the fast tests"
+    say "$name: the tests without hosts and mounts"
     run_tests "$root"
   fi
   if [ $quickstart = yes ] && [ "$name" = debian-13 ]; then

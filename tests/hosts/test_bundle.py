@@ -138,6 +138,7 @@ def test_one_waits_for_what_another_brings(archive: Bundle, how: str) -> None:
         assert waiting.communicate(given, timeout=60)[0].decode() == STARTED
 
 
+@pytest.mark.slow
 def test_one_that_waits_ends_with_its_client(archive: Bundle) -> None:
     """And removes what had arrived."""
     command = bundle.command(TOKEN, ["-c", "started"], Settings(), bundle.TOLD)
@@ -248,6 +249,7 @@ def test_libraries_are_smaller_without_symbols_and_load(tmp_path: Path) -> None:
     assert done.stdout == f"{library} {xxhash.xxh64(b'text').hexdigest()}\n"
 
 
+@pytest.mark.slow
 def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
     root = tmp_path / "content"
     for name in ("python", "venv"):

@@ -115,6 +115,7 @@ def test_what_is_no_archive_is_said(tmp_path: Path, data: bytes) -> None:
     assert "no archive" in lacking.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["header", "link"])
 def test_an_archive_takes_no_memory(tmp_path: Path, kind: str) -> None:
     """Each of these would be more that is kept."""
@@ -176,6 +177,7 @@ def _send(path: str, start: Path, output: Path) -> subprocess.CompletedProcess[b
     )
 
 
+@pytest.mark.slow
 def test_all_kinds_of_files_come(source: Path, tmp_path: Path) -> None:
     sent = _send(source.name, source.parent, tmp_path)
     assert (sent.returncode, sent.stderr) == (0, b"")

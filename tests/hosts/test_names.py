@@ -29,6 +29,7 @@ def test_names_are_folded(names: list[str], folded: str) -> None:
         assert set(expand(folded)) == set(names)
 
 
+@pytest.mark.slow
 @given(st.lists(st.from_regex(r"[a-c]{0,2}[0-9]{1,3}[a-b.]?", fullmatch=True), min_size=1))
 def test_folded_names_stand_for_all_of_them(names: list[str]) -> None:
     assert sorted(expand(fold(names))) == sorted(set(names))

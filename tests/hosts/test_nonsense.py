@@ -40,6 +40,7 @@ def test_what_an_ssh_host_says_of_itself(hosts_by: HostsBy, said: str) -> None:
         hosts_by(f"echo '{said}'")
 
 
+@pytest.mark.slow
 def test_a_line_without_an_end(hosts_by: HostsBy) -> None:
     with pytest.raises(HostError, match=r"^a"):
         hosts_by("head -c 1000000 /dev/zero")

@@ -223,6 +223,7 @@ def _run(model: type[Model], examples: int) -> None:
     run_state_machine_as_test(model, settings=settings)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0 if EXAMPLES else 300)
 def test_the_tree_and_its_store() -> None:
     _run(AloneModel, 30)

@@ -171,6 +171,7 @@ def test_descriptions_of_any_bytes(description: bytes) -> None:
     _take(description)
 
 
+@pytest.mark.slow
 @always(st.data())
 def test_descriptions_of_what_follows(data: st.DataObject) -> None:
     first = Layout.decode(msgpack.packb(_example()))
@@ -309,6 +310,7 @@ def test_requests_of_the_kernel(
 # ---- streams
 
 
+@pytest.mark.slow
 @always(st.lists(st.binary(max_size=60), max_size=4))
 def test_requests_of_a_stream(requests: list[bytes]) -> None:
     with _opened() as (block_server, blocks):

@@ -151,6 +151,7 @@ class Receiving:
         monkeypatch.setattr(self.upstream._client, "read", self.streams)
 
 
+@pytest.mark.slow
 def test_memory_is_registered_once_for_many_deliveries(source: Path, device: type[Device]) -> None:
     async def main() -> None:
         for _ in range(100):

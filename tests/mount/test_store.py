@@ -242,6 +242,7 @@ def _assert_mapped(store: Store, layout: Layout) -> None:
             mapped.tree.inodes[number]
 
 
+@pytest.mark.slow
 def test_a_mapped_tree_takes_a_few_bytes_a_file(workplace: Path) -> None:
     count = 20_000
     inodes = {n: Inode(0o100644, n, n, 1, b"a/path/to/file-%d" % n) for n in range(1, count)}
@@ -266,6 +267,7 @@ def _read_traced(path: Path, numbers: list[int]) -> tuple[int, int]:
     return sizes, tracemalloc.get_traced_memory()[0]
 
 
+@pytest.mark.slow
 def test_a_description_of_many_steps_is_written_anew(
     first: tuple[Store, Layout], source: Path
 ) -> None:
@@ -365,6 +367,7 @@ def test_files_with_several_names_are_freed_without_a_walk_for_each(
     _clear(store)
 
 
+@pytest.mark.slow
 def test_many_empty_files_fit(workplace: Path) -> None:
     count = 40_000
     inodes = {n: Inode(0o100644, 0, n, 1, b"%d" % n + b"-" * 200) for n in range(1, count)}

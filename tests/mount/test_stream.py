@@ -317,6 +317,7 @@ class Late(Lending):
             yield lent
 
 
+@pytest.mark.slow
 def test_who_waits_itself_says_so(address: Address | None) -> None:
     lender = Late()
     late = BlockServer(lender, timeout=0.3)
@@ -331,6 +332,7 @@ def test_who_waits_itself_says_so(address: Address | None) -> None:
         late.close()
 
 
+@pytest.mark.slow
 def test_a_block_may_take_longer_than_a_timeout_as_long_as_it_comes(
     silent: tuple[Ticket, socket.socket],
 ) -> None:
@@ -355,6 +357,7 @@ def test_a_block_may_take_longer_than_a_timeout_as_long_as_it_comes(
     thread.join()
 
 
+@pytest.mark.slow
 def test_who_takes_a_block_slowly_gets_all_of_it(address: Address | None) -> None:
     """A link that needs longer for a block than the time-out of who gives it."""
     lender = Lending()
@@ -429,6 +432,7 @@ def test_a_block_that_a_reader_waits_for_is_sent_first(
         server.close()
 
 
+@pytest.mark.slow
 def test_a_reader_whose_link_is_slow_delays_others_for_a_moment_only(
     address: Address | None,
 ) -> None:

@@ -13,6 +13,7 @@ SEEDS, SECONDS = 400, 8.0
 """At most as many, in so much time; a machine that is busy plays fewer."""
 
 
+@pytest.mark.slow
 def test_whatever_happens_only_right_bytes_are_shown_and_every_wait_ends() -> None:
     until, played = time.monotonic() + SECONDS, 0
     for seed in range(SEEDS):

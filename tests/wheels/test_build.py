@@ -148,6 +148,7 @@ def refused(house: Wheelhouse, *texts: str, target: Target = HERE) -> Wheelmount
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [True, False])
 def test_a_source_that_is_pinned_is_compared(
     right: bool, project: Path, house: Wheelhouse, tmp_path: Path
@@ -165,6 +166,7 @@ def test_a_source_that_is_pinned_is_compared(
     assert house.wheels() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["argument", "file", "constraint", "unnamed", "project"])
 def test_git_is_told_a_password_by_no_argument(
     repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -254,6 +256,7 @@ def test_a_project_that_changed(project: Path, house: Wheelhouse) -> None:
     assert len(manifest["requests"]) == 1
 
 
+@pytest.mark.slow
 def test_a_source_distribution(project: Path, house: Wheelhouse, tmp_path: Path) -> None:
     archive = sdist(project, tmp_path / "dist")
     house.add(Wanted.of([f"./dist/{archive.name}"]), targets=[HERE])
@@ -261,6 +264,7 @@ def test_a_source_distribution(project: Path, house: Wheelhouse, tmp_path: Path)
     assert built(house) == {"own_name-1.0-py3-none-any.whl": archive.as_uri()}
 
 
+@pytest.mark.slow
 def test_of_the_index(project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path) -> None:
     archive = sdist(project, uv_index.directory)
     error = refused(house, "own-name")
@@ -275,6 +279,7 @@ def test_of_the_index(project: Path, house: Wheelhouse, uv_index: Index, tmp_pat
     assert uv_index.requests == []
 
 
+@pytest.mark.slow
 def test_bounds_count_for_source_distributions_too(
     project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path
 ) -> None:
@@ -296,6 +301,7 @@ def test_bounds_count_for_source_distributions_too(
         assert uv_index.asked(newer) == []
 
 
+@pytest.mark.slow
 def test_by_url(project: Path, house: Wheelhouse, uv_index: Index) -> None:
     archive = sdist(project, uv_index.directory)
     url = uv_index.file_url(archive)
@@ -374,6 +380,7 @@ def packed(project: Path, into: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["own", "another's"])
 def test_a_build_that_prints_without_end_takes_no_memory(
     project: Path, uv_index: Index, tmp_path: Path, how: str
@@ -398,6 +405,7 @@ def build_wheel(directory, config_settings=None, metadata_directory=None):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["own", "another's"])
 def test_a_build_that_does_not_end_is_killed_with_all_that_it_started(
     project: Path, uv_index: Index, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch, how: str
@@ -485,6 +493,7 @@ def test_not_built_yet(project: Path, house: Wheelhouse) -> None:
         house.check(Wanted.of([str(project)]), targets=[HERE])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["repository", "project", "archive"])
 def test_of_a_file_of_requirements(
     repository: Path, project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path, how: str
@@ -510,6 +519,7 @@ def test_of_a_file_of_requirements(
     assert "needed" in str(gap.missing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", ["git = '{repository}', subdirectory = 'sub', tag = 'v1'", "path = '{project}'"]
 )
@@ -532,6 +542,7 @@ def test_of_a_lock(
     house.check(wanted, targets=[HERE]).raise_if_any()
 
 
+@pytest.mark.slow
 def test_a_lock_with_source_distributions(
     project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from .support import Index, make_wheel
 BOTH = ["--platform", "x86_64", "--platform", "aarch64", "--python-version", "3.12"]
 
 
+@pytest.mark.slow
 def test_download_and_check(cli: Cli, uv_index: Index, workplace: Path) -> None:
     for name, requires in (("a", ["b>=1"]), ("b", []), ("c", ["a"])):
         make_wheel(uv_index.directory, name, requires=requires)
@@ -49,6 +50,7 @@ def test_download_and_check(cli: Cli, uv_index: Index, workplace: Path) -> None:
     assert (workplace / "work" / "wheels" / "a-1.0-py3-none-any.whl").exists()
 
 
+@pytest.mark.slow
 def test_many_at_once(cli: Cli, uv_index: Index, workplace: Path) -> None:
     wanted = ["b", "c", "d", "e"]
     make_wheel(uv_index.directory, "a", padding=100_000)
@@ -73,6 +75,7 @@ def test_a_bad_wheel_and_who_takes_it(cli: Cli, uv_index: Index, workplace: Path
     assert not list((workplace / "work" / "wheels").glob("*.whl*"))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_meant(cli: Cli) -> None:
     for arguments, hint in (
         (["download", "-d", "x"], "name a package"),

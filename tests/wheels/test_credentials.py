@@ -131,6 +131,7 @@ def test_certificates(
     add(house, "own")
 
 
+@pytest.mark.slow
 def test_certificates_that_only_the_system_trusts(
     index: Index, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

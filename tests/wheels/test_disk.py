@@ -45,6 +45,7 @@ def within(mounts: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @root_only
 @pytest.mark.parametrize("told", [True, False])
 def test_a_full_disk(uv_index: Index, tmp_path: Path, told: bool) -> None:
@@ -60,6 +61,7 @@ def test_a_full_disk(uv_index: Index, tmp_path: Path, told: bool) -> None:
     assert (uv_index.asked(wheel)[-1:] == [None]) == (not told)
 
 
+@pytest.mark.slow
 @root_only
 def test_a_complete_directory_that_is_read_only(uv_index: Index, tmp_path: Path) -> None:
     for name in ("own", "other"):
@@ -76,6 +78,7 @@ def test_a_complete_directory_that_is_read_only(uv_index: Index, tmp_path: Path)
     assert "Read-only file system" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_leaves_is_cleared_by_the_next(uv_index: Index, tmp_path: Path) -> None:
     wheel = make_wheel(uv_index.directory, "own", padding=100_000)
     uv_index.faults[wheel.name] = [Fault(cut=50_000, hang=True, agent="python-httpx")]

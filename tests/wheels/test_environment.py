@@ -155,6 +155,7 @@ for file in importlib.metadata.distribution("full").files:
     assert {"full-run", "full-shell", "data.txt", "full.h", "a, b.txt", "INSTALLER"} <= listed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 @pytest.mark.parametrize("mode", MODES)
 def test_pip_and_uv_know_what_was_installed(host: Host, mode: str, tool: str) -> None:
@@ -206,6 +207,7 @@ def test_from_links_to_copies_and_back(host: Host) -> None:
         assert (host.packages / "wheelmount-links.pth").exists() == (mode == "symlink")
 
 
+@pytest.mark.slow
 def test_copies_outlive_the_mount_and_links_say_that_they_do_not(host: Host) -> None:
     own = make_wheel(host.wheels, "own")
     host.install(own)
@@ -258,6 +260,7 @@ def test_a_python_that_dies_while_it_compiles(host: Host) -> None:
     assert not list((host.place / "unpacked").glob(".unpack-*"))
 
 
+@pytest.mark.slow
 def test_packages_that_share_directories_and_files(host: Host) -> None:
     wheels = [
         add(make_wheel(host.wheels, name), {f"space/{name}.py": b"", "space/both.txt": text})
@@ -350,6 +353,7 @@ def test_two_at_once_take_turns(host: Host) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hardlink", "symlink", "copy"])
 def test_plain_uv_makes_links_from_a_cache_of_links(host: Host, mode: str) -> None:
     full, needs = full_wheel(host.wheels), make_wheel(host.wheels, "needs", requires=["full"])

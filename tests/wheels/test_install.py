@@ -37,6 +37,7 @@ def run(command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 def test_installs_from_the_directory_alone(
     index: Index,
@@ -72,6 +73,7 @@ def test_installs_from_the_directory_alone(
     run([python, "-m", "pip", "uninstall", "-qy", "own", "other"])
 
 
+@pytest.mark.slow
 def test_variables_of_pip_do_not_matter_to_the_command(tmp_path: Path, python: str) -> None:
     packages = make_wheel(tmp_path / "packages", "own").parent
     command = install_command("pip", ["own"], packages=str(packages), python=python)

@@ -17,6 +17,8 @@ from wheelmount.wheels.install import install_command
 from .support import Index, make_wheel
 from .test_build import BACKEND, make_project
 
+pytestmark = pytest.mark.slow
+
 Tool: TypeAlias = Literal["uv", "pip"]
 
 

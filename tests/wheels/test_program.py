@@ -23,6 +23,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["uv", "pip"])
 def test_hosts_with_one_home_take_turns(tool: str, tmp_path: Path) -> None:
     names = [make_wheel(tmp_path / "house", f"a{n}").name.split("-")[0] for n in range(8)]

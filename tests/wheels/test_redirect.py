@@ -126,6 +126,7 @@ def test_paths_that_cannot_be_written(packages: str) -> None:
             text(packages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", INSTALL)
 def test_plain_install(container: Path, tool: str) -> None:
     done = namespace(f"{INSTALL[tool]} own && {SHOW}", container)
@@ -166,6 +167,7 @@ printf '[[index]]\\nurl="{INDEX}"\\ndefault=true\\n' | tee .config/uv/uv.toml > 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", INSTALL)
 def test_indexes_of_the_user_have_no_say(container: Path, tool: str) -> None:
     script = f"{OF_THE_USER[tool]}\n{INSTALL[tool]} own && {SHOW}; {INSTALL[tool]} no-such-thing"
@@ -183,6 +185,7 @@ AGAINST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", INSTALL)
 def test_the_environment_outranks_files_that_say_otherwise(container: Path, tool: str) -> None:
     exports = "".join(f"export {name}={value}\n" for name, value in environment().items())
@@ -216,6 +219,7 @@ def test_an_active_virtual_environment_where_people_work_in_one(container: Path)
     assert "own.py" in namespace(script, container).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", INSTALL)
 def test_a_wheel_that_was_built_anew(container: Path, tool: str) -> None:
     new = make_wheel(container / "new", "own", module=b"VALUE = 'new'\n")

@@ -71,6 +71,7 @@ def record(packages: Path, project: str, number: int = 0) -> dict[str, Any]:
     return page["files"][number]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 def test_installs_by_the_index(packages: Path, tmp_path: Path, tool: str) -> None:
     done = install(tool, packages, tmp_path / "into", "own")
@@ -81,6 +82,7 @@ def test_installs_by_the_index(packages: Path, tmp_path: Path, tool: str) -> Non
     assert install(tool, packages, tmp_path / "none", "nosuch").returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 def test_hashes_are_checked_without_being_asked(packages: Path, tmp_path: Path, tool: str) -> None:
     make_wheel(packages, "own", module=b"VALUE = 'other'\n")

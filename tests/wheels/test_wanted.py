@@ -92,6 +92,7 @@ def test_a_project(
     house.check().raise_if_any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extras", "groups", "expected"),
     [([], [], ["a-1.0"]), (["more"], ["wide"], ["a-1.0", "b-1.0", "c-1.0", "d-1.0"])],

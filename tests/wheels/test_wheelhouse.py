@@ -128,6 +128,7 @@ def test_a_failed_add_changes_nothing(filled: Wheelhouse, uv_index: Index) -> No
     assert len(manifest["requests"]) == 2
 
 
+@pytest.mark.slow
 def test_files_of_requirements(
     filled: Wheelhouse, uv_index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +173,7 @@ def test_no_file_has_a_password(
     house.check().raise_if_any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["uv", "pip"])
 def test_a_wheel_that_wants_another_by_url(
     tool: Literal["uv", "pip"], house: Wheelhouse, uv_index: Index, tmp_path: Path
@@ -196,6 +198,7 @@ def test_a_wheel_that_wants_another_by_url(
     assert (tmp_path / "there" / "own.py").is_file()
 
 
+@pytest.mark.slow
 def test_what_is_complete_for_uv_and_not_for_pip(house: Wheelhouse, uv_index: Index) -> None:
     make_wheel(uv_index.directory, "own", requires=["needed"])
     make_wheel(uv_index.directory, "needed", headers="Requires-Python: >=3,<3.8\n")
@@ -301,6 +304,7 @@ def test_hashes_of_both_files_count(filled: Wheelhouse, name: str) -> None:
     assert "c-2.5-py3-none-any.whl (another build than" in refused(filled, "a").message
 
 
+@pytest.mark.slow
 def test_every_wheel_is_read(filled: Wheelhouse) -> None:
     by_hand = make_wheel(filled.directory, "x")
     findings = filled.check()
@@ -343,6 +347,7 @@ def test_unsound_wheels_do_not_get_in(filled: Wheelhouse, uv_index: Index) -> No
     assert not list(filled.directory.glob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_wrong_record_is_taken_from_who_is_trusted(filled: Wheelhouse, uv_index: Index) -> None:
     spoil(make_wheel(uv_index.directory, "Odd_Name"), {"more.py": b""})
     with pytest.raises(WheelError, match=r"more\.py is not mentioned in RECORD") as caught:
@@ -468,6 +473,7 @@ def test_a_spoilt_manifest(filled: Wheelhouse, text: str) -> None:
     filled.check().raise_if_any()
 
 
+@pytest.mark.slow
 def test_several_targets(house: Wheelhouse, uv_index: Index) -> None:
     for tag in ("cp311-cp311-manylinux_2_17_x86_64", "cp312-cp312-musllinux_1_1_aarch64"):
         make_wheel(uv_index.directory, "a", tag=tag, requires=["b"])
@@ -481,6 +487,7 @@ def test_several_targets(house: Wheelhouse, uv_index: Index) -> None:
     assert [(gap.target, str(gap.missing[0])) for gap in gaps] == [(ARM, "a (wanted by you)")]
 
 
+@pytest.mark.slow
 def test_targets_that_are_no_interpreter_of_this_machine(
     house: Wheelhouse, uv_index: Index
 ) -> None:
@@ -556,6 +563,7 @@ def test_what_changed_is_asked_for_again(
         assert lock.exists(), what
 
 
+@pytest.mark.slow
 def test_prune(filled: Wheelhouse, uv_index: Index) -> None:
     make_wheel(uv_index.directory, "c", "3.0")
     with Index(uv_index.directory) as other, pytest.MonkeyPatch.context() as patch:
@@ -591,6 +599,7 @@ def test_a_directory_that_is_a_file(house: Wheelhouse) -> None:
         house.add(Wanted.of(["a"]), targets=[TARGET])
 
 
+@pytest.mark.slow
 def test_two_at_once(uv_index: Index, house: Wheelhouse) -> None:
     wanted = ["d", "e", "f", "g"]
     make_wheel(uv_index.directory, "c", padding=5000)
@@ -616,6 +625,7 @@ def test_two_at_once(uv_index: Index, house: Wheelhouse) -> None:
     house.check().raise_if_any()
 
 
+@pytest.mark.slow
 def test_what_was_not_written_to_is_not_read_again(uv_index: Index, tmp_path: Path) -> None:
     size = 64 << 20
     make_wheel(uv_index.directory, "large", module=bytes(size))
