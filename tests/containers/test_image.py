@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -272,10 +271,8 @@ def test_no_apptainer(definition: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_image_is_kept(sif: Path) -> None:
     import uv
 
-    started = time.monotonic()
     definition = Path(__file__).parents[2] / "images" / "python.def"
     assert not image.build(definition, sif, build_args={"uv": uv.find_uv_bin()})
-    assert time.monotonic() - started < 2
 
 
 @pytest.mark.containers

@@ -219,16 +219,21 @@ def test_eight_at_once(container: Container, wheels: Path, tmp_path: Path) -> No
 
 
 def test_second_writer_is_refused(container: Container, tmp_path: Path) -> None:
-    first = threading.Thread(target=container.run, args=(["sleep", "3"],))
-    first.start()
-    second = Container(container.image, tmp_path / "second", container.overlay)
-    with second:
-        time.sleep(0.5)
-        started = time.monotonic()
-        with pytest.raises(ContainerError, match="in use by sleep 3"):
-            second.run(["true"])
-        assert time.monotonic() - started < 1
+    assert container.overlay is not None
+    reading, writing = os.pipe()
+    with open(reading, "rb") as line, open(writing, "wb") as until:
+        first = threading.Thread(target=container.run, args=(["cat"],), kwargs={"stdin": line})
+        first.start()
+        second = Container(container.image, tmp_path / "second", container.overlay)
+        with until, second:
+            while not container.overlay.user():
+                assert first.is_alive()
+                time.sleep(0.02)
+            with pytest.raises(ContainerError, match="in use by cat"):
+                second.run(["true"])
+            assert first.is_alive(), "it was not waited for"
         first.join()
+    with second:
         assert second.run(["true"]) == 0
 
 
