@@ -196,14 +196,14 @@ def test_a_read_brings_its_bytes_from_the_host_that_gives_them(
 def test_a_source_that_stalls_fails_nothing(
     large: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = replace(settings, fetch_timeout=1)
+    settings = replace(settings, fetch_timeout=2)
     stalled: list[int] = []
     fill = Source.fill
 
     def slow(source: Source, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
         if not stalled:
             stalled.append(block)
-            time.sleep(4)
+            time.sleep(6)
         return fill(source, block, view)
 
     monkeypatch.setattr(Source, "fill", slow)

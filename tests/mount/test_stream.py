@@ -327,7 +327,7 @@ def test_who_waits_itself_says_so(address: Address | None) -> None:
             assert await _read(client, late.ticket) == lender.blocks[0]
 
     try:
-        _run(work, timeout=0.5)
+        _run(work, timeout=0.8)
     finally:
         late.close()
 
@@ -361,7 +361,7 @@ def test_a_block_may_take_longer_than_a_timeout_as_long_as_it_comes(
 def test_who_takes_a_block_slowly_gets_all_of_it(address: Address | None) -> None:
     """A link that needs longer for a block than the time-out of who gives it."""
     lender = Lending()
-    server = BlockServer(lender, timeout=0.5)
+    server = BlockServer(lender, timeout=0.8)
     try:
         with contextlib.ExitStack() as stack:
             connection = stack.enter_context(sockets.connect(server.ticket.where))
