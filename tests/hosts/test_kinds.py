@@ -360,6 +360,34 @@ def test_a_job_that_waits_says_why_and_goes_with_an_interrupt(lab: Lab, source: 
     _assert_clean(lab)
 
 
+@pytest.mark.parametrize("words", ["run", "up"])
+def test_a_client_that_is_killed_while_its_job_waits_leaves_no_job(
+    lab: Lab, source: Path, words: str
+) -> None:
+    holder = ["sbatch", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 300"]
+    lab.run(LOGIN, holder, check=True)
+    command = _command(words, "--hosts", "slurm:2,exclusive")
+    if words == "run":
+        command += ["--mntpoint", PATH, str(source), "-"]
+    try:
+        while "RUNNING None" not in _queue(lab):
+            time.sleep(0.1)
+        with lab.popen(LOGIN, ["setsid", "--wait", *command], stderr=subprocess.PIPE) as client:
+            assert client.stderr is not None
+            while b"waits: Resources" not in client.stderr.readline():
+                assert client.poll() is None, client.communicate()[1]
+            kill = ["pkill", "-KILL", "--full", "--oldest", f"cli.main {words}"]
+            lab.run(LOGIN, kill, check=True)
+            client.wait(60)
+        deadline = time.monotonic() + 60
+        while (queue := _queue(lab)) != ["RUNNING None"]:
+            assert time.monotonic() < deadline, queue
+            time.sleep(0.2)
+    finally:
+        lab.run(LOGIN, ["scancel", "--user=root"], check=True)
+    _assert_clean(lab)
+
+
 def test_options_go_to_slurm_and_its_refusal_to_the_user(lab: Lab, source: Path) -> None:
     done = _call(lab, "up", "--hosts", "slurm:1,partition=none")
     assert done.returncode == 68
@@ -509,11 +537,30 @@ def test_a_new_job_is_made_from_within_an_allocation_if_asked_for(lab: Lab, sour
     _assert_clean(lab)
 
 
-def test_a_heterogeneous_allocation_is_refused(lab: Lab, source: Path) -> None:
-    command = _command("run", "--hosts", "slurm:1", "--mntpoint", PATH, source, "-")
+@pytest.mark.parametrize("where", [["--hosts", "slurm:1"], []])
+def test_a_heterogeneous_allocation_is_refused(lab: Lab, source: Path, where: list[str]) -> None:
+    command = _command("run", *where, "--mntpoint", PATH, source, "-")
     done = lab.run(LOGIN, ["salloc", "--quiet", "--nodes=1", ":", "--nodes=1", *command])
     assert done.returncode == InputError.exit_code, done.stderr
     assert "this allocation has parts of several kinds (a heterogeneous job)" in done.stderr
+    _assert_clean(lab)
+
+
+def test_an_environment_that_slurm_is_to_keep_goes_to_hosts(lab: Lab, source: Path) -> None:
+    """Sites recommend ``--export=NONE``; workers and their scripts need the client's variables."""
+    output = source.parent / "none"
+    command = shlex.join(_command("run", "--quiet", "--mntpoint", PATH, source, "-"))
+    batch = ["sbatch", "--wait", "--export=NONE", "--nodes=1", f"--output={output}"]
+    done = lab.run(LOGIN, [*batch, "--wrap", f"echo cat .hidden | {command}"])
+    assert (done.returncode, output.read_text()) == (0, "hidden\n")
+    told = {"SLURM_EXPORT_ENV": "NONE", "SBATCH_EXPORT": "NONE"}
+    words: list[str | Path] = ["run", "--mntpoint", PATH, source, "-"]
+    done = _call(lab, *words, "--hosts", "slurm:1", script="cat .hidden", **told)
+    assert done.stdout == "hidden\n", done.stderr
+    up = _call(lab, "up", "--hosts", "slurm:1", **told)
+    assert up.returncode == 0, up.stderr
+    assert _call(lab, *words, script="cat .hidden").stdout == "hidden\n"
+    assert _call(lab, "down").returncode == 0
     _assert_clean(lab)
 
 

@@ -119,11 +119,28 @@ def allocation() -> str | None:
     """Return the hosts of this process's allocation, as for ``--hosts``; None outside of one.
 
     A command on one of wheelmount's hosts is in an allocation, too, but uses its own machine.
+
+    Raises:
+        InputError: the allocation is of a heterogeneous job.
     """
-    nodes = os.environ.get("SLURM_JOB_NODELIST")
-    if not nodes or "SLURM_JOB_ID" not in os.environ or "WHEELMOUNT_HOST" in os.environ:
+    if "SLURM_JOB_ID" not in os.environ or "WHEELMOUNT_HOST" in os.environ:
         return None
-    return f"slurm:{len(expand(nodes))}"
+    _check_one_kind()
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    return f"slurm:{len(expand(nodes))}" if nodes else None
+
+
+def _check_one_kind() -> None:
+    """Check that the allocation around this process has nodes of one kind.
+
+    Raises:
+        InputError: it is of a heterogeneous job.
+    """
+    if "SLURM_HET_SIZE" in os.environ:
+        raise InputError(
+            "this allocation has parts of several kinds (a heterogeneous job)",
+            hint="run this outside of it, in an allocation of one kind, or with other --hosts",
+        )
 
 
 def _begins(word: str) -> bool:
@@ -137,8 +154,19 @@ _ENDED = re.compile(r"tasks? [\d,-]+: (Exited|Terminated|Killed|Out Of Memory)")
 _ABORTED = "Job step aborted"
 """Text of ``srun`` for a step that was ended from outside; the job's state has the reason."""
 
-_STEP = "--overlap", "--mem=0", "--cpu-bind=none"
+_ALL_VARIABLES = "--export=ALL"
+"""Option that gives workers this process's environment, also where ``SLURM_EXPORT_ENV`` or
+``SBATCH_EXPORT`` says otherwise, as in a batch script with ``--export=NONE``."""
+
+_STEP = "--overlap", "--mem=0", "--cpu-bind=none", _ALL_VARIABLES
 """Options of a step that shares all the job's resources on its nodes with other steps."""
+
+_CANCEL = """
+read -r kept && exit
+for _ in 1 2 3 4 5; do scancel --quiet "$@"; sleep 1; done
+"""
+"""Program of ``sh`` that cancels the jobs of its arguments when its input ends, unless it reads a
+line before. It tries more than once, because a job may just be submitted."""
 
 
 class _BusyPortError(HostError):
@@ -206,6 +234,7 @@ class SlurmHosts(NetworkHosts):
         self._token = secrets.token_hex(4)
         self._job: str | None = None
         self._step: subprocess.Popen[bytes] | None = None
+        self._canceller: subprocess.Popen[bytes] | None = None
         self._checked_at = 0.0
 
     def start(self) -> None:
@@ -237,11 +266,7 @@ class SlurmHosts(NetworkHosts):
         try:
             inside = None if self._new_job else os.environ.get("SLURM_JOB_ID")
             if inside is not None:
-                if "SLURM_HET_SIZE" in os.environ:
-                    raise InputError(
-                        "this allocation has parts of several kinds (a heterogeneous job)",
-                        hint="run this outside of it, or in an allocation of one kind",
-                    )
+                _check_one_kind()
                 nodes = expand(os.environ["SLURM_JOB_NODELIST"])[: self._count]
                 if len(nodes) < self._count:
                     raise InputError(
@@ -251,6 +276,7 @@ class SlurmHosts(NetworkHosts):
                 where = [f"--jobid={inside}", f"--nodelist={','.join(nodes)}", *_STEP]
                 self._run(port, where)
             else:
+                self._cancel_if_killed()
                 if self._guarded:
                     self._run(port, [])
                 else:
@@ -295,7 +321,7 @@ class SlurmHosts(NetworkHosts):
         mode = launcher.GUARDED if self._guarded else launcher.ATTENDED
         wanted, before = self._wanted(), []
         if not where:
-            where = ["--cpu-bind=none"]
+            where = ["--cpu-bind=none", _ALL_VARIABLES]
             if any(option.partition("=")[0] == EXCLUSIVE for option in self._options):
                 # With srun alone, where Slurm confines steps, the step would get only one
                 # processor a task, although the job has whole nodes.
@@ -317,6 +343,27 @@ class SlurmHosts(NetworkHosts):
             )
         except FileNotFoundError:
             raise missing(command[0]) from None
+
+    def _cancel_if_killed(self) -> None:
+        """Have the new job cancelled if this process is killed while the job waits.
+
+        The job of a session is cancelled also if it runs already, until ``leave``.
+        """
+        which = [f"--name={self._name}", *(["--state=PENDING"] if self._guarded else [])]
+        self._canceller = subprocess.Popen(
+            ["sh", "-c", _CANCEL, "sh", *which],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self._environment(),
+            start_new_session=True,  # it outlives this process
+        )
+
+    def _keep_job(self) -> None:
+        """Undo ``_cancel_if_killed``."""
+        canceller, self._canceller = self._canceller, None
+        if canceller is not None:
+            canceller.communicate(b"\n")
 
     def _environment(self) -> dict[str, str]:
         environ = variables.without_secrets()
@@ -347,7 +394,7 @@ class SlurmHosts(NetworkHosts):
             f"#!/bin/bash\n{shlex.join(run)} <<'CREDENTIALS'\n{credentials.decode()}CREDENTIALS\n"
         )
         output = ["--output=/dev/null", "--parsable"]
-        command = ["sbatch", *self._wanted(), *output]
+        command = ["sbatch", _ALL_VARIABLES, *self._wanted(), *output]
         log.debug("run: %s, which runs %s", shlex.join(command), shlex.join(run))
         said = ask(command, script, environ=self._environment())
         self._job = said.strip().partition(";")[0]
@@ -602,6 +649,7 @@ class SlurmHosts(NetworkHosts):
             self._job = None
         elif not self._guarded:
             self._cancel_step()
+        self._keep_job()
         if step is not None:
             for end in (step.terminate, step.kill):  # srun may wait for lost nodes
                 if step.poll() is None:
@@ -661,6 +709,7 @@ class SlurmHosts(NetworkHosts):
     def leave(self) -> dict[str, Any]:
         """Disconnect from the nodes without stopping the job; it must not be guarded."""
         self._step = None
+        self._keep_job()
         return {
             "count": self._count,
             "job": self._job,
