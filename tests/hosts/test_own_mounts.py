@@ -73,7 +73,9 @@ def session(request: pytest.FixtureRequest, lab: Lab, source: Path) -> Iterator[
     """A session on one host, which shows the source at ``PATH``."""
     _done(_call(lab, "up", "--hosts", request.param))
     try:
-        _done(_call(lab, "mount", source, PATH))
+        mounted = _call(lab, "mount", source, PATH)
+        assert _done(mounted) == f"host0 {PATH}\n"
+        assert "only what wheelmount runs on these hosts sees it" in mounted.stderr
         yield
     finally:
         _done(_call(lab, "down"))
@@ -188,6 +190,22 @@ def test_a_session_s_mount_is_told_by_its_status(lab: Lab, session: None) -> Non
     assert "  bind  up" in said
     assert "in a namespace of its own: nsenter -U --preserve-credentials -m -t " in said
     assert _outside(lab, SHOWN) == ""
+
+
+def test_a_session_that_needs_no_bind_shows_its_mounts_to_all(lab: Lab, source: Path) -> None:
+    own = {"WHEELMOUNT_ADAPTER": "devfuse"}
+    _done(_call(lab, "up", "--hosts", "ssh:host0", **own))
+    try:
+        mounted = _call(lab, "mount", source, PATH, **own)
+        _done(mounted)
+        assert "sees it" not in mounted.stderr
+        assert _outside(lab, SHOWN) == FUSE
+        said = _done(_call(lab, "status", **own))
+        assert "  devfuse  up" in said
+        assert "namespace" not in said
+    finally:
+        _done(_call(lab, "down"))
+    _assert_clean(lab)
 
 
 def test_programs_have_the_user_s_ids_and_no_more_rights(

@@ -107,7 +107,9 @@ def _look(settings: Settings) -> Found:
             state["lost"] = found.message
         else:
             known = {_key(mount) for mount in mounts}  # this machine can be a host of it, too
-            mounts += [each | {"visible": False} for each in found[0] if _key(each) not in known]
+            for each in found[0]:
+                if _key(each) not in known:
+                    mounts.append(each | {"visible": not each.get("apart")})
             state["overlays"] = found[1]
     return {"sessions": standing, "mounts": mounts}
 

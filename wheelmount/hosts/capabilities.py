@@ -30,7 +30,7 @@ def lowered() -> Iterator[None]:
     that, a program may become its user and those ids, as ``newuidmap`` lets it do anyway.
     Elsewhere, nothing changes.
     """
-    if _maps_root():
+    if maps_root():
         yield
         return
     ids = subordinate.ids()
@@ -48,7 +48,8 @@ def mounting() -> bool:
     return _SYS_ADMIN in _of("CapEff")
 
 
-def _maps_root() -> bool:
+def maps_root() -> bool:
+    """Return whether this process's user namespace has a root, as the machine's own has."""
     lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
     return any(line.split()[0] == "0" for line in lines)
 

@@ -51,6 +51,8 @@ def mount(
             pool.mount(source, mntpoint) as standing,
         ):
             mount = standing
+            if spec.kind != "local" and _apart(mount):
+                progress.log("only what wheelmount runs on these hosts sees it, see `status`")
         return mount.mntpoints, mount.shortfall()
     # A node of a job may be this machine, which has the directory at that path.
     alike = spec.shared or (mntpoint is None and spec.kind != "local")
@@ -70,6 +72,12 @@ def mount(
     finally:
         runtime.stop(killed=started.killed)
     return made.mntpoints, made.shortfall()
+
+
+def _apart(mount: RemoteMount) -> bool:
+    """Return whether a host has the mount in a mount namespace of its own."""
+    states = (each for each in mount.status().values() if isinstance(each, dict))
+    return any(state["apart"] for state in states)
 
 
 def refresh(

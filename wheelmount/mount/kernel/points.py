@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wheelmount.errors import InputError, MountError, UnavailableError
+from wheelmount.hosts import capabilities
 from wheelmount.mount.kernel import syscalls
 
 FILE_SYSTEM = "fuse.wheelmount"
@@ -53,6 +54,13 @@ class View:
         switches = os.environ.get("SLURM_TOPOLOGY_ADDR", "")  # as in top.switch.node
         rack, _, _ = switches.rpartition(".")
         return cls(boot, Path("/proc/self/ns/mnt").stat().st_ino, private, rack)
+
+
+def apart() -> bool:
+    """Return whether this process has a mount namespace of its own, not the machine's."""
+    with contextlib.suppress(PermissionError):  # of an ordinary user
+        return not Path("/proc/1/ns/mnt").samefile("/proc/self/ns/mnt")
+    return not capabilities.maps_root()
 
 
 def place(

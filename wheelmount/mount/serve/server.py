@@ -224,8 +224,9 @@ class Server:
     def status(self) -> control.Message:
         """Return the state of this mount; sizes in bytes, ``started`` in seconds since the epoch.
 
-        ``delivery`` is the ``Traffic.summary`` of the newest generation; ``kept`` is the ``Kept``
-        of earlier generations that are in use.
+        ``apart`` is whether it is in a mount namespace of its own; ``delivery`` is the
+        ``Traffic.summary`` of the newest generation; ``kept`` is the ``Kept`` of earlier
+        generations that are in use.
         """
         store = self.generations.shown
         return {
@@ -235,6 +236,7 @@ class Server:
             "adapter": self.generations.way,
             "generation": store.generation,
             "namespace": points.View.here().namespace,
+            "apart": points.apart(),
             "pid": os.getsid(0),
             "server": os.getpid(),
             "started": self.started,
