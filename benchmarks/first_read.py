@@ -122,9 +122,9 @@ class Found:
     all: float
 
 
-def once(source: Path, count: int, rate: str, command: list[str]) -> Found:
-    """One delivery, during which the last host runs a command."""
-    with Lab(count, rate, [source.parent]) as lab:
+def once(source: Path, count: int, rate: str, command: list[str], *shared: Path) -> Found:
+    """One delivery, during which the last host runs a command; ``shared`` is as of ``Lab``."""
+    with Lab(count, rate, [source.parent, *shared]) as lab:
         start_workers(lab)
         mounting = [sys.executable, "-c", CLIENT, workers_spec(lab), str(source), PATH]
         client = lab.popen(

@@ -125,6 +125,19 @@ def test_blocks_behind_one_that_a_reader_waits_for_are_next() -> None:
     assert order.pop() is None
 
 
+def test_blocks_that_are_to_come_first_do_so_from_the_one_on_that_a_reader_waits_for() -> None:
+    order = Order(range(0, 20, 2), {place: rank for rank, place in enumerate((14, 7, 6, 99, 2))})
+    assert [order.pop() for _ in range(3)] == [14, 6, 2]
+    assert [order.pop() for _ in range(2)] == [0, 4]
+    order.follow(14)
+    assert order.pop() == 8, "those behind it have been fetched"
+    order = Order(range(0, 20, 2), {place: rank for rank, place in enumerate((14, 7, 6, 99, 2))})
+    order.follow(7)
+    assert [order.pop() for _ in range(3)] == [6, 2, 0]
+    order.follow(11)
+    assert [order.pop() for _ in range(6)] == [12, 16, 18, 14, 4, 8]
+
+
 def test_there_are_more_over_a_very_fast_link_to_a_host_with_many_processors() -> None:
     async def main() -> None:
         few, many = Window(usual=2, long=2), Window(usual=2, long=2, fast=6)

@@ -91,6 +91,7 @@ class Job:
         settings: as a user has them.
         killed: seconds at which a host is lost, by its number.
         late: seconds at which a host is added, by its number.
+        first: blocks that are to come first.
     """
 
     size: float
@@ -99,6 +100,7 @@ class Job:
     settings: Settings = field(default_factory=Settings)
     killed: Mapping[int, float] = field(default_factory=dict)
     late: Mapping[int, float] = field(default_factory=dict)
+    first: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Outcome:
         crossed: bytes that went from one rack to another.
         processor: seconds of the client's processors.
         calls: calls of actors.
+        order: of the simulated blocks, as they came to each host, by its number.
     """
 
     seconds: float
@@ -120,6 +123,7 @@ class Outcome:
     crossed: float
     processor: float
     calls: int
+    order: Mapping[int, list[int]] = field(default_factory=dict)
 
 
 class _Blocks:
@@ -142,6 +146,7 @@ class _Store:
         self.layout = layout
         self._node = node
         self._have = bytearray(layout.blocks)
+        self.order: list[int] = []
 
     @property
     def held(self) -> int:
@@ -156,6 +161,7 @@ class _Store:
 
     def write(self, block: int, _data: memoryview, _digest: bytes) -> None:
         self._have[block] = 1
+        self.order.append(block)
 
     def read_block(self, _block: int, _view: memoryview) -> None:
         self._node.filled = True
@@ -204,7 +210,7 @@ class _World:
         )  # fmt: skip
         self.names = [f"host{number}" for number in range(cluster.hosts)]
         self._receivers: dict[str, Receiver] = {}
-        self._stores: dict[str, _Store] = {}
+        self.stores: dict[str, _Store] = {}
         self._make_nodes()
 
     def _make_nodes(self) -> None:
@@ -232,8 +238,9 @@ class _World:
         first = [name for name in self.names if name not in late]
         size, fanout = int(self._job.size), settings.fanout
         racks = self._racks()
-        ways = routes(dict.fromkeys(first), size, fanout, racks=racks)
-        after = routes(dict.fromkeys(self.names), size, fanout, late, racks)
+        wanted = self._job.first
+        ways = routes(dict.fromkeys(first), size, fanout, racks=racks, first=wanted)
+        after = routes(dict.fromkeys(self.names), size, fanout, late, racks, wanted)
         ways |= {name: after[name] for name in late}
         for name in self.names:
             await self._make(name, ways[name])
@@ -260,7 +267,7 @@ class _World:
             network, node, layout.key, settings.fetch_timeout,
             scale=self._scale, files=self._files, chunks=self._chunks,
         )  # fmt: skip
-        store = self._stores[name] = _Store(layout, node)
+        store = self.stores[name] = _Store(layout, node)
         made = self._receivers[name] = Receiver(
             name,
             store,  # type: ignore[arg-type]
@@ -309,7 +316,7 @@ class _World:
         while True:
             await asyncio.sleep(POLL_INTERVAL)
             size = self._layout.block_size
-            for name in laggards.find({n: s.held * size for n, s in self._stores.items()}):
+            for name in laggards.find({n: s.held * size for n, s in self.stores.items()}):
                 self._avoid(name)
 
 
@@ -345,7 +352,13 @@ def _play(cluster: Cluster, job: Job, costs: Costs, blocks: int, chunks: int) ->
     racks = {id(rack): rack for rack in world.network.racks.values()}
     crossed = sum(rack[1].carried for rack in racks.values())
     return Outcome(
-        max(hosts.values()), hosts, client.sent, crossed, client.machine.used, world.network.calls
+        max(hosts.values()),
+        hosts,
+        client.sent,
+        crossed,
+        client.machine.used,
+        world.network.calls,
+        {number: store.order for number, store in enumerate(world.stores.values())},
     )
 
 

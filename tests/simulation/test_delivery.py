@@ -24,6 +24,22 @@ def test_a_delivery_takes_what_the_wire_takes_and_every_byte_leaves_the_client_o
     assert len(outcome.hosts) == 8
 
 
+@pytest.mark.parametrize("hosts", [1, 4, 8])
+def test_blocks_that_are_to_come_first_do_so_on_every_host(hosts: int) -> None:
+    first = tuple(range(120, 80, -1))
+    job = Job(128 * BLOCK, block=BLOCK, first=first)
+    jobs = replace(job, first=()), job
+    ascending, wanted = (deliver(Cluster(hosts, RATE), each, FREE) for each in jobs)
+    assert wanted.egress == job.size
+    assert wanted.seconds < 1.1 * ascending.seconds, "it takes no longer"
+    for order in wanted.order.values():
+        assert sorted(order) == list(range(128))
+        early = [block for block in order[: len(first)] if block in first]
+        assert len(early) > 0.7 * len(first), "but for those on their way by other trees"
+        late = max(map(order.index, first))
+        assert late < len(first) + 32
+
+
 def test_processors_bound_it_where_they_are_slower_than_the_wire() -> None:
     outcome = deliver(Cluster(4, RATE, cores=1), JOB, replace(FREE, keep=10 / RATE))
     assert outcome.seconds > 10 * JOB.size / RATE

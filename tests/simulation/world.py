@@ -209,7 +209,8 @@ class World:
         client.givers[key] = self._client
         client.slots[key] = Slots(min(SLOTS, bytes_.layout.blocks))
         client.sent = 0
-        ways = routes(dict.fromkeys(living), size, fanout)
+        first = self._wanted(bytes_.layout.blocks)
+        ways = routes(dict.fromkeys(living), size, fanout, first=first)
         self._hosts = {}
         for name in living:
             node = self.network.nodes[name]
@@ -251,6 +252,11 @@ class World:
         self._give_up()
         for host in self._hosts.values():
             await host.receiver.stop()
+
+    def _wanted(self, blocks: int) -> tuple[int, ...]:
+        """Blocks that are to come first, in any order; some that do not exist."""
+        named = self.random.sample(range(blocks + 3), self.random.randrange(blocks + 3))
+        return tuple(named) if self.random.random() < 0.5 else ()
 
     def _give_up(self) -> None:
         """Abandon the generation, as an agent does."""

@@ -28,7 +28,7 @@ def size(as_json: bool) -> None:
     if as_json:
         print(json.dumps({"directory": settings.cache_dir, "bytes": whole, "items": _plain(found)}))
         return
-    for kind in ("wheelhouse", "tree", "environment", "image", "unpacked"):
+    for kind in ("wheelhouse", "tree", "environment", "image", "unpacked", "reads"):
         of_kind = [item for item in found if item.kind == kind]
         print(f"{kind}: {len(of_kind)}, {sum(item.size for item in of_kind) / 1e6:.1f} MB")
     print(f"in all: {whole / 1e6:.1f} MB in {settings.cache_dir}")

@@ -29,9 +29,10 @@ class Item:
     """A part of the cache that is kept or deleted as a whole.
 
     Attributes:
-        kind: ``wheelhouse``, ``tree``, ``environment``, ``image`` (of a registry) or ``unpacked``,
-            a wheel unpacked.
-        path: a directory; for ``unpacked`` the file that describes the wheel.
+        kind: ``wheelhouse``, ``tree``, ``environment``, ``image`` (of a registry), ``unpacked``,
+            a wheel unpacked, or ``reads``, what programs read first of a directory.
+        path: a directory; for ``unpacked`` the file that describes the wheel, for ``reads`` the
+            record.
         size: bytes on the disk that no other part has.
         used: time of its last use, in seconds since 1970.
     """
@@ -61,6 +62,10 @@ def items(settings: Settings, kind: str = "") -> list[Item]:
     found += [
         Item("unpacked", path, _contents(unpacked, path), path.stat().st_mtime)
         for path in (unpacked / "wheels").glob("*.json")
+    ]
+    found += [
+        Item("reads", path, path.stat().st_size, path.stat().st_mtime)
+        for path in (cache / "reads").glob("[!.]*")
     ]
     return sorted(found, key=lambda item: item.used)
 

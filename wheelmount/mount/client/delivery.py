@@ -15,6 +15,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, StoreError, TransferError, WaitError, WheelmountError
 from wheelmount.hosts import runtime
 from wheelmount.mount.client.agents import Agents
+from wheelmount.mount.client.reads import Record
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.source import Source
 from wheelmount.mount.transfer.laggards import Laggards
@@ -24,6 +25,10 @@ from wheelmount.mount.transfer.topology import NO_RACKS, SMALL, Route, routes
 from wheelmount.progress import Progress, Task
 
 log = logging.getLogger("wheelmount")
+
+ASKED = 8
+"""Number of hosts that tell what was read. Others mostly read the same, and thousands of answers
+would take long."""
 
 
 class Delivery:
@@ -37,6 +42,7 @@ class Delivery:
         before: the layout that hosts have already; they are sent only the differences to it.
         read_before: see ``Source``.
         racks: the rack of each host, by host name.
+        record: what programs read first of the directory.
 
     Attributes:
         origin: reference with which hosts fetch from this process.
@@ -53,11 +59,14 @@ class Delivery:
         *,
         read_before: bool = False,
         racks: Mapping[str, str] = NO_RACKS,
+        record: Record | None = None,
     ) -> None:
         from wheelmount.mount.transfer.rdma import offer
 
         self.layout = layout
         self._racks = racks
+        self._record = record
+        self._first = record.blocks(layout) if record is not None else ()
         self.ended = False
         self._source = Source(root, layout, read_before=read_before)
         # Whether more hosts than the first of each tree fetch from this process.
@@ -110,7 +119,8 @@ class Delivery:
 
         Only hosts in ``later`` fetch from hosts in ``later``.
         """
-        return routes(agents, self.layout.size, self._settings.fanout, later, self._racks)
+        fanout = self._settings.fanout
+        return routes(agents, self.layout.size, fanout, later, self._racks, self._first)
 
     def arrived(self, host: str, length: int) -> None:
         """Report that ``length`` more bytes have arrived on a host."""
@@ -194,9 +204,17 @@ class Delivery:
 
     def deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
         """Have hosts fetch all blocks; record the results of those still in ``names`` then."""
-        calls = {name: agents[name].deliver.call_one() for name in sorted(names)}
+        ordered = sorted(names)
+        asked = {*ordered[:: -(-len(ordered) // ASKED)], *ordered[-1:]}
+        calls = {name: agents[name].deliver.call_one(name in asked) for name in ordered}
         found = self.fetch(calls, agents)
+        self.note(found)
         self._outcome |= {name: end for name, end in found.items() if name in names}
+
+    def note(self, answers: Mapping[str, Any]) -> None:
+        """Keep what was read on hosts, by their answers, for the next delivery."""
+        if self._record is not None:
+            self._record.add(self.layout.tree, answers.values())
 
     def advance(
         self, agents: Agents, find_lost: Callable[[Iterable[str]], Set[str]]

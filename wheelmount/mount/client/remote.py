@@ -25,6 +25,7 @@ from wheelmount.hosts import rdma, runtime
 from wheelmount.hosts.host import Host, as_hosts
 from wheelmount.mount.client.agents import Agents
 from wheelmount.mount.client.delivery import Delivery
+from wheelmount.mount.client.reads import Record
 from wheelmount.mount.client.seen import Seen, read
 from wheelmount.mount.host import reattach
 from wheelmount.mount.host.reattach import Apart
@@ -120,6 +121,7 @@ class RemoteMount:
         self._apart: list[Apart] = []
         # Errors of lost hosts, to be raised by ``refresh``.
         self._dropped: dict[str, WheelmountError] = {}
+        self._record = Record(settings, os.fsencode(self.source))
         self._keep = False
         self._ending = False  # whether the agents are about to be killed with their hosts
         self._delivery: Delivery | None = None
@@ -152,6 +154,7 @@ class RemoteMount:
         try:
             self._agents.spawn(self.hosts)  # agents start while this process reads the tree
             tree = self._scan()
+            self._record.pack(tree)
             layout = Layout(tree, self._block_size(tree))
             self._delivery = delivery = self._offer(layout)
             self._mount([host.name for host in self.hosts], delivery)
@@ -247,9 +250,11 @@ class RemoteMount:
         self, layout: Layout, before: Layout | None = None, *, read_before: bool = False
     ) -> Delivery:
         root, settings = os.fsencode(self.source), self._settings
+        # Hosts show a later generation when they have all of it, so its order does not matter.
+        record = self._record if before is None else None
         return Delivery(
             root, layout, settings, self._progress, before,
-            read_before=read_before, racks=self._racks,
+            read_before=read_before, racks=self._racks, record=record,
         )  # fmt: skip
 
     def _begin(self, delivery: Delivery, names: list[str]) -> None:
@@ -668,6 +673,8 @@ class RemoteMount:
         """Unmount on the named hosts; return errors by host where the mount stays, or may stay."""
         closed = self._agents.call(lambda agent: agent.close.call_one(force), names)
         failed = runtime.errors(closed)
+        if self._delivery is not None:
+            self._delivery.note(closed)
         (self._agents.forget if self._ending else self._agents.dismiss)(
             closed.keys() - failed.keys()
         )

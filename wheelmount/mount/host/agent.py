@@ -39,6 +39,9 @@ from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.topology import Route
 from wheelmount.mount.transfer.upstream import Upstream
 
+Parts = list[Any]
+"""Parts of files that were read, as ``Trace.end`` returns them."""
+
 POLL_INTERVAL = 0.5
 """Seconds between checks whether a mount is still a process's working directory."""
 
@@ -86,6 +89,7 @@ class Agent(Actor):  # type: ignore[misc]
         self._received = asyncio.Condition()
         self._moving: asyncio.Task[None] | None = None
         self._verified: Verified | None = None
+        self._traced = False  # whether the client is still to be told what was read
 
     @concurrent_endpoint
     async def view(self) -> View:
@@ -199,13 +203,19 @@ class Agent(Actor):  # type: ignore[misc]
             receiver.avoid(host)
 
     @concurrent_endpoint
-    async def deliver(self) -> None:
-        """Fetch all bytes; return when they are there and shown in the final way."""
+    async def deliver(self, traced: bool = False) -> Parts:
+        """Fetch all bytes; return when they are there and shown in the final way.
+
+        Args:
+            traced: whether to return what was read meanwhile; if this fails, ``close`` does.
+        """
         store = self._shown
         receiver = self._receiver
         if receiver is None:  # it had arrived before
-            return
+            return []
+        self._traced = traced
         await receiver.run()
+        reads = await self._reads()
         receiver.traffic.write(self._directory)
         try:
             await asyncio.to_thread(store.finish)
@@ -213,6 +223,15 @@ class Agent(Actor):  # type: ignore[misc]
                 self._moving = asyncio.create_task(self._show_later(store))
         except FileNotFoundError:  # it was taken down meanwhile
             raise MountError("the mount is gone") from None
+        return reads
+
+    async def _reads(self) -> Parts:
+        """Return what was read in the mount, once, if the client is to know."""
+        traced, self._traced = self._traced, False
+        if traced:
+            with contextlib.suppress(MountError):  # it costs the next delivery time only
+                return await asyncio.to_thread(processes.reads, self._directory)
+        return []
 
     async def _show(self, store: Store) -> bool:
         """Show the store's own files by a bind mount, where possible; return whether they are."""
@@ -416,8 +435,9 @@ class Agent(Actor):  # type: ignore[misc]
         return await asyncio.to_thread(processes.status, self._directory)
 
     @concurrent_endpoint
-    async def close(self, force: bool) -> None:
-        """Unmount, and delete the store."""
+    async def close(self, force: bool) -> Parts:
+        """Unmount, and delete the store; return what ``deliver`` did not."""
+        reads = await self._reads()
         if self._moving is not None:
             self._moving.cancel()
         await asyncio.to_thread(processes.stop, self._directory, force=force)
@@ -426,6 +446,7 @@ class Agent(Actor):  # type: ignore[misc]
         if self._receiver is not None and self._store is not None:
             # Bytes that arrived while the serving process deleted the others.
             await asyncio.to_thread(stores.remove, self._store.directory)
+        return reads
 
     @concurrent_endpoint
     async def quit(self) -> None:

@@ -4,6 +4,7 @@ Messages are JSON, one a line, over a Unix socket in the mount's private directo
 begins with one request:
 
 ``{"op": "status"}``              answered by one message; see ``Server.status``
+``{"op": "reads"}``               answered by ``{"reads": parts}``; see ``Trace.end``
 ``{"op": "show", "generation": n}`` shows a generation; answered by ``{"ok": bool}``
 ``{"op": "drop", "number": n}``   has the kernel forget a file's bytes; answered by ``{"ok": true}``
 ``{"op": "stop", "force": bool}`` answered by ``{"ok": bool}``; if not ok, the mount is in use

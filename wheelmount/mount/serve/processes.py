@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import MountError, UnavailableError
@@ -28,6 +29,9 @@ from wheelmount.mount.store import store as stores
 
 SHOW_TIMEOUT = 60.0
 """Seconds that a serving process may take to change to another generation."""
+
+READS_TIMEOUT = 3.0
+"""Seconds in which a serving process must tell what was read; without it, time is lost only."""
 
 STOP_TIMEOUT = 15.0
 """Seconds that a serving process may take to answer, or to unmount and clean up."""
@@ -129,6 +133,16 @@ def status(directory: Path) -> control.Message:
         MountError: its process is gone.
     """
     return control.ask(directory, {"op": "status"}, STOP_TIMEOUT)
+
+
+def reads(directory: Path) -> list[Any]:
+    """Ask a serving process, once, which parts of files were read first; see ``Trace.end``.
+
+    Raises:
+        MountError: its process is gone.
+    """
+    parts: list[Any] = control.ask(directory, {"op": "reads"}, READS_TIMEOUT)["reads"]
+    return parts
 
 
 def show(directory: Path, generation: int) -> None:

@@ -220,6 +220,8 @@ class Server:
                 await self._send(stream, {"ok": True})
             case "status":
                 await self._send(stream, self.status())
+            case "reads":
+                await self._send(stream, {"reads": self.vfs.trace.end()})
 
     def status(self) -> control.Message:
         """Return the state of this mount; sizes in bytes, ``started`` in seconds since the epoch.

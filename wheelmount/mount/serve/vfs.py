@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from wheelmount.mount.serve.trace import Trace
 from wheelmount.mount.snapshot.tree import Inode, TreeView
 from wheelmount.mount.store.store import Store
 
@@ -53,6 +54,8 @@ class Vfs:
 
     def __init__(self, store: Store, earlier: Sequence[Store] = ()) -> None:
         self._stores = [store, *earlier]  # newest first; replaced, never changed
+        self.trace = Trace()
+        """The parts of files that were read."""
 
     @property
     def store(self) -> Store:
@@ -119,6 +122,7 @@ class Vfs:
         end = min(offset + size, inode.size)
         if offset >= end:
             return b""
+        self.trace.note(number, offset, end)
         if store.absent(number, offset, end) is not None:
             return None
         if store.is_changed(number):

@@ -96,6 +96,7 @@ class Receiver:
         over_fast_link = min(processors, MAX_FAST) // len(route.trees)
         self._windows = [Window(at_first, most, over_fast_link) for _ in route.trees]
         self._orders: list[Order] = []
+        self._ranks = {block: rank for rank, block in enumerate(route.first)}
         self._reader_slots = asyncio.Semaphore(in_flight)
         self._reader_tasks: set[asyncio.Task[None]] = set()
         self._waiting: Counter[int] = Counter()  # number of readers that wait for each block
@@ -116,7 +117,7 @@ class Receiver:
         self._reports: set[asyncio.Task[None]] = set()
 
     def want(self, block: int) -> None:
-        """Fetch a block that a reader waits for before all others, then the blocks behind it."""
+        """Fetch a block that a reader waits for before all others, then those next in order."""
         for order in self._orders:
             order.follow(block)
         if self._store.has(block):
@@ -180,7 +181,8 @@ class Receiver:
     async def _fetch_missing(self) -> None:
         missing, trees = self._store.missing(), len(self._windows)
         self._orders = [
-            Order(block for block in missing if block % trees == tree) for tree in range(trees)
+            Order((block for block in missing if block % trees == tree), self._ranks)
+            for tree in range(trees)
         ]
         await asyncio.gather(*map(self._fetch_in_order, self._orders, self._windows))
 

@@ -80,12 +80,14 @@ class Route:
         peers: the agents of the hosts named there.
         below: for each tree, how many ask this host first.
         report: seconds between reports to the client.
+        first: blocks that are fetched ahead of all others, in this order; see ``Order``.
     """
 
     trees: tuple[tuple[str, ...], ...] = ((),)
     peers: Mapping[str, Any] = field(default_factory=dict)
     below: tuple[int, ...] = (0,)
     report: float = REPORT
+    first: tuple[int, ...] = ()
 
 
 def routes(
@@ -94,6 +96,7 @@ def routes(
     fanout: int,
     later: Collection[str] = (),
     racks: Mapping[str, str] = NO_RACKS,
+    first: tuple[int, ...] = (),
 ) -> dict[str, Route]:
     """Compute the route of each host.
 
@@ -103,15 +106,16 @@ def routes(
         fanout: see ``Topology``.
         later: see ``Topology``.
         racks: see ``Topology``.
+        first: see ``Route``.
     """
-    first = [name for name in agents if name not in later]
-    topology = Topology(first, size, fanout, list(later), racks)
+    early = [name for name in agents if name not in later]
+    topology = Topology(early, size, fanout, list(later), racks)
     report = max(REPORT, len(agents) / 256)
     found = {}
     for name in agents:
         trees = topology.route(name)
         peers = {host: agents[host] for above in trees for host in above}
-        found[name] = Route(trees, peers, topology.below(name), report)
+        found[name] = Route(trees, peers, topology.below(name), report, first)
     return found
 
 

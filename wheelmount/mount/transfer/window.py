@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 MAX_SECONDS = 0.25
 """Seconds that a block may take from its first byte to its last while others arrive too. If blocks
@@ -38,23 +39,33 @@ MAX_FAST = 24
 one for each of the host's processors."""
 
 
-class Order:
-    """Blocks in the order in which they are fetched: ascending from the last block of a reader.
+NO_RANKS: Mapping[int, int] = MappingProxyType({})
 
-    A reader is likely to need the blocks behind it next: more of its file, or of its directory.
+
+class Order:
+    """Blocks in the order in which they are fetched: from the last block of a reader on.
+
+    A reader is likely to need the blocks behind it next: what an earlier reader needed then, or
+    more of its file, or of its directory.
 
     Args:
-        blocks: numbers of all blocks, ascending.
+        blocks: numbers of all blocks.
+        ranks: for blocks that come ahead of all others, their places among each other. The others
+            ascend.
     """
 
-    def __init__(self, blocks: Iterable[int]) -> None:
-        self._blocks = list(blocks)
+    def __init__(self, blocks: Iterable[int], ranks: Mapping[int, int] = NO_RANKS) -> None:
+        self._ranks = ranks
+        self._blocks = sorted(blocks, key=self._rank)
         self._begun = bytearray(len(self._blocks))
         self._next = 0
 
     def follow(self, block: int) -> None:
         """Continue with the block behind this one."""
-        self._next = bisect_right(self._blocks, block)
+        self._next = bisect_right(self._blocks, self._rank(block), key=self._rank)
+
+    def _rank(self, block: int) -> int:
+        return self._ranks.get(block, len(self._ranks) + block)
 
     def pop(self) -> int | None:
         """Return the next block, each block once, or None if there are no more."""

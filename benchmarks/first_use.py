@@ -1,0 +1,143 @@
+"""How soon a program runs from an environment on its way: ``python -m benchmarks.first_use``.
+
+On a test-bed (``tests/testbed``) whose links have a given rate, a virtual environment is delivered
+to new hosts, again and again, and one of them imports modules from it as soon as it is mounted.
+From the second time on, wheelmount knows what the import read. Each import is compared with the
+time in which the link carries the bytes that it touches. ``monarch.remotemount`` comes last. Needs
+root, and an environment on a disk, where the kernel tells what was touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.delivery import bandwidth
+from benchmarks.first_read import PATH, once
+from tests.testbed import LOGIN, Lab
+from tests.testbed.service import WORKER_PORT, start_workers
+
+MODULES = "numpy,pandas,scipy,sklearn,pyarrow"
+
+MONARCH = """
+import sys, time
+from monarch.actor import attach_to_workers
+from monarch.remotemount import remotemount
+from wheelmount.hosts import runtime
+from wheelmount.hosts.address import OPEN, Address
+source, mntpoint, port, *hosts = sys.argv[1:]
+runtime.start(Address(OPEN, hosts[0], int(port)).reached_from())
+workers = [f"tcp://{host}:{port}" for host in hosts]
+mesh = attach_to_workers(ca="trust_all_connections", workers=workers)
+mesh.spawn_procs({"procs": 1}).initialized.get(timeout=60)
+begun = time.monotonic()
+remotemount(mesh, source, mntpoint).open()
+print(time.monotonic() - begun, flush=True)
+sys.stdin.read()
+"""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser("python -m benchmarks.first_use")
+    parser.add_argument("venv", type=Path, help="a relocatable virtual environment")
+    parser.add_argument("--modules", default=MODULES, help="imported from it (%(default)s)")
+    parser.add_argument("--hosts", default="1", help="numbers of hosts (%(default)s)")
+    parser.add_argument("--rate", default="200mbit", help="of each host's link (%(default)s)")
+    parser.add_argument("--times", type=int, default=3, help="deliveries (%(default)s)")
+    parser.add_argument("--no-monarch", action="store_true", help="wheelmount only")
+    given = parser.parse_args()
+    venv, rate = given.venv.absolute(), given.rate
+    importer = ["bin/python", "-c", f"import {given.modules}"]
+    size, seconds = touched(venv, [str(venv / importer[0]), *importer[1:]])
+    wire = size / bandwidth(rate)
+    print(
+        f"import {given.modules}: {seconds:.1f} s at the source, where it is cached;"
+        f" it touches {size / 1e6:.0f} MB, {wire:.1f} s of a link of {rate}"
+    )
+    print("hosts   delivery   import   everything   import / link")
+    there = [f"{PATH}/{importer[0]}", *importer[1:]]
+    for count in map(int, given.hosts.split(",")):
+        with tempfile.TemporaryDirectory(prefix="wm-bench-") as cache:
+            os.environ["WHEELMOUNT_CACHE_DIR"] = cache
+            for number in range(1, given.times + 1):
+                found = once(venv, count, rate, there, Path(cache))
+                _line(count, f"{number}", found.seconds, f"{found.all:.1f} s", wire)
+        if not given.no_monarch:
+            opened, seconds = _monarch(venv, count, rate, there)
+            _line(count, "monarch", opened + seconds, f"open {opened:.1f} s", wire)
+
+
+def _line(count: int, name: str, seconds: float, everything: str, wire: float) -> None:
+    print(
+        f"{count:5} {name:>10} {seconds:6.1f} s {everything:>12} {seconds / wire:14.2f}", flush=True
+    )
+
+
+def touched(venv: Path, command: list[str]) -> tuple[int, float]:
+    """Return bytes of an environment that a command touches, and its seconds where they are cached.
+
+    What the kernel reads ahead counts, as on hosts.
+    """
+    files = [path for path in venv.rglob("*") if path.is_file() and not path.is_symlink()]
+    subprocess.run(command, check=True)
+    begun = time.monotonic()
+    subprocess.run(command, check=True)
+    seconds = time.monotonic() - begun
+    os.sync()  # pages that are to be written stay
+    for path in files:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = sum(map(_cached, files))
+    subprocess.run(command, check=True)
+    return sum(map(_cached, files)) - before, seconds
+
+
+def _cached(path: Path) -> int:
+    """Return bytes of a file in the page cache."""
+    size = path.stat().st_size
+    if not size:
+        return 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as mapped:
+        first = (ctypes.c_char * size).from_buffer(mapped)
+        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+        where, length = ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(where, length, pages)
+        del first
+    if failed:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return min(sum(page & 1 for page in pages.raw) * mmap.PAGESIZE, size)
+
+
+def _monarch(venv: Path, count: int, rate: str, command: list[str]) -> tuple[float, float]:
+    """Return seconds until ``monarch.remotemount`` is open, and of the command after that."""
+    with Lab(count, rate, [venv.parent]) as lab:
+        start_workers(lab)
+        for host in lab.hosts:
+            lab.run(host, ["mkdir", "-p", PATH], check=True)
+        mounting = [sys.executable, "-c", MONARCH, str(venv), PATH, str(WORKER_PORT), *lab.hosts]
+        client = lab.popen(
+            LOGIN, mounting, env=dict(os.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            bufsize=0,
+        )  # fmt: skip
+        try:
+            opened = float(json.loads(next(iter(client.stdout or ()))))
+            begun = time.monotonic()
+            lab.run(lab.hosts[-1], command, timeout=900, check=True)
+            seconds = time.monotonic() - begun
+        finally:
+            client.kill()
+            client.wait()
+    return opened, seconds
+
+
+if __name__ == "__main__":
+    main()
