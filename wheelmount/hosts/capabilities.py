@@ -50,8 +50,8 @@ def mounting() -> bool:
 
 def maps_root() -> bool:
     """Return whether this process's user namespace has a root, as the machine's own has."""
-    lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
-    return any(line.split()[0] == "0" for line in lines)
+    lines = Path("/proc/self/uid_map").read_bytes().splitlines()
+    return any(line.split()[0] == b"0" for line in lines)
 
 
 def _of(kind: str) -> set[int]:
