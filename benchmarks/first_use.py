@@ -10,6 +10,7 @@ root, and an environment on a disk, where the kernel tells what was touched.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import mmap
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.delivery import bandwidth
@@ -85,7 +87,7 @@ def _line(count: int, name: str, seconds: float, everything: str, wire: float) -
 def touched(venv: Path, command: list[str]) -> tuple[int, float]:
     """Return bytes of an environment that a command touches, and its seconds where they are cached.
 
-    What the kernel reads ahead counts, as on hosts.
+    What the kernel would read ahead does not count.
     """
     files = [path for path in venv.rglob("*") if path.is_file() and not path.is_symlink()]
     subprocess.run(command, check=True)
@@ -97,8 +99,24 @@ def touched(venv: Path, command: list[str]) -> tuple[int, float]:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before = sum(map(_cached, files))
-    subprocess.run(command, check=True)
+    with _no_read_ahead(venv):
+        subprocess.run(command, check=True)
     return sum(map(_cached, files)) - before, seconds
+
+
+@contextlib.contextmanager
+def _no_read_ahead(path: Path) -> Iterator[None]:
+    """Have the disk of a path read nothing ahead in the context."""
+    device = path.stat().st_dev
+    disk = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    queue = next(each / "queue" for each in (disk, disk.parent) if (each / "queue").is_dir())
+    setting = queue / "read_ahead_kb"
+    before = setting.read_text()
+    setting.write_text("0")
+    try:
+        yield
+    finally:
+        setting.write_text(before)
 
 
 def _cached(path: Path) -> int:

@@ -38,6 +38,9 @@ KEPT = 100
 LARGEST = 16 << 20
 """Bytes of a record above which it is not read; ``MOST`` paths of 800 bytes."""
 
+MOST_BLOCKS = 4096
+"""Number of blocks that are fetched first; the list goes to each host by itself."""
+
 LEAST = 4 << 20
 """Bytes of a tree below which it has no record: it arrives at once."""
 
@@ -97,7 +100,7 @@ class Record:
             if number is not None:
                 blocks = layout.covering(number, part * PART, (part + 1) * PART)
                 found.update(dict.fromkeys(blocks))
-        return tuple(found)
+        return tuple(found)[:MOST_BLOCKS]
 
     def add(self, tree: Tree, answers: Iterable[Any]) -> None:
         """Put what hosts have read ahead of what was known, and keep the record.
