@@ -35,7 +35,7 @@ def _sessions(cli: Cli) -> list[dict[str, Any]]:
 def _run_and_kill(source: Path, workplace: Path) -> None:
     """Run a script on the session, and kill the client while it runs."""
     script = workplace / "script"
-    script.write_text(f"touch {workplace}/work/runs; sleep 60")
+    script.write_text(f"touch {workplace}/work/runs; sleep 3601")
     command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), str(script)]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as client:
         while not (workplace / "work" / "runs").exists():
@@ -168,7 +168,7 @@ def test_a_client_that_is_killed_takes_nothing_with_it(
     assert done.stdout == "hidden\n", done.stderr
     assert cli("down").returncode == 0
     running = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
-    assert ["sleep", "60"] not in running
+    assert ["sleep", "3601"] not in running  # no other test runs this
 
 
 def test_it_ends_while_a_command_uses_it(cli: Cli, source: Path, workplace: Path) -> None:
