@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.user import HOME, NUMBER, USER, as_user, make_user
+from tests.hosts.user import HOME, NUMBER, USER, as_user, assert_clean, make_user
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import Service
 from tests.testbed.slurm import start_slurm
@@ -63,18 +63,6 @@ def _call(lab: Lab, *words: str | Path, script: str = "") -> subprocess.Complete
     return lab.run(LOGIN, as_user(*_command(*words)), stdin=None, input=script, timeout=120)
 
 
-def _assert_clean(lab: Lab) -> None:
-    look = f"pgrep --uid {NUMBER} --list-full; ls {PATH} /tmp/wheelmount-{NUMBER}/*/* 2>/dev/null"
-    deadline = time.monotonic() + 60
-    for host in lab.hosts:
-        while seen := lab.run(host, ["sh", "-c", look]).stdout:
-            assert time.monotonic() < deadline, seen
-            time.sleep(0.2)
-    while lab.run(LOGIN, ["squeue", "--noheader"]).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 @pytest.mark.parametrize("spec", KINDS)
 def test_a_script_runs_as_the_user(lab: Lab, source: Path, spec: str) -> None:
     script = 'id -un; pwd; cat text; exit "$WHEELMOUNT_RANK"'
@@ -82,7 +70,7 @@ def test_a_script_runs_as_the_user(lab: Lab, source: Path, spec: str) -> None:
     each = f"{USER}\n{PATH}\ntext\n"
     assert done.stdout == f"== host0 ==\n{each}== host1 ==\n{each}", done.stderr
     assert done.returncode == 1
-    _assert_clean(lab)
+    assert_clean(lab, lab.hosts, PATH)
 
 
 @pytest.mark.parametrize("spec", KINDS)
@@ -98,7 +86,7 @@ def test_a_session_of_the_user_s_stays_and_goes(lab: Lab, source: Path, spec: st
         assert time.monotonic() < deadline, status
     down = _call(lab, "down")
     assert (down.returncode, down.stdout) == (0, ""), down.stderr
-    _assert_clean(lab)
+    assert_clean(lab, lab.hosts, PATH)
 
 
 @pytest.mark.parametrize("spec", KINDS)
@@ -122,7 +110,7 @@ def test_a_client_of_the_user_s_that_is_killed_leaves_nothing(
         kill = ["pkill", f"-{signal.SIGKILL}", "--full", "--oldest", "^[^ ]*python[^ ]* .*main run"]
         lab.run(LOGIN, kill, check=True)
         client.communicate(timeout=60)
-    _assert_clean(lab)
+    assert_clean(lab, lab.hosts, PATH)
 
 
 def test_workers_of_the_user_s_are_used(lab: Lab, source: Path) -> None:
@@ -145,7 +133,7 @@ def test_workers_of_the_user_s_are_used(lab: Lab, source: Path) -> None:
     for worker in workers:
         lab.run(worker.host, ["pkill", "-INT", "--full", "--oldest", "main worker"], check=True)
         worker.process.wait(60)
-    _assert_clean(lab)
+    assert_clean(lab, lab.hosts, PATH)
 
 
 def test_an_allocation_of_the_user_s_is_used(lab: Lab, source: Path) -> None:
@@ -153,7 +141,7 @@ def test_an_allocation_of_the_user_s_is_used(lab: Lab, source: Path) -> None:
     inside = as_user("salloc", "--nodes=2", "--ntasks=6", "--quiet", *command)
     done = lab.run(LOGIN, inside, stdin=None, input="id -un")
     assert done.stdout == f"== host0 ==\n{USER}\n== host1 ==\n{USER}\n", done.stderr
-    _assert_clean(lab)
+    assert_clean(lab, lab.hosts, PATH)
 
 
 def test_a_batch_script_of_the_user_s_uses_its_own_node_too(lab: Lab, source: Path) -> None:
@@ -165,16 +153,16 @@ def test_a_batch_script_of_the_user_s_uses_its_own_node_too(lab: Lab, source: Pa
     said = output.read_text()
     assert said == f"== host0 ==\n{USER}\ntext\n== host1 ==\n{USER}\ntext\n"
     assert done.returncode == 0
-    _assert_clean(lab)
+    assert_clean(lab, lab.hosts, PATH)
 
 
 def test_a_job_of_the_user_s_that_is_cancelled_is_said(lab: Lab, source: Path) -> None:
     assert _call(lab, "up", "--hosts", "slurm:2,time=10").returncode == 0
     lab.run(LOGIN, as_user("scancel", f"--user={USER}"), check=True)
-    _assert_clean(lab)
+    assert_clean(lab, lab.hosts, PATH)
     done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="pwd")
     assert (done.returncode, "has ended" in done.stderr) == (68, True), done.stderr
     anew = _call(lab, "up", "--hosts", "slurm:1")
     assert anew.stdout == "session default is up: host0\n", anew.stderr
     assert _call(lab, "down").returncode == 0
-    _assert_clean(lab)
+    assert_clean(lab, lab.hosts, PATH)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.user import HOME, NUMBER, USER, as_user, make_user
+from tests.hosts.user import HOME, NUMBER, USER, as_user, assert_clean, make_user
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import Service
 from tests.testbed.slurm import start_slurm
@@ -79,7 +79,7 @@ def session(request: pytest.FixtureRequest, lab: Lab, source: Path) -> Iterator[
         yield
     finally:
         _done(_call(lab, "down"))
-        _assert_clean(lab)
+        assert_clean(lab, ["host0"], PATH)
 
 
 def _command(*words: str | Path, **environment: str) -> list[str]:
@@ -133,23 +133,12 @@ def _running(lab: Lab, source: Path, script: str) -> Iterator[subprocess.Popen[b
         client.communicate()
 
 
-def _assert_clean(lab: Lab) -> None:
-    look = f"pgrep --uid {NUMBER} --list-full; ls {PATH} /tmp/wheelmount-{NUMBER}/*/* 2>/dev/null"
-    deadline = time.monotonic() + 60
-    while seen := lab.run("host0", ["sh", "-c", look]).stdout:
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.2)
-    while lab.run(LOGIN, ["squeue", "--noheader"]).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 @pytest.mark.parametrize("spec", KINDS)
 def test_a_script_sees_files_bound_once_all_are_there(lab: Lab, source: Path, spec: str) -> None:
     """From another directory: a working directory in the mount is not taken away."""
     script = f'cd /; while [ "$({SHOWN})" != tmpfs ]; do sleep 0.05; done; cat {PATH}/text'
     assert _run(lab, source, script, "--hosts", spec) == "text\n"
-    _assert_clean(lab)
+    assert_clean(lab, ["host0"], PATH)
 
 
 @pytest.mark.parametrize("spec", KINDS)
@@ -157,7 +146,7 @@ def test_hosts_that_need_no_bind_get_no_namespace(lab: Lab, source: Path, spec: 
     script = f"{SHOWN}; cat /proc/self/uid_map"
     said = _run(lab, source, script, "--hosts", spec, WHEELMOUNT_ADAPTER="devfuse")
     assert said.split() == [FUSE.strip(), "0", "0", "4294967295"]
-    _assert_clean(lab)
+    assert_clean(lab, ["host0"], PATH)
 
 
 @pytest.mark.parametrize("spec", KINDS)
@@ -172,7 +161,7 @@ def test_where_namespaces_are_forbidden_fuse_serves(lab: Lab, source: Path, spec
         lab.run("host0", ["chmod", "a+x", "/usr/bin/unshare"], check=True)
     said = _call(lab, "doctor", "--hosts", spec).stdout
     assert "adapter: bind, for what wheelmount runs" in said
-    _assert_clean(lab)
+    assert_clean(lab, ["host0"], PATH)
 
 
 def test_all_processes_of_the_user_see_a_mount_that_stays(lab: Lab, source: Path) -> None:
@@ -182,7 +171,7 @@ def test_all_processes_of_the_user_see_a_mount_that_stays(lab: Lab, source: Path
         assert _outside(lab, f"{SHOWN}; cat {PATH}/text") == f"{FUSE}text\n"
     finally:
         _done(lab.run("host0", _command("umount", PATH), timeout=60))
-    _assert_clean(lab)
+    assert_clean(lab, ["host0"], PATH)
 
 
 def test_a_session_s_mount_is_told_by_its_status(lab: Lab, session: None) -> None:
@@ -205,7 +194,7 @@ def test_a_session_that_needs_no_bind_shows_its_mounts_to_all(lab: Lab, source: 
         assert "namespace" not in said
     finally:
         _done(_call(lab, "down"))
-    _assert_clean(lab)
+    assert_clean(lab, ["host0"], PATH)
 
 
 def test_programs_have_the_user_s_ids_and_no_more_rights(
@@ -258,4 +247,4 @@ def test_a_worker_of_the_user_s_can_have_a_namespace(lab: Lab, source: Path, pla
     assert _run(lab, source, script, "--hosts", "tls://host0:26600", **own) == "text\n"
     lab.run("host0", ["pkill", "-INT", "--full", "--oldest", "main worker"], check=True)
     worker.process.wait(60)
-    _assert_clean(lab)
+    assert_clean(lab, ["host0"], PATH)

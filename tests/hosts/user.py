@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.conftest import CHECKOUT
-from tests.testbed import Lab
+from tests.testbed import LOGIN, Lab
 
 USER, NUMBER = "researcher", 2345
 
@@ -39,3 +41,17 @@ def as_user(*words: str | Path) -> list[str]:
     start = ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--init-groups", "--"]
     own = ["-u", "TMPDIR", f"HOME={HOME}", f"USER={USER}", f"LOGNAME={USER}"]
     return [*start, "env", "--chdir=/tmp", *own, *map(str, words)]
+
+
+def assert_clean(lab: Lab, hosts: Iterable[str], mntpoint: str) -> None:
+    """Wait until the user has no process, mount or runtime file on hosts, and Slurm no job."""
+    ends = f"/tmp/wheelmount-{NUMBER}/*/*"
+    look = f"pgrep --uid {NUMBER} --list-full; ls {mntpoint} {ends} 2>/dev/null"
+    deadline = time.monotonic() + 60
+    for host in hosts:
+        while seen := lab.run(host, ["sh", "-c", look]).stdout:
+            assert time.monotonic() < deadline, (host, seen)
+            time.sleep(0.2)
+    while jobs := lab.run(LOGIN, ["squeue", "--noheader"]).stdout:
+        assert time.monotonic() < deadline, jobs
+        time.sleep(0.2)
