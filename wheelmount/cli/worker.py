@@ -51,11 +51,14 @@ def worker(
 
         click.echo(issue_for(where, settings), nl=False)
         return
-    from wheelmount.hosts import process
-    from wheelmount.hosts import worker as host  # with Monarch
+    from wheelmount.hosts import keeper, process
+    from wheelmount.hosts import worker as host
 
     if own_mounts:
         host.enter_namespace([sys.executable, "-m", "wheelmount.cli.main", *sys.argv[1:]])
-    host.listen_at(where, settings, None if credentials is None else credentials.read_bytes())
-    process.prepare(process.make_directory(settings.private_runtime(), process.OF_WORKER))
+    given = None if credentials is None else credentials.read_bytes()
+    directory = process.make_directory(settings.private_runtime(), process.OF_WORKER)
+    keeper.keep()
+    host.listen_at(where, settings, given)
+    process.prepare(directory)
     host.serve(str(where))

@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # cryptography takes long to load, and most commands need non
 log = logging.getLogger("wheelmount")
 
 
+RESTART = 3.0
+"""Seconds in which a worker that Monarch has ended is started again, and refuses clients."""
+
 INSTALL = "wheelmount must be installed there: where this one is, or at WHEELMOUNT_PYTHON"
 """What to do where a worker cannot be started."""
 
@@ -98,7 +101,8 @@ class NetworkHosts(Hosts):
         return list(map(str, self._addresses))
 
     def start(self) -> None:
-        """Reach them; they run already."""
+        """Reach them; they run already, or are about to be started again (``keeper``)."""
+        self.check(RESTART)
         self.attach()
 
     def check(self, patience: float = 0) -> None:

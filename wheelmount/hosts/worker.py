@@ -25,8 +25,8 @@ import psutil
 
 from wheelmount import config, logs
 from wheelmount.config import Settings
-from wheelmount.errors import WheelmountError
-from wheelmount.hosts import process, runtime, socketguard
+from wheelmount.errors import HostError, WheelmountError
+from wheelmount.hosts import keeper, process, runtime, socketguard
 from wheelmount.hosts.address import DANGER, OPEN, Address
 from wheelmount.variables import CREDENTIALS
 
@@ -59,25 +59,27 @@ def main() -> None:
     if os.environ.pop(OWN_MOUNTS, None):
         enter_namespace([sys.executable, "-m", "wheelmount.hosts.worker", *sys.argv[1:]])
     given = _read_credentials() if arguments.credentials else None
-    runtime.own_process()
-    if arguments.guard is not None:
-        os.set_inheritable(arguments.guard, False)
-        guarded = (arguments.guard, Path(arguments.address.removeprefix(LOCAL)))
-        threading.Thread(target=_guard, args=guarded, daemon=True).start()
+    mark = os.environ.get(MARK)
     try:
         settings = config.load()
+        if mark is None:  # nobody waits for it who could start it again
+            directory = process.make_directory(settings.private_runtime(), process.OF_WORKER)
+            keeper.keep()
+        else:
+            directory = temporary(Path(mark))
+        runtime.own_process()
+        if arguments.guard is not None:
+            os.set_inheritable(arguments.guard, False)
+            guarded = (arguments.guard, Path(arguments.address.removeprefix(LOCAL)))
+            threading.Thread(target=_guard, args=guarded, daemon=True).start()
         if not arguments.address.startswith(LOCAL):
             listen_at(Address.parse(arguments.address), settings, given)
-        mark = os.environ.get(MARK)
-        if mark is None:
-            directory = settings.private_runtime()
-            process.prepare(process.make_directory(directory, process.OF_WORKER))
-        else:
-            process.prepare(temporary(Path(mark)))
+        process.prepare(directory)
+        if mark is not None:
             logs.bound(2)
+        serve(arguments.address)
     except WheelmountError as error:
         parser.error(f"{error.message}; {error.hint}")
-    serve(arguments.address)
 
 
 def enter_namespace(command: Sequence[str]) -> None:
@@ -114,11 +116,22 @@ def forget(mark: Path) -> None:
 
 
 def serve(address: str) -> NoReturn:
-    """Serve clients for ever."""
+    """Serve clients for ever.
+
+    Raises:
+        HostError: it cannot listen there.
+    """
     socketguard.close()
     from monarch.actor import run_worker_loop_forever
 
-    run_worker_loop_forever(address=address, ca="trust_all_connections")
+    keeper.serves()
+    try:
+        run_worker_loop_forever(address=address, ca="trust_all_connections")
+    except Exception as error:
+        raise HostError(
+            f"nothing can be served at {address}: {runtime.last_line(error)}",
+            hint="another worker may have this port; give another one",
+        ) from None
     raise AssertionError("it does not return")
 
 
