@@ -494,3 +494,36 @@ def test_a_worker_ends_with_the_signal_that_it_is_sent(lab: Lab) -> None:
         assert worker.process.wait(30) == 128 + number, worker.output()
         assert lab.run("host0", ["pgrep", "-f", address]).returncode == 1
     _assert_clean(lab)
+
+
+def test_a_worker_is_reached_by_another_name_than_its_own(lab: Lab, source: Path) -> None:
+    named = "tls://host0:26606"
+    ip = lab.address("host0")
+    known = f"127.0.0.1 localhost\n{ip} host0\n"
+    before = {host: lab.run(host, ["cat", "/etc/hosts"]).stdout for host in ("host0", LOGIN)}
+
+    def know(host: str, text: str) -> None:
+        lab.run(host, ["tee", "/etc/hosts"], stdin=None, input=text, check=True)
+
+    def run(address: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--quiet"]
+        where = ["--hosts", address, "--mntpoint", PATH, "-"]
+        return lab.run(LOGIN, [*command, *where], stdin=None, input="cat .hidden")
+
+    try:
+        know("host0", known)
+        know(LOGIN, known)
+        worker = Service(lab, "host0", [sys.executable, "-m", WORKER, named], 26606)
+        worker.await_port()
+        done = run(f"tls://{ip}:26606")
+        assert (done.returncode, done.stdout) == (0, "hidden\n"), done.stderr
+        know(LOGIN, "127.0.0.1 localhost\n")
+        done = run(f"tls://{ip}:26606")
+        assert done.returncode == HostError.exit_code
+        assert f"the worker at tls://{ip}:26606 calls itself {named}" in done.stderr
+        lab.run("host0", ["pkill", "-KILL", "-f", named], check=True)
+        worker.process.wait(10)
+    finally:
+        for host, text in before.items():
+            know(host, text)
+    _assert_clean(lab)

@@ -17,6 +17,8 @@ import functools
 import ipaddress
 import re
 import secrets
+import socket
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +160,39 @@ def encode(identity: Identity) -> bytes:
 def issue_for(address: Address, settings: Settings) -> bytes:
     """Credentials by the user's own authority for a worker elsewhere: see ``encode``."""
     return encode(Authority.of_user(settings).issue(address.names(), OF_WORKER))
+
+
+def own_name(address: Address, authority: Authority, timeout: float) -> str | None:
+    """Return what a worker calls its own host: the first name in its certificate.
+
+    Args:
+        address: where it is reached.
+        authority: of its certificate.
+        timeout: seconds in which it has to show it.
+
+    Returns:
+        None if nothing there shows a certificate of the authority.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # the name is what is asked for
+    context.load_verify_locations(cadata=authority.public())
+    try:
+        # Without a certificate of this side: the other's comes before, and the name is no secret.
+        with (
+            socket.create_connection((address.host, address.port), timeout) as plain,
+            context.wrap_socket(plain) as secured,
+        ):
+            shown = secured.getpeercert(binary_form=True)
+    except OSError:
+        return None
+    kind = x509.SubjectAlternativeName
+    try:
+        names = x509.load_der_x509_certificate(shown or b"").extensions.get_extension_for_class(
+            kind
+        )
+    except (ValueError, x509.ExtensionNotFound):
+        return None
+    return next((str(name.value) for name in names.value), None)
 
 
 def decode(text: bytes, names: Sequence[str]) -> Identity:

@@ -6,11 +6,12 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wheelmount import config
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, WaitError
+from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
 from wheelmount.hosts.address import called as host_name
@@ -103,7 +104,35 @@ class NetworkHosts(Hosts):
     def start(self) -> None:
         """Reach them; they run already, or are about to be started again (``keeper``)."""
         self.check(RESTART)
+        self._addresses = [self._as_it_is_called(address) for address in self._addresses]
         self.attach()
+
+    def _as_it_is_called(self, address: Address) -> Address:
+        """Return the address of a worker with the name by which the worker itself calls its host.
+
+        Monarch's messages to another name, or to an address in place of a name, are lost.
+
+        Raises:
+            HostError: the worker cannot be reached by that name from here.
+        """
+        if address.scheme != SECURE:
+            return address
+        from wheelmount.hosts.credentials import own_name
+
+        name = own_name(address, self.authority(), self._settings.start_timeout)
+        if name in (None, address.host):
+            return address
+        called = replace(address, host=name)
+        try:
+            called.await_answer(self._settings.start_timeout)
+        except HostError as error:
+            raise HostError(
+                f"the worker at {address} calls itself {called}, and {error.message}",
+                hint=f"start it as tls://{address.host}:{address.port}, or let its name be known "
+                "on all machines",
+            ) from None
+        log.debug("host: %s is called %s", address, called)
+        return called
 
     def check(self, patience: float = 0) -> None:
         """Check that each host listens.
