@@ -47,6 +47,19 @@ def test_tests_that_pages_name_are_there() -> None:
     assert {name for name in named if f"def {name}(" not in tests} == set()
 
 
+def test_each_kind_of_host_has_a_test_for_each_case() -> None:
+    page = (CHECKOUT / "docs" / "hosts.md").read_text()
+    section = page.partition("## Tests for each kind of host\n")[2].partition("\n## ")[0]
+    table = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
+    kinds, _, *cases = table
+    assert kinds[1:] == ["`local`", "`ssh`", "`slurm`", "`kubernetes`", "`tls`"]
+    assert len(cases) > 10
+    for case, *cells in cases:
+        assert len(cells) == len(kinds) - 1, case
+        for cell in cells:
+            assert re.fullmatch(r"`test_\w+`|none: .{10,}", cell), (case, cell)
+
+
 @pytest.mark.slow
 def test_man_pages_are_made_of_the_help(tmp_path: Path) -> None:
     assert _run(PROGRAMS / "click-man", "wheelmount", "--target", tmp_path).returncode == 0
