@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import time
 import zipfile
 import zlib
@@ -51,6 +52,24 @@ def nul(wheel: Path) -> None:
     wheel.write_bytes(wheel.read_bytes().replace(b"a.py", b"a\0py"))
 
 
+def changed(wheel: Path, **attributes: object) -> None:
+    """Write the wheel anew, with attributes of the entry of ``a.py``."""
+    with zipfile.ZipFile(wheel) as archive:
+        contents = [(entry, archive.read(entry)) for entry in archive.infolist()]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for entry, data in contents:
+            for name, value in attributes.items() if entry.filename == "a.py" else ():
+                setattr(entry, name, value)
+            archive.writestr(entry, data)
+
+
+def listed(wheel: Path, row: str) -> None:
+    """Put a row ahead of all others in RECORD."""
+    with zipfile.ZipFile(wheel) as archive:
+        record = archive.read(f"{INFO}/RECORD")
+    spoil(wheel, {f"{INFO}/RECORD": f"{row}\n".encode() + record})
+
+
 def bomb(wheel: Path) -> None:
     """Add 30 files that say they are of 100 MB, and are of 20 KB."""
     zeros = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -82,6 +101,7 @@ BAD: dict[str, tuple[Spoiler, str]] = {
         lambda w: with_record(w, "a-1.0.data/data/bin/python", b""),
         "'python' would take the place of the interpreter",
     ),
+    "interpreter without a console": (lambda w: entry(w, "pythonw = a:b"), "the interpreter"),
     "configuration as data": (
         lambda w: with_record(w, "a-1.0.data/data/pyvenv.cfg", b""),
         "would take the place of the environment's own",
@@ -121,6 +141,49 @@ BAD: dict[str, tuple[Spoiler, str]] = {
         lambda w: with_record(w, "a.py/b.py", b""),
         "'a.py' is a file and a directory",
     ),
+    "behind": (lambda w: w.write_bytes(w.read_bytes() + b"more"), "other bytes behind"),
+    "method": (lambda w: changed(w, compress_type=zipfile.ZIP_LZMA), "'a.py' is compressed by"),
+    "second name": (
+        lambda w: changed(w, extra=struct.pack("<HHBL", 0x7075, 9, 1, 0) + b"b.py"),
+        "'a.py' has another name too",
+    ),
+    "dot": (lambda w: with_record(w, "./a.py", b""), r"'\./a\.py' is another way to write 'a\.py'"),
+    "slashes": (lambda w: with_record(w, "b//a.py", b""), "another way to write 'b/a.py'"),
+    "hidden info": (lambda w: with_record(w, f"./{INFO}/INSTALLER", b""), "another way to write"),
+    "file and directory entry": (
+        lambda w: spoil(w, {}, ("a.py/", b"")),
+        "'a.py' is a file and a directory",
+    ),
+    "reversed name": (lambda w: with_record(w, "a\u202eyp.txt", b""), "has a control character"),
+    "control character of 8 bits": (lambda w: with_record(w, "a\x9bm", b""), "has a control char"),
+    "data of another wheel": (
+        lambda w: with_record(w, "b-1.0.data/scripts/b", b""),
+        r"'b-1\.0\.data/scripts/b' is in the \.data of another wheel",
+    ),
+    "data of no wheel": (
+        lambda w: with_record(w, "evil.data/scripts/python3", b"#!python\n"),
+        "of another wheel",
+    ),
+    "directory of scripts": (
+        lambda w: with_record(w, "a-1.0.data/scripts/b/c", b""),
+        "is a directory of scripts",
+    ),
+    **{
+        f"data as {path}": (
+            lambda w, path=path: with_record(w, f"a-1.0.data/data/{path}", b""),  # type: ignore[misc]
+            "would take the place of the environment's own",
+        )
+        for path in ("bin", "lib", "lib64", "lib/python3.11", "lib/python3.11/site-packages")
+    },
+    **{
+        f"metadata of {info} in {scheme}": (
+            lambda w, path=f"a-1.0.data/{scheme}/{info}/RECORD": with_record(w, path, b""),  # type: ignore[misc]
+            "would change what is known of a package",
+        )
+        for scheme in ("purelib", "platlib", "data/lib/python3.11/site-packages")
+        for info in (INFO, "b-1.0.dist-info")
+    },
+    "listed twice": (lambda w: listed(w, "a.py,sha256=AAAA,3"), "is mentioned 2 times in RECORD"),
     "bomb": (bomb, "it unpacks to 3.0 GB"),
     "much metadata": (
         lambda w: with_record(w, f"{INFO}/LICENSE", b" " * 70_000_000),

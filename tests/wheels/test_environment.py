@@ -274,6 +274,19 @@ def test_packages_that_share_directories_and_files(host: Host) -> None:
     host.run("-c", "import space.one")
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_one_place_by_two_ways(host: Host, mode: str) -> None:
+    library = host.packages.relative_to(host.venv)
+    more = {
+        "a-1.0.data/data/bin/a": b"data",
+        "a-1.0.data/scripts/a": b"#!python\nprint('script')\n",
+        f"a-1.0.data/data/{library}/b.py": b"",
+    }
+    host.install(add(make_wheel(host.wheels, "a"), more), make_wheel(host.wheels, "b"), mode=mode)
+    assert host.run(str(host.venv / "bin" / "a")) == "script"
+    assert host.run("-c", "import b; print(b.VALUE)") == "1.0"
+
+
 def test_a_file_where_another_has_a_directory_is_refused(host: Host) -> None:
     one = add(make_wheel(host.wheels, "one"), {"space": b""})
     other = add(make_wheel(host.wheels, "other"), {"space/file.py": b""})

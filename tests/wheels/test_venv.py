@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import uv
 
-from wheelmount.errors import ConfigError, InputError
+from wheelmount.errors import ConfigError, InputError, WheelError
 from wheelmount.wheels import inline, venv
+from wheelmount.wheels.archive import hash_file
+from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.interpreter import base_executable
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.venv import Environment
@@ -26,18 +28,24 @@ HERE = Target.here()
 def full(directory: Path) -> Path:
     """A wheel with a program, data and headers."""
     wheel = make_wheel(directory, "full", module=b"def main():\n    print(__file__)\n")
-    more = {
-        "full-1.0.data/data/share/full.txt": b"data",
-        "full-1.0.data/headers/full.h": b"header",
-        "full-1.0.data/scripts/old": b"#!python\nimport full; full.main()\n",
-        "full-1.0.dist-info/entry_points.txt": b"[console_scripts]\nfull = full:main\n",
-    }
-    changed: dict[str, bytes | None] = {**more, "full-1.0.dist-info/RECORD": None}
-    spoil(wheel, changed)
+    return having(
+        wheel,
+        {
+            "full-1.0.data/data/share/full.txt": b"data",
+            "full-1.0.data/headers/full.h": b"header",
+            "full-1.0.data/scripts/old": b"#!python\nimport full; full.main()\n",
+            "full-1.0.dist-info/entry_points.txt": b"[console_scripts]\nfull = full:main\n",
+        },
+    )
+
+
+def having(wheel: Path, more: dict[str, bytes]) -> Path:
+    """Add files to a wheel, and to its RECORD."""
+    record = f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info/RECORD"
+    spoil(wheel, {**more, record: None})
     with zipfile.ZipFile(wheel, "a") as archive:
         rows = [record_row(name, archive.read(name)) for name in archive.namelist()]
-        text = "\n".join([*rows, "full-1.0.dist-info/RECORD,,", ""])
-        archive.writestr("full-1.0.dist-info/RECORD", text)
+        archive.writestr(record, "\n".join([*rows, f"{record},,", ""]))
     return wheel
 
 
@@ -84,6 +92,45 @@ def test_it_is_made_once_and_works_elsewhere(tmp_path: Path) -> None:
     assert names == {"pyvenv.cfg", venv.NOTE}
 
 
+LIBRARY = f"lib/python{HERE.minor_release}/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("path", "replaced"),
+    [
+        ("data/bin/a", "bin/a"),
+        (f"data/lib64/{LIBRARY[4:]}/b.py", f"{LIBRARY}/b.py"),
+        (f"data/{LIBRARY}/a.py", f"{LIBRARY}/a.py"),
+    ],
+)
+def test_the_cache_stays_as_it_is_whatever_an_environment_replaces(
+    tmp_path: Path, path: str, replaced: str
+) -> None:
+    wheel = having(
+        make_wheel(tmp_path / "given", "a"),
+        {
+            f"a-1.0.data/{path}": b"of the wheel\n",
+            "a-1.0.data/scripts/a": b"#!python\nprint('script')\n",
+        },
+    )
+    made, _ = make(tmp_path, wheel, make_wheel(tmp_path / "given", "b"))
+    assert (made.folder / replaced).is_file()
+    objects = tmp_path / "cache" / "unpacked" / "objects"
+    for file in objects.glob("*/*"):
+        assert hash_file(file) == file.name.removesuffix("x")
+    assert Environment.read(made.folder) == made
+
+
+@pytest.mark.parametrize("path", ["wheelmount.json", "wheelmount.json/a", "pyvenv.cfg/a"])
+def test_a_file_of_the_environment_stays(tmp_path: Path, path: str) -> None:
+    wheel = having(make_wheel(tmp_path / "given", "a"), {f"a-1.0.data/data/{path}": b"{}"})
+    own = path.partition("/")[0]
+    with pytest.raises(WheelError, match=rf"{wheel.name} would .* place of {own}") as caught:
+        make(tmp_path, wheel)
+    assert caught.value.hint
+    assert list(venv.every(tmp_path / "cache")) == []
+
+
 def test_environments_in_a_directory_of_others(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "environments"
     folder.mkdir(parents=True)
@@ -124,3 +171,16 @@ def test_script_metadata(text: str, found: inline.Inline | None) -> None:
 def test_bad_script_metadata(text: str) -> None:
     with pytest.raises(InputError):
         inline.read(text.encode())
+
+
+def test_programs_of_a_python_that_is_brought_along_stay(tmp_path: Path) -> None:
+    prefix = tmp_path / "python"
+    subprocess.run([uv.find_uv_bin(), "venv", "-q", "-p", base_executable(), prefix], check=True)
+    (prefix / "bin" / "a").write_text("its own")
+    wheel = having(make_wheel(tmp_path / "given", "a"), {"a-1.0.data/scripts/a": b"#!python\n"})
+    house = Wheelhouse(tmp_path / "house")
+    report = house.add(Wanted.of([str(wheel)]), targets=[HERE])
+    brought = Carried(HERE.minor_release, HERE.python_version, prefix)
+    made, _ = venv.make(house.directory, report.wheels, HERE, brought, tmp_path / "cache")
+    assert (made.folder / "bin" / "a").read_text().startswith("#!/bin/sh")
+    assert (prefix / "bin" / "a").read_text() == "its own"

@@ -16,6 +16,7 @@ import os
 import posixpath
 import re
 import struct
+import unicodedata
 import zipfile
 import zlib
 from collections import Counter
@@ -67,10 +68,27 @@ RATIO = 100
 _LARGEST_METADATA = 1 << 26
 
 # Named like the interpreter of the environment, a script would take its place.
-_INTERPRETER = re.compile(r"(?:python|pypy)[\d.]*t?(?:\.exe)?", re.IGNORECASE)
+_INTERPRETER = re.compile(r"(?:python|pypy)w?[\d.]*t?(?:\.exe)?", re.IGNORECASE)
+
+# What an environment has already, and no wheel may put a file in place of.
+_OWN = re.compile(
+    r"pyvenv\.cfg|bin|include|lib(?:64)?(?:/(?:python|pypy)[\d.]+t?(?:/site-packages)?)?"
+)
+
+_LIBRARY = re.compile(r"lib(?:64)?/(?:python|pypy)[\d.]+t?/site-packages/(.+)")
 
 _ENTRY = re.compile(r"\w[\w.]*\s*:\s*\w[\w.]*\s*(?:\[[\w\s,.\-]*\])?")
 _SCRIPT_SECTIONS = ("console_scripts", "gui_scripts")
+
+
+_LONGEST_FAULT = 300
+"""Characters of a fault that is told; some repeat the whole file."""
+
+_END = b"PK\5\6" + bytes(18)
+"""The record at the end of an archive, without a comment."""
+
+_OTHER_NAME = b"up"
+"""Kind of an extra field with another name of an entry, which some programs take (0x7075)."""
 
 
 def hash_file(file: Path, algorithm: str = "sha256") -> str:
@@ -189,9 +207,19 @@ def _dist_info(archive: zipfile.ZipFile) -> str:
 def _faults(archive: zipfile.ZipFile, name: str) -> Iterator[str]:
     if all(entry.header_offset for entry in archive.infolist()):
         yield "there are other bytes before the archive"
+    if (stream := archive.fp) is not None:
+        stream.seek(-len(archive.comment) - len(_END), os.SEEK_END)
+        if stream.read(4) != _END[:4]:
+            yield "there are other bytes behind the archive"
     yield from _too_large(archive)
+    for entry in archive.infolist():
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            yield f"{entry.filename!r} is compressed by a method that uv rejects"
+        if _OTHER_NAME in entry.extra and _other_name(entry):
+            yield f"{entry.filename!r} has another name too"
     # With all that stands behind a NUL, where zipfile ends a name.
-    yield from _bad_paths([entry.orig_filename for entry in archive.infolist()])
+    paths = [entry.orig_filename for entry in archive.infolist()]
+    yield from _bad_paths(paths, "-".join(name.split("-")[:2]))
     info = _dist_info(archive)
     yield from _bad_scripts(archive, info)
     yield from _other_identity(archive, info, name)
@@ -204,12 +232,17 @@ def _wrong_record(archive: zipfile.ZipFile, name: str, *, contents: bool) -> Ite
         WheelFile(archive).validate_record(validate_contents=contents)
     except WheelFile.validation_error as error:
         for issue in getattr(error, "issues", [str(error)]):
-            yield issue.removeprefix(f"In {name}, ")
+            issue = issue.removeprefix(f"In {name}, ")
+            yield issue if len(issue) <= _LONGEST_FAULT else f"{issue[:_LONGEST_FAULT]}…"
         return
     # installer looks only for what is there.
     lines = archive.read(f"{_dist_info(archive)}/RECORD").decode().splitlines()
-    for path in sorted({row[0] for row in csv.reader(lines) if row} - set(archive.namelist())):
+    rows = Counter(row[0] for row in csv.reader(lines) if row)
+    for path in sorted(rows.keys() - set(archive.namelist())):
         yield f"{path} is mentioned in RECORD and not there"
+    for path, times in rows.items():
+        if times > 1:
+            yield f"{path} is mentioned {times} times in RECORD"
 
 
 def _too_large(archive: zipfile.ZipFile) -> Iterator[str]:
@@ -224,7 +257,19 @@ def _too_large(archive: zipfile.ZipFile) -> Iterator[str]:
             yield f"{entry.filename!r} has {entry.file_size / 1e6:.0f} MB"
 
 
-def _bad_paths(paths: list[str]) -> Iterator[str]:
+def _other_name(entry: zipfile.ZipInfo) -> bool:
+    """Return whether an entry has a name for programs that know Unicode, and it differs."""
+    rest = entry.extra
+    while len(rest) >= 4:
+        kind, length = struct.unpack_from("<2sH", rest)
+        if kind == _OTHER_NAME and rest[9 : 4 + length] != entry.orig_filename.encode():
+            return True
+        rest = rest[4 + length :]
+    return False
+
+
+def _bad_paths(paths: list[str], wheel: str) -> Iterator[str]:
+    """Yield faults of paths; ``wheel`` is name and version as in the name of its file."""
     folders: set[str] = set()
     for path, times in Counter(paths).items():
         if times > 1:
@@ -232,16 +277,23 @@ def _bad_paths(paths: list[str]) -> Iterator[str]:
         # Backslashes are no separators here, but are to tools on other systems; no wheel has them.
         if path.startswith("/") or "\\" in path or ".." in path.split("/"):
             yield f"{path!r} leads out of the environment"
-        if any(character < " " or character == "\x7f" for character in path):
-            yield f"{path!r} has a control character"
+        elif posixpath.normpath(path) != path.removesuffix("/"):
+            yield f"{path!r} is another way to write {posixpath.normpath(path)!r}"
+        yield from _unprintable(path)
         yield from _too_long(path)
-        yield from _bad_place(path)
-        folder = posixpath.dirname(path.rstrip("/"))
+        yield from _bad_place(path, wheel)
+        folder = posixpath.dirname(path)
         while folder and folder not in folders:
             folders.add(folder)
             folder = posixpath.dirname(folder)
     for path in folders.intersection(paths):
         yield f"{path!r} is a file and a directory"
+
+
+def _unprintable(path: str, what: str = "") -> Iterator[str]:
+    # uv rejects all of these in paths: some make a terminal show another name.
+    if not path.isprintable() and any(unicodedata.category(each)[0] == "C" for each in path):
+        yield f"{what}{path!r} has a control character"
 
 
 def _too_long(path: str) -> Iterator[str]:
@@ -250,22 +302,37 @@ def _too_long(path: str) -> Iterator[str]:
         yield f"{path[:40]!r}… has a name of {longest} bytes, a path of {len(path)}"
 
 
-def _bad_place(path: str) -> Iterator[str]:
+def _bad_place(path: str, wheel: str) -> Iterator[str]:
     """Return what is wrong with the target of a file in ``.data``."""
     top, _, inside = path.partition("/")
-    if not (top.endswith(".data") and "-" in top and inside):
+    if not (top.endswith(".data") and inside):
         return
+    if top != f"{wheel}.data":  # pip installs its contents as if it were the wheel's own
+        yield f"{path!r} is in the .data of another wheel"
     scheme, _, target = inside.partition("/")
-    target = posixpath.normpath(target) if target else ""
     if scheme not in SCHEMES:
         yield f"{path!r} has the unknown scheme {scheme!r}"
-    script = target if scheme == "scripts" else ""
-    if scheme == "data":
-        script = target.removeprefix("bin/") if target.startswith("bin/") else ""
-        if target == "pyvenv.cfg":
-            yield f"{path!r} would take the place of the environment's own"
-    if _INTERPRETER.fullmatch(script):
-        yield f"{script!r} would take the place of the interpreter"
+    if scheme == "data" and _OWN.fullmatch(target):
+        yield f"{path!r} would take the place of the environment's own"
+    place, target = place_of(scheme, target)
+    if place == "scripts" and _INTERPRETER.fullmatch(target):
+        yield f"{target!r} would take the place of the interpreter"
+    if scheme == "scripts" and "/" in target.rstrip("/"):
+        yield f"{path!r} is a directory of scripts"
+    if place == "purelib" and target.partition("/")[0].endswith(".dist-info"):
+        yield f"{path!r} would change what is known of a package"
+
+
+def place_of(scheme: str, path: str) -> tuple[str, str]:
+    """Return where in an environment a file of a scheme goes, one form for each place.
+
+    purelib and platlib are one directory, and data may lead into others.
+    """
+    if scheme == "data" and (found := _LIBRARY.fullmatch(path)):
+        return "purelib", found[1]
+    if scheme == "data" and path.startswith("bin/"):
+        return "scripts", path.removeprefix("bin/")
+    return "purelib" if scheme == "platlib" else scheme, path
 
 
 def _bad_scripts(archive: zipfile.ZipFile, info: str) -> Iterator[str]:
@@ -287,8 +354,7 @@ def _bad_scripts(archive: zipfile.ZipFile, info: str) -> Iterator[str]:
                 yield f"the script {name!r} would take the place of the interpreter"
             if "/" in name or "\\" in name or name in ("", ".", ".."):
                 yield f"the script {name!r} leads out of the directory of scripts"
-            if any(character < " " or character == "\x7f" for character in name):
-                yield f"the script {name!r} has a control character"
+            yield from _unprintable(name, "the script ")
             yield from _too_long(name)
             if not _ENTRY.fullmatch(value):
                 yield f"the script {name!r} is no function: {value[:80]!r}"
@@ -327,10 +393,11 @@ def _placed(path: str) -> str:
     if not (top.endswith(".data") and "-" in top):
         return path
     scheme, _, target = inside.partition("/")
-    if scheme in ("purelib", "platlib"):
+    place, target = place_of(scheme, target)
+    if place == "purelib":
         return target
     # What goes to other places, and the headers of each package to one of its own.
-    return f"{top if scheme == 'headers' else ''}//{scheme}/{target}"
+    return f"{top if place == 'headers' else ''}//{place}/{target}"
 
 
 def _other_identity(archive: zipfile.ZipFile, info: str, name: str) -> Iterator[str]:

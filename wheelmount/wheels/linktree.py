@@ -38,13 +38,14 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.utils import parse_wheel_filename
 
 from wheelmount.errors import WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels import environment
+from wheelmount.wheels.archive import place_of
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.environment import uvcache
 from wheelmount.wheels.scratch import scratch, write_whole
@@ -170,6 +171,15 @@ def grow(tree: Path, plan: Plan, unpacked: Unpacked) -> None:
         _write(tree / plan.file, plan.text.encode())
 
 
+class _Owner(NamedTuple):
+    """The last of several wheels that have a file in one place: its number, and its file."""
+
+    number: int
+    scheme: str
+    path: str
+    content: Content
+
+
 def find_conflicts(
     items: Sequence[Item], progress: Progress = SILENT
 ) -> list[list[tuple[str, str]]]:
@@ -183,17 +193,17 @@ def find_conflicts(
         WheelError: one wheel has a file where another has a directory.
     """
     passed: list[list[tuple[str, str]]] = [[] for _ in items]
-    owners: dict[tuple[str, str], tuple[int, str, Content]] = {}
+    owners: dict[tuple[str, str], _Owner] = {}
     differing: dict[tuple[int, int], list[str]] = {}
     for number, item in enumerate(items):
         for scheme, contents in item.recipe.schemes():
-            place = _place(scheme, item)
             for path, content in contents.items():
-                if owner := owners.get((place, path)):
-                    passed[owner[0]].append((owner[1], path))
-                    if owner[2] != content:
-                        differing.setdefault((owner[0], number), []).append(path)
-                owners[place, path] = number, scheme, content
+                place = _place(scheme, path, item)
+                if owner := owners.get(place):
+                    passed[owner.number].append((owner.scheme, owner.path))
+                    if owner.content != content:
+                        differing.setdefault((owner.number, number), []).append(path)
+                owners[place] = _Owner(number, scheme, path, content)
     for (first, second), paths in differing.items():
         one, other = items[first].name, items[second].name
         progress.log(
@@ -201,7 +211,7 @@ def find_conflicts(
             + (f" and {len(paths) - 1} more files" if paths[1:] else "")
             + f", with different contents; {other}'s is installed"
         )
-    _refuse_clashes({place: owner[0] for place, owner in owners.items()}, items)
+    _refuse_clashes({place: owner.number for place, owner in owners.items()}, items)
     return passed
 
 
@@ -218,9 +228,11 @@ def _refuse_clashes(owners: Mapping[tuple[str, str], int], items: Sequence[Item]
             folder = posixpath.dirname(folder)
 
 
-def _place(scheme: str, item: Item) -> str:
-    """Return a scheme's name, equal for schemes that usually share a directory."""
-    return {"platlib": "purelib", "headers": f"headers {item.name}"}.get(scheme, scheme)
+def _place(scheme: str, path: str, item: Item) -> tuple[str, str]:
+    """Return the place of a file, equal for files that cannot be in one environment."""
+    if scheme == "headers":
+        return f"headers {item.name}", path
+    return place_of(scheme, path)
 
 
 def _describe(item: Item, passed: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wheelmount.errors import ConfigError
+from wheelmount.errors import ConfigError, WheelError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.carried import Carried
@@ -133,11 +133,18 @@ def make(
                 _name_python(part, f"python{target.minor_release}")
             else:
                 _base(part, target, python)
-            for item, passed in zip(items, replaced, strict=True):
-                _place(part, item, {*map(tuple, passed)}, target, unpacked)
-                task.advance(1)
             note = {"packages": packages, "python": target.minor_release}
             (part / NOTE).write_text(json.dumps(note), encoding="utf-8")
+            for item, passed in zip(items, replaced, strict=True):
+                try:
+                    _place(part, item, {*map(tuple, passed)}, target, unpacked)
+                except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+                    path = posixpath.relpath(error.filename2 or error.filename, part)
+                    raise WheelError(
+                        f"{item.filename} would take the place of {path} of the environment",
+                        hint="it cannot be in an environment",
+                    ) from None
+                task.advance(1)
             try:
                 part.rename(folder)
             except OSError as error:  # another process was faster
@@ -226,23 +233,39 @@ def _place(
                 made.add(folder)
             if scheme == "scripts":
                 data = _script(Path(unpacked.object(content)).read_bytes())
-                Path(file).write_bytes(data)
-                Path(file).chmod(0o755)
+                _write(file, data, 0o755)
                 rows.append((os.path.relpath(file, library), *row_of(data)))
                 continue
-            link(unpacked.object(content), file)
+            try:
+                link(unpacked.object(content), file)
+            except FileExistsError:  # of the interpreter, or metadata of another package
+                own = os.path.islink(file) or file == f"{part}/{NOTE}"  # noqa: PTH114
+                if own or not os.path.isfile(file):  # noqa: PTH113
+                    raise
+                os.unlink(file)  # noqa: PTH108
+                link(unpacked.object(content), file)
             if scheme != recipe.root:
                 rows.append((os.path.relpath(file, library), *content.row))
     texts = {"INSTALLER": _INSTALLER}
     if item.direct_url:
         texts["direct_url.json"] = json.dumps(item.direct_url).encode()
     for name, data in texts.items():
-        (library / recipe.info / name).write_bytes(data)
+        _write(f"{library}/{recipe.info}/{name}", data)
         rows.append((f"{recipe.info}/{name}", *row_of(data)))
     record = io.StringIO(record_of(recipe))
     record.seek(0, os.SEEK_END)
     csv.writer(record, lineterminator="\n").writerows(rows)
-    (library / recipe.info / "RECORD").write_text(record.getvalue(), encoding="utf-8")
+    _write(f"{library}/{recipe.info}/RECORD", record.getvalue().encode())
+
+
+def _write(file: str, data: bytes, mode: int = 0o644) -> None:
+    """Write a new file. One in its place is not written to: others may have it too."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(file)  # noqa: PTH108
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as stream:
+        os.fchmod(stream.fileno(), mode)
+        stream.write(data)
 
 
 def _script(script: bytes) -> bytes:
