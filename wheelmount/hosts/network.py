@@ -6,6 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -104,10 +105,14 @@ class NetworkHosts(Hosts):
     def start(self) -> None:
         """Reach them; they run already, or are about to be started again (``keeper``)."""
         self.check(RESTART)
-        self._addresses = [self._as_it_is_called(address) for address in self._addresses]
-        self.attach()
+        if self._addresses[0].scheme == SECURE:
+            authority = self.authority()
+            with ThreadPoolExecutor() as threads:
+                called = threads.map(lambda each: self._as_called(each, authority), self._addresses)
+                self._addresses = list(called)
+        self._attach()
 
-    def _as_it_is_called(self, address: Address) -> Address:
+    def _as_called(self, address: Address, authority: Authority) -> Address:
         """Return the address of a worker with the name by which the worker itself calls its host.
 
         Monarch's messages to another name, or to an address in place of a name, are lost.
@@ -115,11 +120,9 @@ class NetworkHosts(Hosts):
         Raises:
             HostError: the worker cannot be reached by that name from here.
         """
-        if address.scheme != SECURE:
-            return address
         from wheelmount.hosts.credentials import own_name
 
-        name = own_name(address, self.authority(), self._settings.start_timeout)
+        name = own_name(address, authority, self._settings.start_timeout)
         if name in (None, address.host):
             return address
         called = replace(address, host=name)
@@ -149,16 +152,19 @@ class NetworkHosts(Hosts):
         Raises:
             HostError: one does not, or this process has hosts of another kind.
         """
-        timeout = self._settings.start_timeout
-        first = self._addresses[0]
         self.check()
+        self._attach()
+
+    def _attach(self) -> None:
+        """Reach hosts that listen, as ``attach`` does."""
+        first = self._addresses[0]
         if first.scheme == OPEN:
             log.warning("security: %s: %s", ", ".join(map(str, self._addresses)), DANGER)
         runtime.start(first.reached_from(), self.authority())
         for name, address in zip(self._names, self._addresses, strict=True):
             log.debug("host: %s is at %s", name, address)
         try:
-            self._hosts = self._await_answers(timeout)
+            self._hosts = self._await_answers(self._settings.start_timeout)
         except WaitError as error:
             if first.scheme == SECURE:
                 error.hint = (
