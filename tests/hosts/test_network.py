@@ -408,11 +408,15 @@ def own_worker(lab: Lab) -> Iterator[Service]:
     _assert_clean(lab)
 
 
-def _assert_takes_a_client(lab: Lab, source: Path) -> None:
-    address = f"tls://{lab.address('host0')}:26604"
+def _cat(lab: Lab, source: Path, address: str) -> subprocess.CompletedProcess[str]:
+    """Print a file of the tree on the host at an address."""
     command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--quiet"]
     where = ["--hosts", address, "--mntpoint", PATH, "-"]
-    done = lab.run(LOGIN, [*command, *where], stdin=None, input="cat .hidden")
+    return lab.run(LOGIN, [*command, *where], stdin=None, input="cat .hidden")
+
+
+def _assert_takes_a_client(lab: Lab, source: Path) -> None:
+    done = _cat(lab, source, f"tls://{lab.address('host0')}:26604")
     assert (done.returncode, done.stdout) == (0, "hidden\n"), done.stderr
 
 
@@ -505,20 +509,15 @@ def test_a_worker_is_reached_by_another_name_than_its_own(lab: Lab, source: Path
     def know(host: str, text: str) -> None:
         lab.run(host, ["tee", "/etc/hosts"], stdin=None, input=text, check=True)
 
-    def run(address: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "--quiet"]
-        where = ["--hosts", address, "--mntpoint", PATH, "-"]
-        return lab.run(LOGIN, [*command, *where], stdin=None, input="cat .hidden")
-
     try:
         know("host0", known)
         know(LOGIN, known)
         worker = Service(lab, "host0", [sys.executable, "-m", WORKER, named], 26606)
         worker.await_port()
-        done = run(f"tls://{ip}:26606")
+        done = _cat(lab, source, f"tls://{ip}:26606")
         assert (done.returncode, done.stdout) == (0, "hidden\n"), done.stderr
         know(LOGIN, "127.0.0.1 localhost\n")
-        done = run(f"tls://{ip}:26606")
+        done = _cat(lab, source, f"tls://{ip}:26606")
         assert done.returncode == HostError.exit_code
         assert f"the worker at tls://{ip}:26606 calls itself {named}" in done.stderr
         lab.run("host0", ["pkill", "-KILL", "-f", named], check=True)

@@ -306,3 +306,13 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.hang:
             self.index.wait_until_ended()
         self.close_connection = fault.cut is not None or self.close_connection
+
+
+def with_files(wheel: Path, contents: Mapping[str, bytes]) -> Path:
+    """Add files to a wheel, and list all of its files in RECORD."""
+    record = "-".join(wheel.name.split("-")[:2]) + ".dist-info/RECORD"
+    spoil(wheel, {**contents, record: None})
+    with zipfile.ZipFile(wheel, "a") as archive:
+        rows = [record_row(f'"{name}"', archive.read(name)) for name in archive.namelist()]
+        archive.writestr(record, "\n".join([*rows, f"{record},,", ""]))
+    return wheel

@@ -21,7 +21,7 @@ from wheelmount.wheels.shipment import Shipment
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.unpacked import Unpacked
 
-from .support import make_wheel, record_row, spoil
+from .support import make_wheel, with_files
 
 MODES = ["copy", "symlink"]
 
@@ -95,20 +95,10 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def add(wheel: Path, contents: dict[str, bytes]) -> Path:
-    """More files for a wheel, with their lines in RECORD."""
-    info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
-    rows = "\n".join(
-        record_row(path, data).replace(path, f'"{path}"') for path, data in contents.items()
-    )
-    record = f"{rows}\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n".encode()
-    return spoil(wheel, {**contents, f"{info}/RECORD": record})
-
-
 def full_wheel(place: Path, version: str = "1.0") -> Path:
     """A wheel with everything that a wheel can have."""
     info = f"full-{version}.dist-info"
-    return add(
+    return with_files(
         make_wheel(place, "full", version),
         {
             "full/__init__.py": b"def main():\n    print('ran', __file__)\n",
@@ -179,7 +169,7 @@ def test_pip_and_uv_know_what_was_installed(host: Host, mode: str, tool: str) ->
 
 @pytest.mark.parametrize("mode", MODES)
 def test_another_version_takes_the_place_of_the_first(host: Host, mode: str) -> None:
-    old = add(make_wheel(host.wheels, "own", "1.0"), {"own_old/__init__.py": b"OLD = 1\n"})
+    old = with_files(make_wheel(host.wheels, "own", "1.0"), {"own_old/__init__.py": b"OLD = 1\n"})
     host.install(old, mode=mode)
     host.run("-c", "import own_old")  # leaves bytecode, as Python does
     assert host.install(old, mode=mode).startswith(("copied 0", "linked 0"))
@@ -235,7 +225,7 @@ def test_copies_outlive_the_mount_and_links_say_that_they_do_not(host: Host) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_bytecode_is_that_of_the_client(host: Host, mode: str) -> None:
-    own = add(make_wheel(host.wheels, "own"), {"own_bad.py": b"this is no Python\n"})
+    own = with_files(make_wheel(host.wheels, "own"), {"own_bad.py": b"this is no Python\n"})
     host.install(own, mode=mode, compiler=Compiler.find(Target.here()))
     code = (
         "import own; print(own.__cached__); print(own.__spec__.loader.get_code('own').co_filename)"
@@ -263,7 +253,7 @@ def test_a_python_that_dies_while_it_compiles(host: Host) -> None:
 @pytest.mark.slow
 def test_packages_that_share_directories_and_files(host: Host) -> None:
     wheels = [
-        add(make_wheel(host.wheels, name), {f"space/{name}.py": b"", "space/both.txt": text})
+        with_files(make_wheel(host.wheels, name), {f"space/{name}.py": b"", "space/both.txt": text})
         for name, text in {"one": b"1", "other": b"2"}.items()
     ]
     host.install(*wheels)
@@ -282,14 +272,16 @@ def test_one_place_by_two_ways(host: Host, mode: str) -> None:
         "a-1.0.data/scripts/a": b"#!python\nprint('script')\n",
         f"a-1.0.data/data/{library}/b.py": b"",
     }
-    host.install(add(make_wheel(host.wheels, "a"), more), make_wheel(host.wheels, "b"), mode=mode)
+    host.install(
+        with_files(make_wheel(host.wheels, "a"), more), make_wheel(host.wheels, "b"), mode=mode
+    )
     assert host.run(str(host.venv / "bin" / "a")) == "script"
     assert host.run("-c", "import b; print(b.VALUE)") == "1.0"
 
 
 def test_a_file_where_another_has_a_directory_is_refused(host: Host) -> None:
-    one = add(make_wheel(host.wheels, "one"), {"space": b""})
-    other = add(make_wheel(host.wheels, "other"), {"space/file.py": b""})
+    one = with_files(make_wheel(host.wheels, "one"), {"space": b""})
+    other = with_files(make_wheel(host.wheels, "other"), {"space/file.py": b""})
     with pytest.raises(WheelError, match=r"has a file space, and other.* a directory"):
         host.ship(one, other)
 
@@ -300,7 +292,7 @@ def test_what_fails_leaves_everything_as_it_was(host: Host, mode: str) -> None:
     (host.packages / "later").mkdir()
     (host.packages / "later" / "there.py").mkdir()  # a directory, where a file is to be
     before = host.files()
-    later = add(make_wheel(host.wheels, "later"), {"later/there.py": b""})
+    later = with_files(make_wheel(host.wheels, "later"), {"later/there.py": b""})
     full = full_wheel(host.wheels, "2.0")
     said = host.install(full, later, mode=mode, code=65)
     assert "is a directory, and a file must take its place\nhint: " in said
@@ -411,7 +403,7 @@ def test_plain_uv_makes_links_from_a_cache_of_links(host: Host, mode: str) -> No
 def test_each_content_is_kept_once(host: Host) -> None:
     data = os.urandom(100_000)
     one, other = (
-        add(make_wheel(host.wheels, "own", version), {"own_data.bin": data})
+        with_files(make_wheel(host.wheels, "own", version), {"own_data.bin": data})
         for version in ("1.0", "2.0")
     )
     digest = hash_file(one)
@@ -425,7 +417,7 @@ def test_each_content_is_kept_once(host: Host) -> None:
 
 
 def test_a_wheel_that_leads_out_is_not_unpacked(host: Host) -> None:
-    wheel = add(make_wheel(host.wheels, "own"), {"../out.py": b""})
+    wheel = with_files(make_wheel(host.wheels, "own"), {"../out.py": b""})
     with pytest.raises(WheelError, match=r"own-1.0.*leads out of the environment"):
         host.ship(wheel)
     cut = make_wheel(host.wheels, "cut")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from wheelmount.wheels.venv import Environment
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import make_wheel, record_row, spoil
+from .support import make_wheel, with_files
 
 HERE = Target.here()
 
@@ -28,7 +27,7 @@ HERE = Target.here()
 def full(directory: Path) -> Path:
     """A wheel with a program, data and headers."""
     wheel = make_wheel(directory, "full", module=b"def main():\n    print(__file__)\n")
-    return having(
+    return with_files(
         wheel,
         {
             "full-1.0.data/data/share/full.txt": b"data",
@@ -37,16 +36,6 @@ def full(directory: Path) -> Path:
             "full-1.0.dist-info/entry_points.txt": b"[console_scripts]\nfull = full:main\n",
         },
     )
-
-
-def having(wheel: Path, more: dict[str, bytes]) -> Path:
-    """Add files to a wheel, and to its RECORD."""
-    record = f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info/RECORD"
-    spoil(wheel, {**more, record: None})
-    with zipfile.ZipFile(wheel, "a") as archive:
-        rows = [record_row(name, archive.read(name)) for name in archive.namelist()]
-        archive.writestr(record, "\n".join([*rows, f"{record},,", ""]))
-    return wheel
 
 
 def make(tmp_path: Path, *wheels: Path) -> tuple[Environment, bool]:
@@ -106,7 +95,7 @@ LIBRARY = f"lib/python{HERE.minor_release}/site-packages"
 def test_the_cache_stays_as_it_is_whatever_an_environment_replaces(
     tmp_path: Path, path: str, replaced: str
 ) -> None:
-    wheel = having(
+    wheel = with_files(
         make_wheel(tmp_path / "given", "a"),
         {
             f"a-1.0.data/{path}": b"of the wheel\n",
@@ -123,7 +112,7 @@ def test_the_cache_stays_as_it_is_whatever_an_environment_replaces(
 
 @pytest.mark.parametrize("path", ["wheelmount.json", "wheelmount.json/a", "pyvenv.cfg/a"])
 def test_a_file_of_the_environment_stays(tmp_path: Path, path: str) -> None:
-    wheel = having(make_wheel(tmp_path / "given", "a"), {f"a-1.0.data/data/{path}": b"{}"})
+    wheel = with_files(make_wheel(tmp_path / "given", "a"), {f"a-1.0.data/data/{path}": b"{}"})
     own = path.partition("/")[0]
     with pytest.raises(WheelError, match=rf"{wheel.name} would .* place of {own}") as caught:
         make(tmp_path, wheel)
@@ -177,7 +166,7 @@ def test_programs_of_a_python_that_is_brought_along_stay(tmp_path: Path) -> None
     prefix = tmp_path / "python"
     subprocess.run([uv.find_uv_bin(), "venv", "-q", "-p", base_executable(), prefix], check=True)
     (prefix / "bin" / "a").write_text("its own")
-    wheel = having(make_wheel(tmp_path / "given", "a"), {"a-1.0.data/scripts/a": b"#!python\n"})
+    wheel = with_files(make_wheel(tmp_path / "given", "a"), {"a-1.0.data/scripts/a": b"#!python\n"})
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of([str(wheel)]), targets=[HERE])
     brought = Carried(HERE.minor_release, HERE.python_version, prefix)
