@@ -1,8 +1,8 @@
 """Keep a worker running whatever its clients do.
 
-Monarch ends a worker's process with code 1 and without a word if it cannot deliver a report to a
-client (torchmonarch 0.7.0), as when a client ends while a host is too busy to answer. So what
-serves is a child process, and its parent, which loads nothing, starts it again.
+If Monarch's worker cannot deliver a report to a client, as when a client ends while a host is too
+busy to answer, its process exits with code 1 and prints nothing (torchmonarch 0.7.0). So the worker
+is a child process, and its parent, which does not load Monarch, starts it again.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def main() -> None:
     mark = os.environ.get(MARK)
     try:
         settings = config.load()
-        if mark is None:  # nobody waits for it who could start it again
+        if mark is None:  # no client started this worker, so none would start it again
             directory = process.make_directory(settings.private_runtime(), process.OF_WORKER)
             keeper.keep()
         else:
