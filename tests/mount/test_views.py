@@ -354,6 +354,53 @@ def test_a_view_of_a_server_keeps_it(
         served.end()
 
 
+@pytest.mark.parametrize("adapter", ["devfuse", "pyfuse3"])
+def test_a_copy_of_a_directory_above_keeps_no_server(
+    tree: Path, workplace: Path, settings: Settings, adapter: str, started: Any
+) -> None:
+    """``apptainer build``, of any user, binds ``/tmp`` with all mounts in it to another path."""
+    if not syscalls.may_mount():
+        pytest.skip("needs root")
+    served = Following(tree, workplace, settings, adapter)
+    try:
+        served.feed(keep=True)
+        (above := workplace / "above").mkdir()
+        other = started("unshare", "-m", "--propagation", "private", "sh", "-c", SHELL)
+        _ask(other, f"mount --rbind {workplace} {above}; echo")
+        copy = above / served.mount.relative_to(workplace)
+        assert _ask(other, f"cat {copy}/a") == "1"
+        processes.stop(served.directory, force=False)
+        assert _ask(other, f"grep -c {copy} /proc/self/mountinfo") == "0"
+    finally:
+        served.end()
+
+
+def test_a_view_at_the_same_path_of_another_directory_keeps_its_server(
+    tree: Path, workplace: Path, settings: Settings, started: Any
+) -> None:
+    """A container that binds the mount to the same path has it on a directory of its own."""
+    if not syscalls.may_mount():
+        pytest.skip("needs root")
+    served = Following(tree, workplace, settings, "devfuse")
+    try:
+        served.feed(keep=True)
+        other = started("unshare", "-m", "--propagation", "private", "sh", "-c", SHELL)
+        steps = (
+            f"mount --bind {served.mount} /mnt",
+            f"mount -t tmpfs none {workplace}",
+            f"mkdir {served.mount}",
+            f"mount --move /mnt {served.mount}",
+        )
+        assert _ask(other, " && ".join(steps)) == ""
+        with pytest.raises(MountError, match=f"busy: shown by sh \\({other.pid}\\)"):
+            processes.stop(served.directory, force=False)
+        assert _ask(other, f"cat {served.mount}/a") == "1"
+        assert _ask(other, f"umount {served.mount}") == ""
+        until(lambda: _stops(served))
+    finally:
+        served.end()
+
+
 @pytest.mark.containers
 @pytest.mark.parametrize("served", ["memory"], indirect=True)
 @pytest.mark.parametrize("privileges", [["--no-privs"], ["--userns"], ["--fakeroot"]])

@@ -119,17 +119,18 @@ def inhabited(mount: Mounted) -> bool:
 
 
 def viewers(mount: Mounted) -> list[str]:
-    """Return descriptions of the views of a mount at other paths, in any namespace, for messages.
+    """Return descriptions of the views of a mount at other places, in any namespace, for messages.
 
-    A copy at the same path does not count: a namespace gets it when it is made from another one.
-    Nor does a copy at the same path below the place where such a namespace has its former root.
+    A copy that came with a copy of the directory that the mount covers does not count. A new
+    namespace gets such copies, and so does a container, or the building of an image, that binds a
+    directory above.
     """
-    root = Root(mount.device, mount.root)
+    root, place = Root(mount.device, mount.root), views.here().place(mount)
     return [
         _place(space, each)
         for space in views.spaces()
         for each in space.reached()
-        if not each.path.endswith(mount.path) and root.below(each) is not None
+        if root.below(each) is not None and space.place(each) != place
     ]
 
 

@@ -81,6 +81,23 @@ class Space:
         covered = {each.parent for each in self.mounts if paths.get(each.parent) == each.path}
         return (mount for mount in self.mounts if mount.id not in covered)
 
+    def place(self, mount: Mounted) -> Root | None:
+        """Return the directory that a mount covers; None if the process does not see it.
+
+        Copies of the mount that come with a copy of the directory (in a new namespace, or by a
+        recursive bind mount of a directory above) cover the same one, whatever their path.
+        """
+        holder = next((each for each in self.mounts if each.id == mount.parent), None)
+        if holder is None:
+            return None
+        inside = os.path.relpath(mount.path, holder.path)
+        return Root(holder.device, os.path.normpath(f"{holder.root}/{inside}"))
+
+
+def here() -> Space:
+    """Return the mount namespace of this process."""
+    return Space(Path("/proc/self/ns/mnt").stat().st_ino, 0)
+
 
 def spaces() -> Iterator[Space]:
     """Yield all mount namespaces of this machine, starting with that of this process.
@@ -88,9 +105,9 @@ def spaces() -> Iterator[Space]:
     A namespace whose processes have different root directories is yielded once for each root,
     because they see different parts of it.
     """
-    own = Path("/proc/self/ns/mnt").stat().st_ino
-    seen = {(own, _root("self"))}
-    yield Space(own, 0)
+    own = here()
+    seen = {(own.number, _root("self"))}
+    yield own
     for process in processes():
         try:
             number = Path(f"/proc/{process}/ns/mnt").stat().st_ino
@@ -231,9 +248,9 @@ def held(mount: Mounted) -> Iterator[None]:
 
 
 def withdraw(mount: Mounted) -> None:
-    """Unmount the copies of a mount that other namespaces got when they were made.
+    """Unmount the copies of a mount that other namespaces got with the directory that it covers.
 
-    Copies that this process may not unmount stay, and so do views at other paths, which were made
+    Copies that this process may not unmount stay, and so do views at other places, which were made
     on purpose.
 
     Args:
@@ -245,8 +262,9 @@ def withdraw(mount: Mounted) -> None:
             syscalls.unmount(each.path, detach=True)
         return True
 
+    place = here().place(mount)
     for space in spaces():
         for each in space.reached():
-            if space.process and (each.device, each.path) == (mount.device, mount.path):
+            if space.process and each.device == mount.device and space.place(each) == place:
                 with contextlib.suppress(OSError):
                     _elsewhere(space, drop)
