@@ -91,7 +91,7 @@ class Space:
         if holder is None:
             return None
         inside = os.path.relpath(mount.path, holder.path)
-        return Root(holder.device, os.path.normpath(f"{holder.root}/{inside}"))
+        return Root(holder.device, str(Path(holder.root, inside)))
 
 
 def here() -> Space:
