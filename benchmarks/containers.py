@@ -263,6 +263,7 @@ def main() -> None:
         os.setgid(given.user)
         os.setuid(given.user)
     with tempfile.TemporaryDirectory(prefix="wm-", dir="/tmp") as work:
+        os.environ["WHEELMOUNT_STATE_DIR"] = f"{work}/state"  # no overlays of other runs
         if given.user is not None:
             os.environ["HOME"] = work
         bench = Bench(given.image.absolute(), given.packages.absolute(), Path(work))

@@ -88,8 +88,8 @@ def main() -> None:
     ):
         house, shipment = _prepare(given.packages, given.cache or Path(temporary))
         with (
-            _mounted(house.directory, Path(temporary, "wheels")) as wheels,
-            _mounted(shipment.tree, Path(temporary, "unpacked")) as tree,
+            _mounted(house.directory, Path(temporary, "on-host-wheels")) as wheels,
+            _mounted(shipment.tree, Path(temporary, "on-host-tree")) as tree,
         ):
             variables = _fill(shipment, tree, Path(place, "cache"))
             for _ in range(given.rounds):
@@ -111,7 +111,7 @@ def main() -> None:
                     raise SystemExit("not all have installed the same")
                 for way, workers in LIMITS.items():
                     limits[way].append(_copy(tree, Path(place, "copy"), workers))
-    _print(samples, limits, house, shipment)
+        _print(samples, limits, house, shipment)
     if given.json:
         plain = {way: [[s.seconds, s.loading] for s in found] for way, found in samples.items()}
         given.json.write_text(json.dumps({**plain, **limits}))

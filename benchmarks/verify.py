@@ -12,6 +12,7 @@ import argparse
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -59,6 +60,8 @@ def main() -> None:
                     print(f"{name}: {len(files):,} files, {size >> 20} MiB, {status['adapter']}")
                     _compare(files, size, mount.verify, given.rounds)
     runtime.stop()
+    sys.stdout.flush()
+    os._exit(0)  # threads of Monarch that still run can abort the end of Python
 
 
 def _compare(files: list[Path], size: int, verify: Callable[[], object], rounds: int) -> None:
