@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -370,3 +371,47 @@ def test_a_changed_mode_is_no_changed_content(tmp_path: Path) -> None:
     ring = _source(tmp_path)
     (tmp_path / "a").chmod(0o600)
     assert not ring.stage(0).changed
+
+
+def test_new_names_after_each_block_change_no_content(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").write_bytes(os.urandom(PAGE * 40))
+    ring = _source(root, slots=1, pages=1)
+    for name in range(2 * ring.layout.blocks):
+        (tmp_path / str(name)).hardlink_to(root / "a")
+        block = name % ring.layout.blocks
+        assert not ring.stage(block).changed
+        ring.release(block)
+
+
+class Counting(Source):
+    """One that counts what it reads."""
+
+    def __init__(self, root: bytes, layout: Layout) -> None:
+        super().__init__(root, layout)
+        self.reads = 0
+
+    def _read_any(self, *arguments: Any) -> os.stat_result | None:
+        self.reads += 1
+        return super()._read_any(*arguments)
+
+
+def test_new_names_of_all_files_of_a_block_have_it_read_a_few_times(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for name in range(50):
+        (root / str(name)).write_bytes(b"%d" % name)
+    ring = _source(root, kind=Counting)
+    source = ring.source
+    assert isinstance(source, Counting)
+    data = _bytes(ring, 0)
+    shutil.copytree(root, tmp_path / "links", copy_function=os.link)
+    view = memoryview(bytearray(len(data)))
+    source.reads = 0
+    assert source.fill(0, view)[1] == ()
+    assert view == data
+    assert source.reads <= 4 * 50
+    _overwrite(root / "7", 0, b"8")
+    number = source.layout.tree.find(b"7")
+    assert source.fill(0, view)[1] == (number,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter
@@ -15,10 +16,9 @@ from wheelmount.mount.snapshot.tree import Stamp, Tree
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
-
 RESTLESS = 16
-"""Most changes of a file's ctime during a delivery. A file with more counts as changed, because it
-would be read again without end."""
+"""Most changes of a file's ctime while one block is read. A file with more counts as changed,
+because the block would be read again without end."""
 
 
 class Source:
@@ -45,7 +45,6 @@ class Source:
         # For each block: its blake3 at the first read, and the files that had changed by then.
         self._first_reads: dict[int, tuple[bytes, tuple[int, ...]]] = {}
         self._ctimes: dict[int, int] = {}  # of files whose ctime is no longer the snapshot's
-        self._ctime_changes: Counter[int] = Counter()
         self._settling = threading.RLock()
         self._read_before = read_before
         self._bursts = BurstLock()
@@ -65,16 +64,21 @@ class Source:
         """
         extents = list(self.layout.extents(block))
         numbers = [extent.inode for extent in extents]
+        moves: Counter[int] = Counter()
         while True:
             ctimes = [self._ctimes.get(number) for number in numbers]
             with self._bursts.hold(len(extents)):
                 changed = self._read_all(extents, view)
             digest = blake3(view).digest()
             with self._settling:
-                if ctimes == [self._ctimes.get(number) for number in numbers]:
+                seen = zip(numbers, ctimes, strict=True)
+                moved = {number for number, ctime in seen if ctime != self._ctimes.get(number)}
+                if not moved and self.changed.isdisjoint({*numbers}.difference(changed)):
                     # From now on, ``_settle`` compares this block if a ctime changes.
                     before, _ = self._first_reads.setdefault(block, (digest, tuple(changed)))
                     break
+                moves.update(moved)
+                self.changed.update(number for number in moved if moves[number] > RESTLESS)
         if before != digest and not changed:
             # Size and times are the snapshot's, but the bytes differ from those sent before.
             changed = numbers
@@ -95,13 +99,21 @@ class Source:
         status = self._read_any(number, offset, piece)
         if status is None:
             return False
-        inode, stamp = self.layout.tree.inodes[number], self.layout.tree.stamps[number]
-        found = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-        if found != (stamp.device, stamp.inode, inode.size, inode.mtime_ns):
+        if not self._same(number, status):
             return False
-        if status.st_ctime_ns == self._ctimes.get(number, stamp.ctime_ns):
+        if status.st_ctime_ns == self._ctime(number):
             return True
         return not self._read_before and self._settle(number, status)
+
+    def _same(self, number: int, status: os.stat_result) -> bool:
+        """Return whether a file's attributes are those of the snapshot, its ctime aside."""
+        inode, stamp = self.layout.tree.inodes[number], self.layout.tree.stamps[number]
+        found = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        return found == (stamp.device, stamp.inode, inode.size, inode.mtime_ns)
+
+    def _ctime(self, number: int) -> int:
+        """Return the ctime under which a file counts as unchanged."""
+        return self._ctimes.get(number, self.layout.tree.stamps[number].ctime_ns)
 
     def _read_any(self, number: int, offset: int, piece: memoryview) -> os.stat_result | None:
         """Read a piece at a file's path, whichever file has that path now.
@@ -129,25 +141,38 @@ class Source:
         inode = self.layout.tree.inodes[number]
         with self._settling:
             self._ctimes[number] = status.st_ctime_ns  # threads in ``fill`` read the file again
-            self._ctime_changes[number] += 1
             blocks = self.layout.covering(number, 0, inode.size)
-            same = (
-                self._ctime_changes[number] <= RESTLESS
-                and data_pieces(self._folder + inode.path, status) == inode.pieces
-                and all(self._holds(block) for block in blocks if block in self._first_reads)
+            same = data_pieces(self._folder + inode.path, status) == inode.pieces and all(
+                self._holds(block) for block in blocks if block in self._first_reads
             )
             if not same:
                 self.changed.add(number)
             return same
 
     def _holds(self, block: int) -> bool:
-        """Return whether a block still has the bytes of the first read."""
+        """Return whether a block still has the bytes of the first read.
+
+        If so, this holds for all its files, and those that are in no other block count as
+        unchanged under their new ctimes: otherwise the block would be read again for each.
+        """
         digest, changed = self._first_reads[block]
         view = memoryview(bytearray(self.layout.length(block)))
+        ctimes: dict[int, int] = {}
         for number, offset, begin, length in self.layout.extents(block):
-            if number not in changed:
-                self._read_any(number, offset, view[begin : begin + length])
-        return blake3(view).digest() == digest
+            if number in changed:
+                continue
+            inode = self.layout.tree.inodes[number]
+            if length == inode.size:
+                with contextlib.suppress(OSError):
+                    # Ahead of the read, so that an edit before or during it has a later ctime.
+                    status = os.lstat(self._folder + inode.path)
+                    if status.st_ctime_ns != self._ctime(number) and self._same(number, status):
+                        ctimes[number] = status.st_ctime_ns
+            self._read_any(number, offset, view[begin : begin + length])
+        if blake3(view).digest() != digest:
+            return False
+        self._ctimes.update(ctimes)
+        return True
 
 
 def unreadable(root: bytes, tree: Tree, number: int) -> bool:
