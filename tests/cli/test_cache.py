@@ -99,7 +99,9 @@ def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
     house = Wheelhouse(place / "house")
     report = house.add(Wanted.of([str(wheel)]), targets=[Target.here()])
     python = base_executable()
-    made, _ = venv.make(house.directory, report.wheels, Target.here(), python, place)
+    planned = venv.plan(house.directory, report.wheels, Target.here(), python, place)
+    planned.make()
+    made = venv.Environment.read(planned.folder)
     name = made.folder.name
     held = os.open(made.folder, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_SH)
@@ -113,8 +115,9 @@ def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
     assert [one.folder.name for one in environments.remove([name], settings)] == [name]
     with pytest.raises(InputError, match="no environment"):
         environments.remove([name], settings)
-    made, fresh = venv.make(house.directory, report.wheels, Target.here(), python, place)
-    assert fresh
+    planned = venv.plan(house.directory, report.wheels, Target.here(), python, place)
+    assert planned.items is not None
+    planned.make()
     assert "environment" in {item.kind for item in cache.clean(settings)}
     assert list((place / "environments").iterdir()) == []
 

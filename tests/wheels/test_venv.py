@@ -10,6 +10,8 @@ import pytest
 import uv
 
 from wheelmount.errors import ConfigError, InputError, WheelError
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.tree import ROOT, Inode, Stamp, Tree
 from wheelmount.wheels import inline, venv
 from wheelmount.wheels.archive import hash_file
 from wheelmount.wheels.carried import Carried
@@ -42,7 +44,9 @@ def make(tmp_path: Path, *wheels: Path) -> tuple[Environment, bool]:
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of(map(str, wheels)), targets=[HERE])
     cache = tmp_path / "cache"
-    return venv.make(house.directory, report.wheels, HERE, base_executable(), cache)
+    planned = venv.plan(house.directory, report.wheels, HERE, base_executable(), cache)
+    planned.make()
+    return Environment.read(planned.folder), planned.items is not None
 
 
 def said(*command: str | Path) -> str:
@@ -79,6 +83,45 @@ def test_it_is_made_once_and_works_elsewhere(tmp_path: Path) -> None:
     left = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     names = {path.name for path in left if not path.is_symlink()}
     assert names == {"pyvenv.cfg", venv.NOTE}
+
+
+def seen(tree: Tree) -> dict[bytes, tuple[Inode, Stamp, bytes]]:
+    """All that a tree says of each path, but for numbers of inodes; which paths are one file."""
+    first: dict[int, bytes] = {}
+    found = {b"": (tree.inodes[ROOT], tree.stamps[ROOT], b"")}
+    for path, number in sorted(tree.walk()):
+        inode = tree.inodes[number]
+        if inode.is_file:
+            inode = inode._replace(path=b"")
+        found[path] = inode, tree.stamps[number], first.setdefault(number, path)
+    return found
+
+
+def test_the_tree_of_a_new_environment_is_what_a_scan_finds(tmp_path: Path) -> None:
+    both = {"shared.txt": b"of both", "deep/er/empty.py": b""}
+    wheels = [
+        with_files(
+            full(tmp_path / "given"), {f"full-1.0.data/purelib/a/{k}": v for k, v in both.items()}
+        ),
+        with_files(make_wheel(tmp_path / "given", "needs"), {f"b/{k}": v for k, v in both.items()}),
+    ]
+    house = Wheelhouse(tmp_path / "house")
+    report = house.add(Wanted.of(map(str, wheels)), targets=[HERE])
+    plans = [
+        venv.plan(house.directory, report.wheels, HERE, base_executable(), tmp_path / "cache")
+        for _ in range(2)
+    ]
+    tree = plans[0].make()
+    assert tree is not None
+    scanned = scan(os.fsencode(plans[0].folder))
+    assert seen(tree) == seen(scanned)
+    assert len([n for n in tree.inodes.values() if n.is_file and n.nlink > 1]) >= 2
+    assert [*map(list, tree.names.values())] == [sorted(names) for names in tree.names.values()]
+    assert max(tree.inodes) < tree.limit
+    paths = {number: [p for p, n in tree.walk() if n == number] for number in tree.inodes}
+    assert all(i.path in paths[n] for n, i in tree.inodes.items() if i.is_file)
+    assert plans[1].make() is None, "another process was faster"
+    assert seen(scan(os.fsencode(plans[0].folder))).keys() == seen(tree).keys()
 
 
 LIBRARY = f"lib/python{HERE.minor_release}/site-packages"
@@ -170,6 +213,7 @@ def test_programs_of_a_python_that_is_brought_along_stay(tmp_path: Path) -> None
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of([str(wheel)]), targets=[HERE])
     brought = Carried(HERE.minor_release, HERE.python_version, prefix)
-    made, _ = venv.make(house.directory, report.wheels, HERE, brought, tmp_path / "cache")
+    made = venv.plan(house.directory, report.wheels, HERE, brought, tmp_path / "cache")
+    assert made.make() is None, "what came along is not in its tree"
     assert (made.folder / "bin" / "a").read_text().startswith("#!/bin/sh")
     assert (prefix / "bin" / "a").read_text() == "its own"

@@ -19,6 +19,7 @@ from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Results
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.kernel.points import PRIVATE
+from wheelmount.mount.snapshot.tree import Tree
 from wheelmount.operations import cache, containers, pools, pulled, scripts, targets
 from wheelmount.operations.containers import SCRIPT
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
@@ -213,13 +214,13 @@ def _on_mounts(
             return stack.enter_context(pools.at(spec, settings, progress, namespaces=True))
 
         pool = hosts() if image is None and spec.kind != "local" else None
-        environment = stack.enter_context(_made(needed, image, pool, settings, progress))
+        folder, make = stack.enter_context(_planned(needed, image, pool, settings, progress))
         pool = pool or hosts()
         if image is not None:
             image = stack.enter_context(pulled.shown(image, pool, spec))
         seen = image
-        point = _point(environment)
-        with pool.mount(environment.folder, point, fixed=True) as mounted:
+        point = f"{PRIVATE}/environment-{folder.name}"  # in the user's own directory on hosts
+        with pool.mount(folder, point, fixed=True, make=make) as mounted:
             paths = mounted.mntpoints
             if source is not None:
                 results = pool.run_on_mounts(
@@ -237,14 +238,17 @@ def _on_mounts(
 
 
 @contextlib.contextmanager
-def _made(
+def _planned(
     needed: Needed,
     image: Image | None,
     pool: pools.HostPool | None,
     settings: Settings,
     progress: Progress,
-) -> Iterator[Environment]:
-    """The environment, made if it is not there, and kept from being removed meanwhile."""
+) -> Iterator[tuple[Path, Callable[[], Tree | None]]]:
+    """The directory of the environment, and a function that makes it if it is not there.
+
+    The directory is kept from being removed meanwhile.
+    """
     target, python = _interpreter(needed, image, pool)
     if needed.python and not SpecifierSet(needed.python).contains(_release(target)):
         raise InputError(
@@ -252,7 +256,8 @@ def _made(
             hint="send such a Python along: --python 3.12",
         )
     place = Path(settings.cache_dir)
-    with cache.used(settings):
+    with contextlib.ExitStack() as ends, contextlib.ExitStack() as used:
+        used.enter_context(cache.used(settings))
         house = Wheelhouse(place / "wheelhouses" / "environments")
         wheels: Sequence[str] = ()
         if needed.wanted is not None:
@@ -260,19 +265,20 @@ def _made(
                 needed.wanted, targets=[target], progress=progress, upgrade=needed.upgrade
             )
             wheels = report.wheels
-        environment, _ = venv.make(house.directory, wheels, target, python, place, progress)
-        held = os.open(environment.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # of a file system without locks
-            fcntl.flock(held, fcntl.LOCK_SH)
-    try:
-        yield environment
-    finally:
-        os.close(held)
+        planned = venv.plan(house.directory, wheels, target, python, place, progress)
 
+        def make() -> Tree | None:
+            with used:
+                tree = planned.make()
+                held = os.open(planned.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                ends.callback(os.close, held)
+                with contextlib.suppress(OSError):  # of a file system without locks
+                    fcntl.flock(held, fcntl.LOCK_SH)
+            return tree
 
-def _point(environment: Environment) -> str:
-    """Return the mount point of an environment, in the user's own directory on all hosts."""
-    return f"{PRIVATE}/environment-{environment.folder.name}"
+        if planned.items is None:
+            make()
+        yield planned.folder, make
 
 
 def _release(target: Target) -> str:

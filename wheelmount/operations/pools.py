@@ -25,6 +25,7 @@ from wheelmount.hosts.session import Session
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.kernel import points
+from wheelmount.mount.snapshot.tree import Tree
 from wheelmount.mount.store.verify import Verified
 from wheelmount.operations import records
 from wheelmount.operations.launch import Launch
@@ -169,7 +170,12 @@ class HostPool(ABC):
 
     @abstractmethod
     def mount(
-        self, source: Path, mntpoint: str | None, *, fixed: bool = False
+        self,
+        source: Path,
+        mntpoint: str | None,
+        *,
+        fixed: bool = False,
+        make: Callable[[], Tree | None] | None = None,
     ) -> AbstractContextManager[RemoteMount]:
         """Mount a directory, as it is now, on all hosts during the context.
 
@@ -177,6 +183,7 @@ class HostPool(ABC):
             source: the directory.
             mntpoint: where hosts mount it, as for ``remotemount``.
             fixed: the directory never changes, so that an existing mount needs no scan.
+            make: makes the directory, if it is missing; see ``RemoteMount.make``.
         """
 
 
@@ -314,10 +321,11 @@ class _Passing(HostPool):
         mntpoint: str | None,
         *,
         fixed: bool = False,  # noqa: ARG002 - it is not mounted yet
+        make: Callable[[], Tree | None] | None = None,
     ) -> RemoteMount:
         settings, progress = self._settings, self._progress
         made = remotemount(self.chosen, source, mntpoint, settings=settings, progress=progress)
-        made.killed = self.hosts.killed
+        made.killed, made.make = self.hosts.killed, make
         self._mounts.append(made)
         return made
 
@@ -337,16 +345,24 @@ class _Lasting(HostPool):
 
     @contextlib.contextmanager
     def mount(
-        self, source: Path, mntpoint: str | None, *, fixed: bool = False
+        self,
+        source: Path,
+        mntpoint: str | None,
+        *,
+        fixed: bool = False,
+        make: Callable[[], Tree | None] | None = None,
     ) -> Iterator[RemoteMount]:
         """Mount a directory, or refresh its mount; the mount stays after the context."""
         key = os.path.abspath(source), mntpoint  # noqa: PTH100 - as remotemount does
         made = self._standing.get(key)
         if made is None:
-            made = self._ends.enter_context(self._pool.mount(source, mntpoint))
+            made = self._ends.enter_context(self._pool.mount(source, mntpoint, make=make))
             self._standing[key] = made
-        elif not fixed:
-            made.refresh(warn=False)
+        else:
+            if make is not None:
+                make()
+            if not fixed:
+                made.refresh(warn=False)
         self._mounts = [*(each for each in self._mounts if each is not made), made]
         yield made
 
@@ -417,16 +433,24 @@ class Standing(HostPool):
 
     @contextlib.contextmanager
     def mount(
-        self, source: Path, mntpoint: str | None, *, fixed: bool = False
+        self,
+        source: Path,
+        mntpoint: str | None,
+        *,
+        fixed: bool = False,
+        make: Callable[[], Tree | None] | None = None,
     ) -> Iterator[RemoteMount]:
         """Mount a directory, or refresh its mount; the mount stays after the context."""
         session, path = self._session, os.path.abspath(source)  # noqa: PTH100 - as remotemount does
         key = records.key(path, mntpoint or path)
         with self._settled(key):
+            if make is not None and key in mounts_of(session.read()):
+                make()
             made = self._mounted(key, fixed=fixed)
             resumed = made is not None and made.delivering  # what a client left that was killed
             if made is None:
                 made = self._new(path, mntpoint)
+                made.make = make
                 made.open()
             elif not (resumed or fixed):
                 self.refreshed += made.refresh(warn=False)

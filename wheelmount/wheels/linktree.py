@@ -299,15 +299,21 @@ def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
                 raise
 
 
-def link(source: str, target: str) -> None:
-    """Hardlink a file; copy it where a hardlink is impossible."""
+def link(source: str, target: str, folder: int | None = None) -> None:
+    """Hardlink a file; copy it where a hardlink is impossible.
+
+    Args:
+        source: path of the file.
+        target: path of the new name.
+        folder: descriptor of a directory that ``target`` is relative to.
+    """
     try:
-        os.link(source, target)
+        os.link(source, target, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
         # ext4 allows 65,000 names of a file, other file systems only one.
         if error.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
             raise
-        shutil.copy2(source, target)
+        shutil.copy2(source, target if folder is None else f"/proc/self/fd/{folder}/{target}")
 
 
 _ABSENT = b"unpacked in the tree"

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import installer
 from installer.destinations import WheelDestination
@@ -49,8 +49,7 @@ _SHEBANG = "python"
 """Placeholder of the interpreter in scripts (binary distribution format, PEP 427)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """The content of a file.
 
     Attributes:
@@ -113,10 +112,7 @@ class Recipe:
 
     def write(self, file: Path) -> None:
         """Write the recipe atomically."""
-        data = asdict(self)
-        for files in (*data["files"].values(), data["bytecode"]):
-            files.update({path: list(content.values()) for path, content in files.items()})
-        write_whole(file, json.dumps(data).encode())
+        write_whole(file, json.dumps(asdict(self)).encode())
 
     def schemes(self) -> Iterator[tuple[str, dict[str, Content]]]:
         """Yield each scheme with its contents by path, bytecode included."""

@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wheelmount.errors import ConfigError, WheelError
+from wheelmount.mount.snapshot.tree import Tree, many_objects
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.environment.files import row_of
-from wheelmount.wheels.linktree import Item, find_conflicts, link, record_of
+from wheelmount.wheels.linktree import Item, find_conflicts, record_of
+from wheelmount.wheels.making import Making
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.shipment import items_of
 from wheelmount.wheels.target import Target
@@ -72,15 +74,152 @@ class Environment:
         return cls(folder, tuple(data["packages"]), data["python"])
 
 
-def make(
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """An environment that may have to be made.
+
+    Attributes:
+        folder: its directory.
+        target: the target that its wheels were chosen for.
+        python: path of the interpreter on hosts, or an interpreter to put into it.
+        items: its wheels; None if it is there.
+        unpacked: the cache of unpacked wheels.
+        progress: informed of the step ``environment``.
+    """
+
+    folder: Path
+    target: Target
+    python: str | Carried
+    items: Sequence[Item] | None
+    unpacked: Unpacked
+    progress: Progress
+
+    @many_objects()
+    def make(self) -> Tree | None:
+        """Make the environment, unless it was there when it was planned.
+
+        Returns:
+            Its tree, as ``scan`` would find it, if it is known.
+
+        Raises:
+            WheelError: wheels exclude each other.
+            SourceError: the cache cannot be written.
+            StoreError: no space is left.
+        """
+        items, folder, progress = self.items, self.folder, self.progress
+        if items is None:
+            return None
+        replaced = find_conflicts(items, progress)
+        with disk_errors(folder), progress.task("environment", unit="packages") as task:
+            task.total(len(items))
+            with scratch(folder.parent) as place:
+                part = place / folder.name
+                part.mkdir(mode=0o755)
+                with contextlib.closing(Making(str(part))) as making:
+                    self._base(making)
+                    for item, passed in zip(items, replaced, strict=True):
+                        try:
+                            self._place(making, item, {*map(tuple, passed)})
+                        except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+                            path = posixpath.relpath(error.filename2 or error.filename, part)
+                            raise WheelError(
+                                f"{item.filename} would take the place of {path} of the "
+                                "environment",
+                                hint="it cannot be in an environment",
+                            ) from None
+                        task.advance(1)
+                try:
+                    part.rename(folder)
+                except OSError as error:  # another process was faster
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                        raise
+                    making.known = False
+            task.note(f"{len(items)} packages")
+        return making.tree(str(folder))
+
+    def _base(self, making: Making) -> None:
+        """Make an environment without packages."""
+        release, python = self.target.minor_release, self.python
+        if isinstance(python, Carried):
+            python.place(Path(making.path))
+            making.known = False
+        else:
+            settings = f"home = {posixpath.dirname(python)}\ninclude-system-site-packages = false\n"
+            settings += f"version = {release}\nrelocatable = true\n"
+            making.write("pyvenv.cfg", settings.encode())
+            making.symlink("lib", "lib64")
+        packages = sorted(f"{item.name}=={item.version}" for item in self.items or ())
+        making.write(NOTE, json.dumps({"packages": packages, "python": release}).encode())
+        making.enter(_library(self.target))
+        making.enter("bin")
+        if not isinstance(python, Carried):
+            making.symlink(python, f"python{release}")
+        for name in ("python", "python3"):
+            if not os.path.islink(f"{making.path}/{name}"):  # noqa: PTH114
+                making.symlink(f"python{release}", name)
+
+    def _place(self, making: Making, item: Item, passed: set[tuple[str, ...]]) -> None:
+        """Link the files of a wheel into an environment, its RECORD last."""
+        recipe, library = item.recipe, _library(self.target)
+        places = {
+            "purelib": library,
+            "platlib": library,
+            "scripts": "bin",
+            "data": "",
+            "headers": f"include/site/python{self.target.minor_release}/{item.name}",
+        }
+        rows: list[Sequence[str]] = []
+        current = None
+        for scheme, contents in recipe.schemes():
+            base = places[scheme]
+            for path, content in contents.items():
+                if (scheme, path) in passed:
+                    continue
+                file = f"{base}/{path}" if base else path
+                folder, _, name = file.rpartition("/")
+                if folder != current:
+                    making.enter(folder)
+                    current = folder
+                source = self.unpacked.object(content)
+                if scheme == "scripts":
+                    data = _script(Path(source).read_bytes())
+                    making.write(name, data, 0o755)
+                    rows.append((os.path.relpath(file, library), *row_of(data)))
+                    continue
+                try:
+                    making.link(source, name)
+                except FileExistsError:  # of the interpreter, or metadata of another package
+                    there = f"{making.path}/{name}"
+                    own = os.path.islink(there) or file == NOTE  # noqa: PTH114
+                    if own or not os.path.isfile(there):  # noqa: PTH113
+                        raise
+                    making.remove(name)
+                    making.link(source, name)
+                if scheme != recipe.root:
+                    rows.append((os.path.relpath(file, library), *content.row))
+        texts = {"INSTALLER": _INSTALLER}
+        if item.direct_url:
+            texts["direct_url.json"] = json.dumps(item.direct_url).encode()
+        making.enter(f"{library}/{recipe.info}")
+        for name, data in texts.items():
+            making.write(name, data)
+            rows.append((f"{recipe.info}/{name}", *row_of(data)))
+        record = io.StringIO(record_of(recipe))
+        record.seek(0, os.SEEK_END)
+        csv.writer(record, lineterminator="\n").writerows(rows)
+        making.write("RECORD", record.getvalue().encode())
+
+
+@many_objects()
+def plan(
     house: Path,
     wheels: Sequence[str],
     target: Target,
     python: str | Carried,
     cache: Path,
     progress: Progress = SILENT,
-) -> tuple[Environment, bool]:
-    """Make the environment of some wheels, unless it exists.
+) -> Planned:
+    """Plan the environment of some wheels; unless it exists, unpack those that are not yet.
 
     Args:
         house: directory of a wheelhouse with the resolved wheels.
@@ -91,12 +230,9 @@ def make(
         progress: informed of the steps ``unpack``, ``compile`` and ``environment``, if they are
             needed.
 
-    Returns:
-        The environment, and whether it was made now.
-
     Raises:
         ConfigError: other users may write to the directory of environments.
-        WheelError: wheels cannot be unpacked, or exclude each other.
+        WheelError: wheels cannot be unpacked.
         SourceError: the cache cannot be written.
         StoreError: no space is left.
         UnavailableError: the Python that compiles bytecode failed.
@@ -106,11 +242,11 @@ def make(
     each = sorted((one.filename, one.sha256, repr(one.direct_url)) for one in chosen)
     text = repr((_VERSION, str(target), python, each))
     folder = directory(cache) / hashlib.sha256(text.encode()).hexdigest()[:16]
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = Environment.read(folder)
-        os.utime(folder)  # time of the last use, for ``cache prune``
-        return found, False
     unpacked = Unpacked(cache / "unpacked")
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        Environment.read(folder)
+        os.utime(folder)  # time of the last use, for ``cache prune``
+        return Planned(folder, target, python, None, unpacked, progress)
     recipes = unpacked.add(
         [(house / one.filename, one.sha256) for one in chosen],
         python.compiler() if isinstance(python, Carried) else Compiler.find(target),
@@ -120,38 +256,7 @@ def make(
         Item(one.filename, recipe, direct_url=one.direct_url)
         for one, recipe in zip(chosen, recipes, strict=True)
     ]
-    replaced = find_conflicts(items, progress)
-    packages = tuple(sorted(f"{item.name}=={item.version}" for item in items))
-    with disk_errors(folder), progress.task("environment", unit="packages") as task:
-        task.total(len(items))
-        with scratch(folder.parent) as place:
-            part = place / folder.name
-            part.mkdir(mode=0o755)
-            if isinstance(python, Carried):
-                python.place(part)
-                _library(part, target).mkdir(parents=True, exist_ok=True)
-                _name_python(part, f"python{target.minor_release}")
-            else:
-                _base(part, target, python)
-            note = {"packages": packages, "python": target.minor_release}
-            (part / NOTE).write_text(json.dumps(note), encoding="utf-8")
-            for item, passed in zip(items, replaced, strict=True):
-                try:
-                    _place(part, item, {*map(tuple, passed)}, target, unpacked)
-                except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
-                    path = posixpath.relpath(error.filename2 or error.filename, part)
-                    raise WheelError(
-                        f"{item.filename} would take the place of {path} of the environment",
-                        hint="it cannot be in an environment",
-                    ) from None
-                task.advance(1)
-            try:
-                part.rename(folder)
-            except OSError as error:  # another process was faster
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-        task.note(f"{len(items)} packages")
-    return Environment(folder, packages, target.minor_release), True
+    return Planned(folder, target, python, items, unpacked, progress)
 
 
 def every(cache: Path) -> Iterator[Environment]:
@@ -181,91 +286,10 @@ def directory(cache: Path) -> Path:
     return folder
 
 
-def _base(part: Path, target: Target, python: str) -> None:
-    """Make an environment without packages."""
-    release = target.minor_release
-    (part / "bin").mkdir()
-    _library(part, target).mkdir(parents=True)
-    (part / "lib64").symlink_to("lib")
-    (part / "bin" / f"python{release}").symlink_to(python)
-    _name_python(part, f"python{release}")
-    settings = f"home = {posixpath.dirname(python)}\ninclude-system-site-packages = false\n"
-    settings += f"version = {release}\nrelocatable = true\n"
-    (part / "pyvenv.cfg").write_text(settings, encoding="utf-8")
-
-
-def _name_python(part: Path, program: str) -> None:
-    """Link the other names of an interpreter to it."""
-    for name in ("python", "python3"):
-        if not (part / "bin" / name).is_symlink():
-            (part / "bin" / name).symlink_to(program)
-
-
-def _library(part: Path, target: Target) -> Path:
+def _library(target: Target) -> str:
     free = "t" if target.free_threaded else ""
     pypy = "pypy" if target.implementation == "pypy" else "python"
-    return part / "lib" / f"{pypy}{target.minor_release}{free}" / "site-packages"
-
-
-def _place(
-    part: Path, item: Item, passed: set[tuple[str, ...]], target: Target, unpacked: Unpacked
-) -> None:
-    """Link the files of a wheel into an environment, its RECORD last."""
-    recipe, library = item.recipe, _library(part, target)
-    places = {
-        "purelib": library,
-        "platlib": library,
-        "scripts": part / "bin",
-        "data": part,
-        "headers": part / "include" / "site" / f"python{target.minor_release}" / item.name,
-    }
-    rows: list[Sequence[str]] = []
-    made: set[str] = set()
-    for scheme, contents in recipe.schemes():
-        base = str(places[scheme])
-        for path, content in contents.items():
-            if (scheme, path) in passed:
-                continue
-            file = f"{base}/{path}"
-            folder = file.rpartition("/")[0]
-            if folder not in made:
-                os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - one of 40,000 calls
-                made.add(folder)
-            if scheme == "scripts":
-                data = _script(Path(unpacked.object(content)).read_bytes())
-                _write(file, data, 0o755)
-                rows.append((os.path.relpath(file, library), *row_of(data)))
-                continue
-            try:
-                link(unpacked.object(content), file)
-            except FileExistsError:  # of the interpreter, or metadata of another package
-                own = os.path.islink(file) or file == f"{part}/{NOTE}"  # noqa: PTH114
-                if own or not os.path.isfile(file):  # noqa: PTH113
-                    raise
-                os.unlink(file)  # noqa: PTH108
-                link(unpacked.object(content), file)
-            if scheme != recipe.root:
-                rows.append((os.path.relpath(file, library), *content.row))
-    texts = {"INSTALLER": _INSTALLER}
-    if item.direct_url:
-        texts["direct_url.json"] = json.dumps(item.direct_url).encode()
-    for name, data in texts.items():
-        _write(f"{library}/{recipe.info}/{name}", data)
-        rows.append((f"{recipe.info}/{name}", *row_of(data)))
-    record = io.StringIO(record_of(recipe))
-    record.seek(0, os.SEEK_END)
-    csv.writer(record, lineterminator="\n").writerows(rows)
-    _write(f"{library}/{recipe.info}/RECORD", record.getvalue().encode())
-
-
-def _write(file: str, data: bytes, mode: int = 0o644) -> None:
-    """Write a new file. One in its place is not written to: others may have it too."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(file)  # noqa: PTH108
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as stream:
-        os.fchmod(stream.fileno(), mode)
-        stream.write(data)
+    return f"lib/{pypy}{target.minor_release}{free}/site-packages"
 
 
 def _script(script: bytes) -> bytes:

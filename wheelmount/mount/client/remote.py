@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 from wheelmount import config
@@ -30,6 +30,7 @@ from wheelmount.mount.client.seen import Seen, read
 from wheelmount.mount.host import reattach
 from wheelmount.mount.host.reattach import Apart
 from wheelmount.mount.kernel import points
+from wheelmount.mount.snapshot import access
 from wheelmount.mount.snapshot.diff import Doubt, Succession
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.source import file_digest, unreadable
@@ -108,6 +109,8 @@ class RemoteMount:
         """Whether this process delivers the bytes, or has delivered them."""
         self.killed = False
         """Whether the hosts are killed after this mount's context, which then stops no agents."""
+        self.make: Callable[[], Tree | None] | None = None
+        """Makes the directory, while agents start, and may return its tree, which saves a scan."""
         self._mntpoint = mntpoint or self.source
         self._settings = settings
         self._progress = progress
@@ -153,7 +156,11 @@ class RemoteMount:
         runtime.start()
         try:
             self._agents.spawn(self.hosts)  # agents start while this process reads the tree
-            tree = self._scan()
+            tree = self.make() if self.make is not None else None
+            if tree is None:
+                tree = self._scan()
+            else:
+                access.limit(tree, self.source, self._settings.access, None)
             self._record.pack(tree)
             layout = Layout(tree, self._block_size(tree))
             self._delivery = delivery = self._offer(layout)

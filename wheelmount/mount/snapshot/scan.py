@@ -111,7 +111,7 @@ class _Scan:
         )
 
     def _keep_directory(self, number: int, path: bytes, status: os.stat_result, nlink: int) -> None:
-        known, stamp = self._before.inodes.get(number), _stamp(status)
+        known, stamp = self._before.inodes.get(number), stamp_of(status)
         if known is not None and known.nlink == nlink and self._before.stamps[number] == stamp:
             # Reuse the object of an unchanged directory, so that differences are found fast.
             self._tree.inodes[number] = known
@@ -134,11 +134,11 @@ class _Scan:
             if inode.is_file and inode.path != path:  # the name it was read by is gone
                 inode = inode._replace(path=path)
         else:
-            made = _inode(path, self._folder + path, status)
+            made = inode_of(path, self._folder + path, status)
             if made is None:
                 self._tree.skipped.append(path)
                 return None
-            inode, stamp = made, _stamp(status)
+            inode, stamp = made, stamp_of(status)
             known, self._next = self._next, self._next + 1
         self._tree.inodes[known], self._tree.stamps[known] = inode, stamp
         if status.st_nlink > 1:
@@ -160,18 +160,30 @@ class _Scan:
         self._tree.limit = self._next
 
 
-def _inode(path: bytes, where: bytes, status: os.stat_result) -> Inode | None:
+def inode_of(
+    path: bytes, where: bytes, status: os.stat_result, *, plain: bool = False
+) -> Inode | None:
+    """Return the inode of a file or symlink; None if a mount cannot show it.
+
+    Args:
+        path: its path below the source.
+        where: path at which this process finds it.
+        status: its attributes.
+        plain: leave out its extended attributes.
+    """
     kind = status.st_mode & _TYPE
     if kind == stat.S_IFREG:
+        xattrs = () if plain else _xattrs(where)
         pieces, mtime = data_pieces(where, status), status.st_mtime_ns
-        return Inode(status.st_mode, status.st_size, mtime, 1, path, _xattrs(where), pieces)
+        return Inode(status.st_mode, status.st_size, mtime, 1, path, xattrs, pieces)
     if kind == stat.S_IFLNK:
         target = os.readlink(where)
         return Inode(status.st_mode, len(target), status.st_mtime_ns, 1, target)
     return None
 
 
-def _stamp(status: os.stat_result) -> Stamp:
+def stamp_of(status: os.stat_result) -> Stamp:
+    """Return device, inode number and ctime of a file."""
     return Stamp(status.st_dev, status.st_ino, status.st_ctime_ns)
 
 
