@@ -152,10 +152,12 @@ def _environments(packages: Sequence[str], more: str, rounds: int) -> None:
             _first_line(ours(named, "local:1"))
             _first_line(theirs(named))
         for _ in range(rounds):
+            # Moved, not removed: ext4 makes a directory several times slower while it skips the
+            # inodes of thousands that were removed in the last minutes.
             for folder in (place / "CACHE" / "environments").iterdir():
-                shutil.rmtree(folder)
+                folder.rename(place / f"{folder.name}-{time.time_ns()}")
             for folder in (place / "uv").glob("environments-*"):
-                shutil.rmtree(folder)
+                folder.rename(place / f"{folder.name}-{time.time_ns()}")
             _run([*wheelmount, "up", "-q", "--hosts", "local:2"], os.environ)
             try:
                 for step, named in zip(steps, sets, strict=True):

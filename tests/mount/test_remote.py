@@ -24,6 +24,8 @@ from wheelmount.errors import InputError, MountError, SourceError, StoreError, W
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.kernel import points
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.tree import Tree
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -47,6 +49,34 @@ def test_brings_the_tree_to_every_host(
         mount.wait(30)
         status = mount.status()
         assert all(found["held"] == found["size"] > 0 for found in status.values())
+    assert not (workplace / "w-host0").exists()
+
+
+def test_a_directory_that_is_made_while_agents_start(
+    hosts: LocalHosts, workplace: Path, settings: Settings
+) -> None:
+    source, where = workplace / "made", workplace / "w-{host}"
+
+    def make() -> Tree:
+        source.mkdir()
+        (source / "known").write_text("bytes")
+        tree = scan(os.fsencode(source))
+        (source / "later").touch()
+        return tree
+
+    mount = remotemount(hosts, source, str(where), settings=settings)
+    mount.make = make
+    with mount:
+        mount.wait(30)
+        shown = Path(mount.mntpoints["host1"])
+        assert [path.name for path in shown.iterdir()] == ["known"], "it is not scanned again"
+        assert (shown / "known").read_text() == "bytes"
+        mount.refresh()
+        assert {path.name for path in shown.iterdir()} == {"known", "later"}
+    again = remotemount(hosts, source, str(where), settings=settings)
+    again.make = make
+    with pytest.raises(FileExistsError), again:
+        pass
     assert not (workplace / "w-host0").exists()
 
 

@@ -52,6 +52,7 @@ class Making:
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._stack.callback(os.close, self._descriptor)
         self._below = os.fsencode(f"{folder}/") if folder else b""
+        self._above = os.fsencode(f"{self.path}/")
         self._names = self._tree.names[number]
 
     def _number_of(self, folder: str) -> int:
@@ -120,7 +121,7 @@ class Making:
         tree, encoded = self._tree, os.fsencode(name)
         number = self._files.get(status.st_ino)
         if number is None:
-            where = os.fsencode(f"{self.path}/{name}")
+            where = self._above + encoded
             inode = inode_of(self._below + encoded, where, status, plain=True)
             if inode is None:
                 self.known = False
