@@ -7,7 +7,15 @@ command that took too long ends with another, that of timeout(1).
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from pathlib import Path
+
 from wheelmount.urls import without_credentials
+
+FILE = "WHEELMOUNT_ERROR"
+"""Variable of wheelmount's programs on hosts: path of the file that takes the error they end by."""
 
 
 class WheelmountError(Exception):
@@ -124,3 +132,30 @@ class ConfigError(WheelmountError):
     """A setting, in a file or the environment, that has no meaning."""
 
     exit_code = 78  # EX_CONFIG
+
+
+def hand_over(error: WheelmountError) -> bool:
+    """Write an error where the client of this program on a host finds it; return whether it can."""
+    if FILE not in os.environ:
+        return False
+    told = type(error).__name__, error.message, error.hint
+    Path(os.environ[FILE]).write_text(json.dumps(told), encoding="utf-8")
+    return True
+
+
+def handed_over(file: Path) -> WheelmountError | None:
+    """Return the error that a program wrote to a file; None if it wrote none."""
+    try:
+        kind, message, hint = json.loads(file.read_text(encoding="utf-8"))
+        error = globals()[kind](message, hint=hint)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return error if isinstance(error, WheelmountError) else None
+
+
+def tell(error: WheelmountError) -> int:
+    """Hand an error over, or print it; return the exit code of a program that ends by it."""
+    if not hand_over(error):
+        hint = f"\nhint: {error.hint}" if error.hint else ""
+        print(f"error: {error.message}{hint}", file=sys.stderr)
+    return error.exit_code

@@ -11,13 +11,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from tests.conftest import Cli
 from wheelmount.cli.doctor import _together
+from wheelmount.cli.main import cli as cli_group
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -129,25 +132,98 @@ def test_logs_are_shown_and_followed(cli: Cli, source: Path, workplace: Path) ->
     assert cli("logs", "nothing").returncode == 64
 
 
+BAD = {
+    "download": (["-d", "wheels"], 64),
+    "check": (["nothing", "idna"], 66),
+    "mount": (["nothing"], 66),
+    "refresh": (["nothing"], 73),
+    "verify": (["nothing"], 73),
+    "umount": (["nothing"], 73),
+    "status": (["--wrong"], 2),
+    "logs": (["nothing"], 64),
+    "run": (["nothing", "script"], 66),
+    "install": ([], 64),
+    "exec": (["true"], 64),
+    "image build": (["nothing"], 64),
+    "image init": (["nothing"], 64),
+    "image pull": (["nothing"], 64),
+    "image ls": (["--wrong"], 2),
+    "image inspect": (["nothing.sif"], 66),
+    "overlay ls": (["--hosts", "nothing"], 64),
+    "overlay prune": (["--unused", "-1"], 2),
+    "overlay rm": (["nothing"], 71),
+    "instance ls": (["--hosts", "nothing"], 64),
+    "instance logs": (["nothing"], 71),
+    "instance stop": ([], 64),
+    "env ls": (["--wrong"], 2),
+    "env rm": (["nothing"], 64),
+    "cache size": (["--wrong"], 2),
+    "cache prune": ([], 2),
+    "cache clean": (["--wrong"], 2),
+    "up": (["--hosts", "nothing"], 64),
+    "down": (["nothing"], 68),
+    "config": (["--wrong"], 2),
+    "config trust": (["nothing"], 66),
+    "setup": (["--apptainer", "nothing"], 2),
+    "doctor": (["--hosts", "nothing"], 64),
+}
+"""For each command that prints JSON: arguments that it refuses, and the exit code."""
+
+
+def _with_json(group: click.Group, *names: str) -> Iterator[str]:
+    for name, command in group.commands.items():
+        if any("--json" in parameter.opts for parameter in command.params):
+            yield " ".join([*names, name])
+        if isinstance(command, click.Group):
+            yield from _with_json(command, *names, name)
+
+
+def _check_error(done: subprocess.CompletedProcess[str], code: int) -> None:
+    error = json.loads(done.stderr.splitlines()[-1])
+    assert (done.returncode, error["code"]) == (code, code), done.stderr
+    assert sorted(error) == ["code", "hint", "message"]
+
+
+def test_all_commands_with_json_are_tried() -> None:
+    assert set(_with_json(cli_group)) == set(BAD)
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_programs_read_errors(command: str, cli: Cli) -> None:
+    words, code = BAD[command]
+    done = cli(*command.split(), "--json", *words)
+    _check_error(done, code)
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["mount", "nothing", "--json"], 66),
-        (["mount", "--json"], 2),
-        (["status", "--json", "--wrong"], 2),
-        (["verify", "--json", "nothing"], 73),
-        (["run", "--json", "nothing", "script"], 66),
-        (["image", "inspect", "--json", "nothing.sif"], 66),
-        (["instance", "stop", "--json"], 64),
-        (["down", "--json", "--name"], 2),
+        (["overlay", "rm", "nothing"], 71),
+        (["instance", "logs", "nothing"], 71),
+        (["instance", "stop", "nothing"], 71),
+        (["logs", "nothing"], 64),
+        (["run", "--cwd", "/nothing", "--mntpoint", "{workplace}/w-{{host}}", ".", "script"], 68),
+        (["install", "idna", "--venv", "/dev/null/venv"], 69),
+        (["install", "idna", "--venv", "/dev/null/venv", "--tool", "wheelmount"], 69),
     ],
     ids=str,
 )
-def test_programs_read_errors(words: list[str], code: int, cli: Cli) -> None:
-    done = cli(*words)
+def test_programs_read_errors_of_hosts(
+    words: list[str], code: int, cli: Cli, workplace: Path
+) -> None:
+    (workplace / "work" / "script").touch()
+    command, *arguments = (word.format(workplace=workplace) for word in words)
+    if f"{command} {arguments[0]}" in BAD:
+        command = f"{command} {arguments.pop(0)}"
+    done = cli(*command.split(), "--json", "--hosts", "local:2", *arguments)
+    _check_error(done, code)
+    records = json.loads(done.stdout)
+    assert [(each["host"], each["code"]) for each in records] == [("host0", code), ("host1", code)]
+    said = {each["error"] for each in records}
+    where = "host[0-1]" if len(said) == 1 else "host1"
     error = json.loads(done.stderr.splitlines()[-1])
-    assert (done.returncode, error["code"], done.stdout) == (code, code, ""), done.stderr
-    assert sorted(error) == ["code", "hint", "message"]
+    assert error["message"] == f"{where}: {records[1]['error']}"
 
 
 def test_programs_read_what_commands_did(cli: Cli, source: Path, workplace: Path) -> None:

@@ -188,6 +188,25 @@ def test_a_container_without_its_bounds_does_not_start(cli: Cli, sif: Path) -> N
 
 
 @pytest.mark.fuse
+def test_programs_read_why_a_container_does_not_start(cli: Cli, sif: Path, workplace: Path) -> None:
+    other = workplace / "other.sif"
+    image = sif.read_bytes()
+    other.write_bytes(image[:48] + bytes(16) + image[64:])  # its own number
+    run = ["exec", "--hosts", "local:2", "--overlay", "mine", "--image"]
+    assert cli(*run, sif, "true").returncode == 0
+    done = cli(*run, other, "--json", "true")
+    error = json.loads(done.stderr.splitlines()[-1])
+    assert (done.returncode, error["code"]) == (64, 64)
+    for record in records(done):
+        host = record["host"]
+        assert record["code"] == 64
+        assert f"overlay mine of {host} goes with another image: " in str(record["error"])
+        assert "wheelmount overlay rm mine" in str(record["hint"])
+    plain = cli(*run, other, "--on", "host1", "true")
+    assert "error: host1: overlay mine of host1 goes with another image: " in plain.stderr
+    assert (plain.returncode, plain.stdout) == (64, "")
+
+
 def test_what_containers_leave_comes_back(cli: Cli, sif: Path, workplace: Path) -> None:
     out = workplace / "work" / "out"
 

@@ -220,20 +220,23 @@ def overlay_rm(
     if spec is not None:
         only = () if host is None else ("--on", host)
         return output.of_each_host(spec, "overlay", "rm", *_json(as_json), *only, "--", *names)
-    removed = []
-    every = Overlay.all(Path(config.load().state_dir))
+    every = [
+        each
+        for each in Overlay.all(Path(config.load().state_dir))
+        if each.name in names and host in (None, each.host)
+    ]
     for name in names:
-        found = [each for each in every if each.name == name and host in (None, each.host)]
-        if not found:
+        if name not in {each.name for each in every}:
             raise ContainerError(
                 f"there is no overlay {name}" + (f" of {host}" if host else ""),
                 hint="see `wheelmount overlay ls`",
             )
-        for each in found:
-            each.remove()
-            removed.append({"name": each.name, "host": each.host})
-            if not as_json:
-                print(f"{each.name} {each.host} removed")
+    removed = []
+    for each in every:
+        each.remove()
+        removed.append({"name": each.name, "host": each.host})
+        if not as_json:
+            print(f"{each.name} {each.host} removed")
     if as_json:
         print(json.dumps(removed))
     return 0

@@ -26,7 +26,7 @@ try:
 
     from wheelmount import __version__
     from wheelmount.cli.console import ConsoleProgress, wants_json
-    from wheelmount.errors import SourceError, TransferError, WheelmountError
+    from wheelmount.errors import SourceError, TransferError, WheelmountError, hand_over
     from wheelmount.hosts import runtime
 except KeyboardInterrupt:  # there is nothing to take down yet
     sys.exit(INTERRUPTED)
@@ -130,7 +130,7 @@ def _run() -> NoReturn:
         code = cli.main(standalone_mode=False)
         sys.stdout.flush()
     except WheelmountError as error:
-        ConsoleProgress().error(error)
+        _tell(error)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         if "--json" in sys.argv:  # whether it was read already or not
@@ -161,12 +161,12 @@ def _run() -> NoReturn:
                 hint="check the path, and whether you may read each directory on the way to it",
             )
             log.debug("unusable path", exc_info=True)
-            ConsoleProgress().error(unusable)
+            _tell(unusable)
             sys.exit(unusable.exit_code)
         if error.filename is not None or error.errno not in _unwritable:
             _tell_of_defect(error)
         unwritten = TransferError(f"cannot write the output: {error.strerror}")
-        ConsoleProgress().error(unwritten)
+        _tell(unwritten)
         with contextlib.suppress(OSError):  # Python would try again as it ends, and fail
             sys.stdout.close()
         sys.exit(unwritten.exit_code)
@@ -176,6 +176,11 @@ def _run() -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)  # Python itself would print a traceback
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(error: WheelmountError) -> None:
+    if not hand_over(error):
+        ConsoleProgress().error(error)
 
 
 def _tell_program(message: str, code: int) -> None:
@@ -189,7 +194,7 @@ def _tell_of_defect(error: Exception) -> NoReturn:
         f"unexpected {type(error).__name__}: {error}",
         hint="report this as a defect, with what -v says",
     )
-    ConsoleProgress().error(unexpected)
+    _tell(unexpected)
     sys.exit(unexpected.exit_code)
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 
 from wheelmount.containers.order import Order
 from wheelmount.containers.terminal import Terminal
-from wheelmount.errors import WheelmountError
+from wheelmount.errors import OvertimeError, WheelmountError, tell
 
 
 def main() -> int:
@@ -29,10 +29,11 @@ def main() -> int:
             return order.run(argv, stdin=None)
         with Terminal(size=order.terminal) as terminal:
             return order.run(argv, terminal=terminal)
-    except WheelmountError as error:
-        hint = f"\nhint: {error.hint}" if error.hint else ""
-        print(f"error: {error.message}{hint}", file=sys.stderr)
+    except OvertimeError as error:  # the command ran, and its output may end with the reason
+        print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code
+    except WheelmountError as error:
+        return tell(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, OvertimeError
+from wheelmount.errors import FILE, HostError, OvertimeError, WheelmountError, handed_over
 from wheelmount.hosts import capabilities, collection, conduit, process, runtime, sockets, worker
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.hosts.sockets import Entrance, Ticket
@@ -97,12 +97,14 @@ class Report:
         code: exit code if the command has ended and all output was reported, else None; 128 plus
             the signal's number if a signal ended the command.
         seconds: duration of the command; until now if it still runs.
+        error: the error by which a program of wheelmount ended.
     """
 
     stdout: bytes
     stderr: bytes
     code: int | None
     seconds: float
+    error: WheelmountError | None = None
 
 
 class _Run:
@@ -131,6 +133,7 @@ class _Run:
         self._timed_out: threading.Event | None = None
         self._reason = b""
         self._mark = secrets.token_hex(16)
+        self._error = directory / "error"
         argv, cwd = list(command.argv), command.cwd
         if command.script is not None:
             script = directory / "script"
@@ -138,6 +141,8 @@ class _Run:
             argv = [*command.interpreter, str(script), *argv]
         elif argv[0] == "python":
             argv[0] = sys.executable
+            if argv[1:2] == ["-m"] and argv[2].startswith("wheelmount."):
+                environment = {**environment, FILE: str(self._error)}
             cwd = cwd or "/"  # Python would import modules of the working directory
         self.cwd = cwd or tempfile.gettempdir()
         self.output = str(directory / "output")
@@ -220,7 +225,8 @@ class _Run:
             if more or code is not None or time.monotonic() > deadline:
                 if more or code is None:
                     return Report(stdout, stderr, None, time.monotonic() - self._started)
-                return Report(stdout, stderr, code, self._seconds or 0)
+                error = handed_over(self._error) if code else None
+                return Report(stdout, stderr, code, self._seconds or 0, error)
             await _ready([each for each in self._outputs.values() if each >= 0])
 
     def _read_output(self, stream: str, limit: int) -> bytes:

@@ -361,7 +361,7 @@ class Commands:
                         await self._take(
                             actor, key, connection, frame, keep, output_thread, failure
                         )
-            if collect is not None and command.collect is not None:
+            if report.error is None and collect is not None and command.collect is not None:
                 selection = command.collect, *directories
                 lacking = await self._collect(name, host, selection, collect, limit)
         finally:
@@ -371,6 +371,8 @@ class Commands:
                 failure.exception()  # was raised above, or the command ended in spite of it
         await runtime.answer(actor.end.call_one(key), self._timeout)
         self._running.discard((host, key))
+        if report.error is not None:
+            raise report.error
         return Result(
             report.code,
             bytes(streams["stdout"]),

@@ -20,7 +20,7 @@ from typing import Literal, cast
 import filelock
 import uv
 
-from wheelmount.errors import UnavailableError, WaitError, WheelError, WheelmountError
+from wheelmount.errors import UnavailableError, WaitError, WheelError, WheelmountError, tell
 from wheelmount.wheels.install import clean_environment, install_command
 from wheelmount.wheels.interpreter import describe, running_version
 from wheelmount.wheels.shipment import Shipment
@@ -39,9 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         with _alone(Path(directory)):
             return _install(tool, packages, Path(directory), rest, version)
     except WheelmountError as error:
-        hint = f"\nhint: {error.hint}" if error.hint else ""
-        print(f"error: {error.message}{hint}", file=sys.stderr)
-        return error.exit_code
+        return tell(error)
 
 
 def _install(tool: str, packages: str, venv: Path, rest: Sequence[str], version: str) -> int:
