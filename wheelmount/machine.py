@@ -17,7 +17,7 @@ from pathlib import Path
 
 from wheelmount.containers import debian
 from wheelmount.errors import UnavailableError, WheelmountError
-from wheelmount.progress import SILENT, Progress, Silent
+from wheelmount.progress import SILENT, Progress, Silent, number_of
 
 _FUSE = Path("/dev/fuse")
 _FUSE_CONFIG = Path("/etc/fuse.conf")
@@ -92,7 +92,7 @@ def set_up(apptainer: Path | None = None, progress: Progress = SILENT) -> list[L
                 f"this machine is not a Debian, and lacks {', '.join(packages)}",
                 hint="install them by the package manager of this machine",
             )
-        with progress.task("packages", unit="packages") as task:
+        with progress.task("packages", unit="package") as task:
             progress.log(f"installing {', '.join(packages)}")
             debian.update(progress)
             if plain := [name for name in packages if name != "apptainer"]:
@@ -101,7 +101,7 @@ def set_up(apptainer: Path | None = None, progress: Progress = SILENT) -> list[L
             _set(progress)
             if "apptainer" in packages:
                 debian.install_apptainer(apptainer, progress)
-            task.note(f"{len(packages)} packages")
+            task.note(number_of(len(packages), "package"))
     _set(progress)
     return lacks()
 

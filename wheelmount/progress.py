@@ -11,6 +11,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 
+def number_of(count: int, name: str) -> str:
+    """Return a number with its noun: ``1 file``, ``2 files``.
+
+    Args:
+        count: the number.
+        name: the noun, singular; other words may follow, such as in ``set of hosts``.
+    """
+    noun, space, rest = name.partition(" ")
+    return f"{count} {noun}{'' if count == 1 else 's'}{space}{rest}"
+
+
 class Task(Protocol):
     """One step under way."""
 
@@ -32,7 +43,7 @@ class Progress(Protocol):
 
         Args:
             name: name of the step in a word or two, such as ``download``.
-            unit: ``"B"`` for bytes, otherwise the counted thing, such as ``"wheels"``.
+            unit: ``"B"`` for bytes, otherwise the counted thing, such as ``"wheel"``.
         """
 
     def log(self, text: str) -> None:

@@ -55,7 +55,7 @@ def test_an_environment_on_hosts_of_a_session(cli: Cli, workplace: Path) -> None
         first, second = (line for line in done.stdout.splitlines() if not line.startswith("=="))
         assert first == second
         assert first.endswith(" --epochs 3 -q")
-        assert "environment: 1 packages" in done.stderr
+        assert "environment: 1 package" in done.stderr
         assert "scan" not in done.stderr, "what was just made is known"
         # Nothing is made or sent a second time.
         done = cli(*run, name)

@@ -311,6 +311,6 @@ def test_progress_is_plain_lines_without_a_terminal_and_can_be_silenced(
 ) -> None:
     lines = cli("run", source, "-", stdin=None, input="true").stderr.splitlines()
     assert [line.partition(":")[0] for line in lines][:1] == ["scan"]
-    assert any(line.startswith("run: 1 hosts in") for line in lines)
+    assert any(line.startswith("run: 1 host in") for line in lines)
     assert not any("\x1b" in line for line in lines)
     assert cli("run", "-q", source, "-", stdin=None, input="true").stderr == ""

@@ -80,7 +80,7 @@ def test_a_session_has_a_name_and_is_not_taken_for_another(cli: Cli, source: Pat
     alone = cli("run", source, "-", input="echo $WHEELMOUNT_HOST", stdin=None)
     assert "connected" not in alone.stderr, "only the session `default` is taken unasked"
     named = cli("run", source, "--hosts", "session:a", "-", input="pwd", stdin=None)
-    assert "connected to session a: 1 hosts" in named.stderr
+    assert "connected to session a: 1 host" in named.stderr
     missing = cli("run", source, "--hosts", "session:b", "-")
     assert missing.returncode == 68
     assert "hint: run `wheelmount up --name b`" in missing.stderr

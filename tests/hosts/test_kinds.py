@@ -290,7 +290,7 @@ def test_hosts_say_what_wheels_are_to_be_for(lab: Lab, source: Path, spec: str) 
     done = _call(lab, "install", wheel, "--hosts", spec, "--venv", venv, **own)
     assert done.returncode == 0, done.stderr
     assert "ask: 2 hosts in " in done.stderr
-    assert f"resolve: 1 packages for {Target.here()} in " in done.stderr
+    assert f"resolve: 1 package for {Target.here()} in " in done.stderr
     for host in ("host0", "host1"):
         said = lab.run(host, [f"{venv}/bin/python", "-c", "import own; print(own.VALUE)"]).stdout
         assert said == "1.0\n"
@@ -298,7 +298,7 @@ def test_hosts_say_what_wheels_are_to_be_for(lab: Lab, source: Path, spec: str) 
     done = _call(lab, "download", wheel, "-d", place / "house", "--hosts", spec, **own)
     assert done.stdout == f"{wheel.name}\n", done.stderr
     assert "ask: 2 hosts in " in done.stderr
-    assert f"resolve: 1 packages for {Target.here()} in " in done.stderr
+    assert f"resolve: 1 package for {Target.here()} in " in done.stderr
     _assert_clean(lab)
 
 

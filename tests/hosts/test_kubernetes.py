@@ -171,7 +171,7 @@ def test_packages_install_in_a_pod(
     one = SPEC.replace(":2", ":1")
     done = cli("install", wheel, "--hosts", one, "--venv", venv)
     assert done.returncode == 0, done.stderr
-    assert "ask: 1 hosts in " in done.stderr
+    assert "ask: 1 host in " in done.stderr
     program = [str(venv / "bin/python"), "-c", "import own; print(own.VALUE)"]
     assert subprocess.run(program, capture_output=True, check=True).stdout == b"1.0\n"
     assert cluster.objects == {}

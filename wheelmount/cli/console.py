@@ -16,7 +16,7 @@ from rich.console import Console
 
 from wheelmount import config
 from wheelmount.errors import WheelmountError
-from wheelmount.progress import Task
+from wheelmount.progress import Task, number_of
 from wheelmount.urls import without_credentials
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ class _Step:
             of = "" if self._amount is None else f" of {self._amount / 1e6:.1f}"
             rate = self._done / 1e6 / max(time.monotonic() - self._started, 0.001)
             return f"{self._done / 1e6:.1f}{of} MB, {rate:.1f} MB/s"
-        of = "" if self._amount is None else f" of {self._amount}"
-        return f"{self._done}{of} {self._unit}".rstrip()
+        of = "" if self._amount is None else f"{self._done} of "
+        amount = self._done if self._amount is None else self._amount
+        return of + (number_of(amount, self._unit) if self._unit else str(amount))
 
 
 class ConsoleProgress:

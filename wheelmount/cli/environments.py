@@ -13,6 +13,7 @@ import click
 from wheelmount import config
 from wheelmount.cli import completion, options
 from wheelmount.errors import InputError
+from wheelmount.progress import number_of
 from wheelmount.wheels.inline import Inline
 
 if TYPE_CHECKING:  # imported where an environment is wanted: loading takes longer than a command
@@ -144,7 +145,8 @@ def env_ls(as_json: bool) -> None:
     for item in found:
         one = known[item.path]
         first = " ".join(one.packages[:6]) + (" …" if one.packages[6:] else "")
-        print(f"{item.path.name}  Python {one.python}  {len(one.packages)} packages: {first}")
+        packages = number_of(len(one.packages), "package")
+        print(f"{item.path.name}  Python {one.python}  {packages}: {first}")
 
 
 @env.command("rm")

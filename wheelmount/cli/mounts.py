@@ -24,7 +24,7 @@ from wheelmount.mount.client.seen import Seen, look
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 from wheelmount.operations import records
-from wheelmount.progress import Progress
+from wheelmount.progress import Progress, number_of
 
 if TYPE_CHECKING:
     from wheelmount.operations.mounts import Refreshed  # it imports Monarch
@@ -217,7 +217,7 @@ def verify(targets: tuple[str, ...], repair: bool, as_json: bool, quiet: bool) -
     bad = sum(len(record["wrong"]) + len(record["unknown"]) for record in records)
     if bad:
         raise StoreError(
-            f"{bad} files are damaged, or have no hashes to be compared with",
+            f"{number_of(bad, 'file')} damaged, or without hashes to be compared with",
             hint=None if repair else "`wheelmount verify --repair` brings the right bytes",
         )
 
@@ -226,7 +226,7 @@ def _verified_lines(record: dict[str, Any]) -> Iterator[str]:
     where = f"{record['host']} {record['mntpoint']}"
     rate = record["size"] / 1e9 / max(record["seconds"], 1e-9)
     yield (
-        f"{where} {record['files']} files, {record['size'] / 1e6:.1f} MB verified in "
+        f"{where} {number_of(record['files'], 'file')}, {record['size'] / 1e6:.1f} MB verified in "
         f"{record['seconds']:.1f} s, {rate:.1f} GB/s"
     )
     for path in record["damaged"]:

@@ -26,7 +26,7 @@ from wheelmount.mount.kernel.points import View
 from wheelmount.mount.serve import processes, traffic
 from wheelmount.mount.serve.control import Task
 from wheelmount.operations import overlays, records
-from wheelmount.progress import SILENT
+from wheelmount.progress import SILENT, number_of
 
 EVERY = 1.0
 """Seconds between looks with --watch."""
@@ -192,9 +192,9 @@ def _words(record: Mapping[str, Any], *, alone: bool) -> tuple[str, ...]:
         arrived = f"{record['held'] / 1e6:.1f} MB of it"
         if "rate" in record:
             arrived += f", {record['rate'] / 1e6:.1f} MB/s"
-    words.append(f"{record['files']} files, {record['size'] / 1e6:.1f} MB, {arrived}")
+    words.append(f"{number_of(record['files'], 'file')}, {record['size'] / 1e6:.1f} MB, {arrived}")
     if record["waiting"]:
-        words.append(f"reads wait for {record['waiting']} blocks")
+        words.append(f"reads wait for {number_of(record['waiting'], 'block')}")
     if record["delivery"]:
         by = f"by {traffic.describe(record['delivery'])}"
         if alone:

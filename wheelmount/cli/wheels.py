@@ -13,6 +13,7 @@ from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations.targets import of_hosts
+from wheelmount.progress import number_of
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
@@ -151,4 +152,5 @@ def check(
         print(json.dumps(findings.to_dict()))
     findings.raise_if_any()
     if not as_json:
-        print(f"complete for {tool}: {len(findings.wheels)} wheels, {findings.size / 1e6:.1f} MB")
+        wheels = number_of(len(findings.wheels), "wheel")
+        print(f"complete for {tool}: {wheels}, {findings.size / 1e6:.1f} MB")

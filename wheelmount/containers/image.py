@@ -110,7 +110,7 @@ def build(
         digest = fingerprint(definition, values)
         if _Stamp.of(sif, digest, definition, values).same(_stamp(sif)):
             return False
-        with progress.task("build image", unit="lines") as task:
+        with progress.task("build image", unit="line") as task:
             _build(definition, sif, values, lambda: task.advance(1))
             stamp = _Stamp.of(sif, digest, definition, values)
             _remove_link(_stamp_file(sif))

@@ -49,7 +49,7 @@ def pull(reference: str, place: Path, progress: Progress, *, anew: bool = False)
         if sif.is_file() and not anew:
             return sif
         with (
-            progress.task("pull", unit="lines") as task,
+            progress.task("pull", unit="line") as task,
             scratch(place) as fresh,
             scratch() as temporary,
         ):

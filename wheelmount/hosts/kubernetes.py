@@ -180,7 +180,7 @@ class KubernetesHosts(NetworkHosts):
         timeout = self._settings.queue_timeout + GRACE
         deadline = time.monotonic() + timeout
         with (
-            self._progress.task("queue", unit="pods") as task,
+            self._progress.task("queue", unit="pod") as task,
             selectors.DefaultSelector() as ready,
         ):
             stdout = cast(IO[bytes], process.stdout)

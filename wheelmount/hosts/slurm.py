@@ -29,7 +29,7 @@ from wheelmount.hosts import launcher, runtime
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
 from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, outside, verdict
-from wheelmount.progress import SILENT, Progress
+from wheelmount.progress import SILENT, Progress, number_of
 
 if TYPE_CHECKING:  # loads slowly, and is needed only to start nodes
     from wheelmount.hosts.bundle import Bundle
@@ -270,7 +270,7 @@ class SlurmHosts(NetworkHosts):
                 nodes = expand(os.environ["SLURM_JOB_NODELIST"])[: self._count]
                 if len(nodes) < self._count:
                     raise InputError(
-                        f"this allocation has {len(nodes)} nodes, not {self._count}",
+                        f"this allocation has {number_of(len(nodes), 'node')}, not {self._count}",
                         hint=f"ask for as many, or make a job: slurm:{self._count},{NEW_JOB}",
                     )
                 where = [f"--jobid={inside}", f"--nodelist={','.join(nodes)}", *_STEP]

@@ -38,7 +38,7 @@ def each(
             return [error]
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
-        task = stack.enter_context(progress.task(step, unit="sets of hosts"))
+        task = stack.enter_context(progress.task(step, unit="set of hosts"))
         pools = [stack.enter_context(ProcessPoolExecutor(1, context)) for _ in works]
         pairs = zip(pools, works, strict=True)
         futures = [pool.submit(work, SILENT) for pool, work in pairs]

@@ -30,7 +30,7 @@ from wheelmount.mount.store.verify import Verified
 from wheelmount.operations import records
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.records import MOUNTS, MountNote, mounts_of
-from wheelmount.progress import Progress
+from wheelmount.progress import Progress, number_of
 
 COMMANDS = "commands"
 """Key of the command actors among a session's handles; other keys are identities of mounts."""
@@ -106,7 +106,7 @@ class HostPool(ABC):
             hosts[name] = host
         if launch.collect is not None:
             launch.collect.prepare(list(numbered))
-        with self._progress.task(step, unit="hosts") as task:
+        with self._progress.task(step, unit="host") as task:
             results = self.commands.run(
                 numbered, launch.output, launch.stdin, launch.collect, hosts, launch.lent
             )
@@ -391,7 +391,8 @@ def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iter
     try:
         with runtime.to_stay(), runtime.watching(lambda: session.check(record)):
             hosts.attach()
-            progress.log(f"connected to session {session.name}: {len(record.names)} hosts")
+            hosts_there = number_of(len(record.names), "host")
+            progress.log(f"connected to session {session.name}: {hosts_there}")
             actors = session.handles()[COMMANDS]
             try:
                 with Commands(list(hosts), session.settings.start_timeout, actors) as commands:

@@ -64,7 +64,7 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
 def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
     settings = session.settings
     hosts = spec.make(settings, namespaces=True, guarded=False, progress=progress)
-    with runtime.to_stay(), progress.task("start", unit="hosts") as task:
+    with runtime.to_stay(), progress.task("start", unit="host") as task:
         hosts.start()
         try:
             with Commands(list(hosts), settings.start_timeout) as commands:
@@ -90,7 +90,7 @@ def down(session: Session, progress: Progress) -> None:
     """
     with session.lock():
         record = session.read()
-        with progress.task("stop", unit="hosts") as task:
+        with progress.task("stop", unit="host") as task:
             _end(session, record)
             task.advance(len(record.names))
 

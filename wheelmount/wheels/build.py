@@ -118,7 +118,7 @@ def build_missing(
     ).with_files(lambda file: rewrite(file, dict.fromkeys(lines, ""), folder))
     origins: dict[str, str] = {}
     changes: dict[Line, str] = {}
-    with progress.task("build", unit="wheels") as task, scratch() as place:
+    with progress.task("build", unit="wheel") as task, scratch() as place:
         todo: list[tuple[Path | Requirement, Line | None]] = [
             (one, None) for one in wanted.projects
         ]

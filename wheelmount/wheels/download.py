@@ -14,7 +14,7 @@ from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 
 from wheelmount.errors import InputError, StoreError, WaitError, WheelError
-from wheelmount.progress import SILENT, Progress
+from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.wheels.archive import find_clashes, hash_file
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.lockfile import Wheel, chosen_wheels
@@ -154,7 +154,8 @@ def fill(
             seconds=time.monotonic() - started,
         )
         task.note(
-            f"{len(report.wheels)} wheels, {report.size / 1e6:.1f} MB, {len(needed)} of them new"
+            f"{number_of(len(report.wheels), 'wheel')}, {report.size / 1e6:.1f} MB, "
+            f"{len(needed)} of them new"
         )
     return report
 

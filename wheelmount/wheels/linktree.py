@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 from packaging.utils import parse_wheel_filename
 
 from wheelmount.errors import WheelError
-from wheelmount.progress import SILENT, Progress
+from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.wheels import environment
 from wheelmount.wheels.archive import place_of
 from wheelmount.wheels.disk import disk_errors
@@ -208,7 +208,7 @@ def find_conflicts(
         one, other = items[first].name, items[second].name
         progress.log(
             f"warning: {one} and {other} both have {paths[0]}"
-            + (f" and {len(paths) - 1} more files" if paths[1:] else "")
+            + (f" and {number_of(len(paths) - 1, 'more file')}" if paths[1:] else "")
             + f", with different contents; {other}'s is installed"
         )
     _refuse_clashes({place: owner.number for place, owner in owners.items()}, items)

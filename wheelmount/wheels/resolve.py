@@ -21,7 +21,7 @@ from wheelmount.errors import (
     WheelError,
     WheelmountError,
 )
-from wheelmount.progress import SILENT, Progress
+from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.urls import public
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.compiler import Failure, Kind, compile_requirements, export_lock
@@ -100,7 +100,7 @@ def resolve(
                 text = tomli_w.dumps(public(table))
             fresh.unlink()  # uv's lock may contain credentials, see compile_requirements
             fresh.write_text(text, encoding="utf-8")
-            task.note(f"{len(lock.packages)} packages for {target}")
+            task.note(f"{number_of(len(lock.packages), 'package')} for {target}")
         for warning in warnings:
             progress.log(f"warning: {warning}")
         lock = _with_yanked(lock, warnings)

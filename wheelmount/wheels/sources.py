@@ -96,7 +96,7 @@ def build_locked(
         base = Path.cwd() if wanted.lock.name == UV_LOCK_NAME else wanted.lock.parent
     origins: dict[str, str] = {}
     made: dict[int, Package] = {}
-    with progress.task("build", unit="wheels") as task, scratch() as place:
+    with progress.task("build", unit="wheel") as task, scratch() as place:
         task.total(len(todo))
         for number, package in enumerate(todo):
             folder = place / str(number)

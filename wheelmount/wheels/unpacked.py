@@ -206,7 +206,7 @@ class Unpacked:
                     folder / recipe.root: [p for p in recipe.files[recipe.root] if p[-3:] == ".py"]
                     for folder, recipe in recipes
                 }
-                with progress.task("compile", unit="files") as task:
+                with progress.task("compile", unit="file") as task:
                     compiler.compile(sources, task)
                 for folder, recipe in recipes:
                     root, recipe.tag = folder / recipe.root, compiler.tag

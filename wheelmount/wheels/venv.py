@@ -22,7 +22,7 @@ from pathlib import Path
 
 from wheelmount.errors import ConfigError, WheelError
 from wheelmount.mount.snapshot.tree import Tree, many_objects
-from wheelmount.progress import SILENT, Progress
+from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.disk import disk_errors
@@ -110,7 +110,7 @@ class Planned:
         if items is None:
             return None
         replaced = find_conflicts(items, progress)
-        with disk_errors(folder), progress.task("environment", unit="packages") as task:
+        with disk_errors(folder), progress.task("environment", unit="package") as task:
             task.total(len(items))
             with scratch(folder.parent) as place:
                 part = place / folder.name
@@ -134,7 +134,7 @@ class Planned:
                     if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                         raise
                     making.known = False
-            task.note(f"{len(items)} packages")
+            task.note(number_of(len(items), "package"))
         return making.tree(str(folder))
 
     def _base(self, making: Making) -> None:

@@ -20,7 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from wheelmount.errors import InputError, SourceError, WheelError
-from wheelmount.progress import SILENT, Progress
+from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.urls import without_credentials
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.archive import find_clashes
@@ -154,14 +154,14 @@ class Wheelhouse:
                 )
             manifest.requests = kept
             manifest.write(self.directory)
-        progress.log(f"forget: {gone} requests")
+        progress.log(f"forget: {number_of(gone, 'request')}")
         return gone
 
     def _kept(self, request: Request, manifest: Manifest, progress: Progress) -> DownloadReport:
         size = sum(manifest.wheels[name].size for name in request.wheels)
         progress.log(
-            f"download: {len(request.wheels)} wheels, {size / 1e6:.1f} MB for {request.target} "
-            "are there already"
+            f"download: {number_of(len(request.wheels), 'wheel')}, {size / 1e6:.1f} MB for "
+            f"{request.target} are there already"
         )
         file = request.file(manifest.wheels)
         if not (self.directory / file).is_file():  # of a version that wrote none
@@ -252,7 +252,7 @@ class Wheelhouse:
             manifest.built.pop(file.name, None)
         manifest.write(self.directory)
         write_index(self.directory, manifest.wheels)
-        progress.log(f"prune: {len(gone)} wheels, {size / 1e6:.1f} MB removed")
+        progress.log(f"prune: {number_of(len(gone), 'wheel')}, {size / 1e6:.1f} MB removed")
 
     def check(
         self,
@@ -296,7 +296,7 @@ class Wheelhouse:
         wheels = set(self.wheels()) if wanted is None else set()
         gaps = []
         answers = []
-        with progress.task("check", unit="requests") as task, scratch() as copies:
+        with progress.task("check", unit="request") as task, scratch() as copies:
             questions = (
                 [
                     _ask_again(request, target)

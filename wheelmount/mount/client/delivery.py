@@ -22,7 +22,7 @@ from wheelmount.mount.transfer.laggards import Laggards
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring
 from wheelmount.mount.transfer.stream import block_server
 from wheelmount.mount.transfer.topology import NO_RACKS, SMALL, Route, routes
-from wheelmount.progress import Progress, Task
+from wheelmount.progress import Progress, Task, number_of
 
 log = logging.getLogger("wheelmount")
 
@@ -149,7 +149,7 @@ class Delivery:
                     calls, bound, lambda name, error: self._mark_lost(name, error, agents)
                 )
             if not any(isinstance(end, WheelmountError) for end in outcome.values()):
-                task.note(f"{self.layout.size / 1e6:.1f} MB to {len(calls)} hosts")
+                task.note(f"{self.layout.size / 1e6:.1f} MB to {number_of(len(calls), 'host')}")
         return outcome
 
     def _mark_lost(self, name: str, error: WheelmountError, agents: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from wheelmount.mount.serve.traffic import CLIENT, LOCAL, Traffic
 from wheelmount.mount.snapshot.diff import Doubt, Succession
 from wheelmount.mount.snapshot.source import Source, file_digest
 from wheelmount.mount.store.store import Store
-from wheelmount.progress import Progress
+from wheelmount.progress import Progress, number_of
 
 log = logging.getLogger("wheelmount")
 
@@ -130,4 +130,4 @@ def _send(
             write = functools.partial(Store.write, block=block, data=data, digest=digest)
             list(pool.map(write, stores))
             task.advance(len(data) * len(stores))
-        task.note(f"{layout.size / 1e6:.1f} MB to {len(stores)} hosts")
+        task.note(f"{layout.size / 1e6:.1f} MB to {number_of(len(stores), 'host')}")

@@ -37,7 +37,7 @@ from wheelmount.mount.snapshot.source import file_digest, unreadable
 from wheelmount.mount.snapshot.tree import Tree
 from wheelmount.mount.store.verify import Damage, Verified, right
 from wheelmount.mount.transfer import topology
-from wheelmount.progress import SILENT, Progress
+from wheelmount.progress import SILENT, Progress, number_of
 
 log = logging.getLogger("wheelmount")
 
@@ -422,7 +422,7 @@ class RemoteMount:
         names = self.unreadable
         if not names:
             return None
-        count = "1 file" if len(names) == 1 else f"{len(names)} files"
+        count = number_of(len(names), "file")
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         return TransferError(
             f"{count} of {self.source} cannot be read on the hosts: {', '.join(names[:NAMED])}"
@@ -577,7 +577,7 @@ class RemoteMount:
             return []
         wanted = sorted({doubt.earlier for doubt in succession.doubts})
         bound = self._settings.start_timeout + self._settings.fetch_timeout * len(wanted)
-        with self._progress.task("compare", unit="files") as task:
+        with self._progress.task("compare", unit="file") as task:
             task.total(len(succession.doubts))
             answers = agents.call(lambda agent: agent.digests.call_one(wanted), timeout=bound)
             on_hosts = runtime.raise_first(answers).values()
@@ -610,7 +610,7 @@ class RemoteMount:
         """
         if self._delivery is not None:
             runtime.raise_first(self._delivery.failures())
-        with self._progress.task("verify", unit="hosts") as task:
+        with self._progress.task("verify", unit="host") as task:
             bound = self._settings.start_timeout + VERIFY_TIMEOUT
             answers = self._agents.call(lambda agent: agent.verify.call_one(), timeout=bound)
             found: dict[str, Verified] = runtime.raise_first(answers)

@@ -21,7 +21,7 @@ from wheelmount.mount.snapshot.diff import Succession
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.tree import Tree
-from wheelmount.progress import Progress
+from wheelmount.progress import Progress, number_of
 
 log = logging.getLogger("wheelmount")
 
@@ -124,11 +124,11 @@ def read(
     Raises:
         SourceError: the directory cannot be read.
     """
-    with progress.task("scan", unit="files") as task:
+    with progress.task("scan", unit="file") as task:
         tree = scan(os.fsencode(source), before, to_send)
         access.limit(tree, source, settings.access, before)
         task.advance(tree.files)
-        task.note(f"{tree.files} files, {tree.size >> 20} MiB")
+        task.note(f"{number_of(tree.files, 'file')}, {tree.size >> 20} MiB")
     for path in tree.skipped:
         log.warning("not mounted, a socket, pipe or device: %s", os.fsdecode(path))
     return tree

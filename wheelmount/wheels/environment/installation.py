@@ -109,7 +109,8 @@ class Installation:
         self._tell_of_links()
         verb = "linked" if self._mode == "symlink" else "copied"
         took = f"in {time.monotonic() - started:.2f} s"
-        print("\n".join([f"{verb} {len(wanted)} packages {took}", *changes]), file=sys.stderr)
+        packages = "1 package" if len(wanted) == 1 else f"{len(wanted)} packages"
+        print("\n".join([f"{verb} {packages} {took}", *changes]), file=sys.stderr)
 
     # --- installed wheels -------------------------------------------------------------------------
 
