@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,10 @@ import pytest
 from tests.conftest import Cli
 from wheelmount.cli.doctor import _together
 from wheelmount.cli.main import cli as cli_group
+from wheelmount.cli.status import _lines
+from wheelmount.config import Settings
+from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.control import Task
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -63,6 +68,32 @@ def test_status_is_shown_again_and_again(cli: Cli, source: Path, workplace: Path
     assert text.count(b"\x1b[H") >= 2, "drawn in the same place"
     assert b"\x1b[K" in text
     assert cli("umount", "--all", "--force").returncode == 0
+
+
+def test_a_mount_that_is_being_made_is_not_called_dead(cli: Cli, settings: Settings) -> None:
+    directory = processes.directory(settings) / "host0-0123456789abcdef"
+    with processes.making(directory):
+        Task("host0", "/s", "/m", settings.store, "devfuse", 1.0, made=True).write(directory)
+        assert cli("status").stdout.endswith("  /s at /m  does not answer yet\n")
+    assert cli("status").stdout.endswith("  dead: `wheelmount umount --force` clears it away\n")
+    shutil.rmtree(directory)
+
+
+def test_hosts_at_which_bytes_arrive_share_a_line() -> None:
+    def mount(host: int, held: int) -> dict[str, Any]:
+        return {
+            "identity": "m", "host": f"host{host}", "source": "/s", "mntpoint": f"/m/host{host}",
+            "held": held, "size": 9_000_000, "files": 1, "rate": 1e6 * host, "waiting": 0,
+            "delivery": None, "generation": 1, "kept": {"generations": 0}, "adapter": "devfuse",
+            "visible": True, "changed": [],
+        }  # fmt: skip
+
+    mounts = [mount(0, 9_000_000), mount(1, 4_000_000), mount(2, 5_000_000)]
+    assert list(_lines({"sessions": [], "mounts": mounts}, False)) == [
+        "m  host0  /s at /m/{host}  1 file, 9.0 MB, complete  generation 1  devfuse",
+        "m  host[1-2]  /s at /m/{host}  1 file, 9.0 MB, at least 4.0 MB of it, 3.0 MB/s together"
+        "  generation 1  devfuse",
+    ]
 
 
 def test_output_is_shown_once_for_hosts_that_wrote_the_same(cli: Cli, workplace: Path) -> None:

@@ -137,7 +137,7 @@ def _record(directory: Path, here: int) -> dict[str, Any]:
     try:
         found = processes.status(directory)
     except WheelmountError as error:
-        return record | {"error": error.message}
+        return record | {"error": error.message, "dead": processes.dead(directory)}
     return record | found | {"visible": found["namespace"] == here}
 
 
@@ -160,9 +160,25 @@ def _lines(found: Found, apart: bool) -> Iterator[str]:
     for identity in counts:
         of_one = [record for record in mounts if record["identity"] == identity]
         alone = apart or len(of_one) == 1
+        if not alone:
+            of_one = _arriving_together(of_one)
         said_of = [(record["host"], _words(record, alone=alone)) for record in of_one]
         for hosts, words in said_of if alone else alike(said_of):
             yield "  ".join([identity, hosts, *words])
+
+
+def _arriving_together(mounts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Say the same of all hosts at which bytes of a mount still arrive, so that they share a line.
+
+    Their bytes are those of the last of them, and their rates those of all together.
+    """
+    arriving = [each for each in mounts if each.get("held") != each.get("size")]
+    if len(arriving) < 2:
+        return list(mounts)
+    held = min(each["held"] for each in arriving)
+    rate = {"rate": sum(each["rate"] for each in arriving)} if "rate" in arriving[0] else {}
+    same = {"held": held, "all": True, **rate}
+    return [each | same if each in arriving else each for each in mounts]
 
 
 def _session_line(state: Mapping[str, Any]) -> str:
@@ -186,12 +202,15 @@ def _words(record: Mapping[str, Any], *, alone: bool) -> tuple[str, ...]:
         mntpoint = re.sub(rf"(?<!\w){re.escape(record['host'])}(?!\w)", "{host}", mntpoint)
     words = [f"{record['source']} at {mntpoint}"]
     if "error" in record:
+        if not record.get("dead", True):
+            return *words, "does not answer yet"
         return *words, "dead: `wheelmount umount --force` clears it away"
     arrived = "complete"
     if record["held"] != record["size"]:
-        arrived = f"{record['held'] / 1e6:.1f} MB of it"
+        least, together = ("at least ", " together") if "all" in record else ("", "")
+        arrived = f"{least}{record['held'] / 1e6:.1f} MB of it"
         if "rate" in record:
-            arrived += f", {record['rate'] / 1e6:.1f} MB/s"
+            arrived += f", {record['rate'] / 1e6:.1f} MB/s{together}"
     words.append(f"{number_of(record['files'], 'file')}, {record['size'] / 1e6:.1f} MB, {arrived}")
     if record["waiting"]:
         words.append(f"reads wait for {number_of(record['waiting'], 'block')}")
