@@ -60,7 +60,7 @@ OF_PROJECTS = frozenset(
 MEMORY = "memory"
 """Value of ``store`` for stores in memory."""
 
-_DIRECTORIES = ("store", "runtime_dir", "cache_dir", "state_dir")
+_DIRECTORIES = ("store", "store_keep", "runtime_dir", "cache_dir", "state_dir")
 """Settings that are paths of directories."""
 
 
@@ -115,6 +115,14 @@ class Settings:
     store: str = MEMORY
     """Place of each host's copy of mounted files: ``memory``, or a directory."""
 
+    store_keep: str = ""
+    """Directory on each host's disk where blocks stay for the mounts of later jobs; empty for
+    none."""
+
+    store_keep_size: int = 0
+    """Bytes that blocks in ``store_keep`` may take on a host, for each user; 0 for a tenth of the
+    disk."""
+
     verify_rate: float = 0.0
     """MB a second at which hosts verify stores on a disk repeatedly; 0 to not verify them."""
 
@@ -161,6 +169,11 @@ class Settings:
             raise ConfigError(f"transport is {self.transport!r}", hint="give auto, rdma or tcp")
         if self.access not in ("source", "private", "public"):
             raise ConfigError(f"access is {self.access!r}", hint="give source, private or public")
+        if self.store_keep_size < 0:
+            raise ConfigError(
+                f"store_keep_size is {self.store_keep_size}",
+                hint="give bytes, or 0 for a tenth of the disk",
+            )
         if self.verify_rate < 0:
             raise ConfigError(f"verify_rate is {self.verify_rate}", hint="give MB a second, or 0")
         for name in ("read_timeout", "fetch_timeout", "start_timeout", "queue_timeout"):
@@ -181,6 +194,15 @@ class Settings:
             return private_directory(self.private_runtime() / "stores")
         memory = self.store == MEMORY
         return _private_place(logind.memory_place(os.getuid()) if memory else Path(self.store))
+
+    def private_kept(self) -> Path:
+        """Return the user's own directory in ``store_keep``; made with mode 0700 if it is missing.
+
+        Raises:
+            ConfigError: it belongs to another user, is a symlink, or is open to others.
+            OSError: it cannot be made.
+        """
+        return private_directory(Path(self.store_keep) / f"wheelmount-kept-{os.getuid()}")
 
     def own_cache(self) -> Path:
         """Return the cache directory, which only this user may write to; made if it is missing.
@@ -225,7 +247,7 @@ def private_directory(path: Path) -> Path:
             f"{path} is not a private directory of yours",
             hint=f"run: chmod 700 {path}; or remove it"
             if ours
-            else "set WHEELMOUNT_RUNTIME_DIR and WHEELMOUNT_STORE elsewhere",
+            else "set WHEELMOUNT_RUNTIME_DIR, WHEELMOUNT_STORE or WHEELMOUNT_STORE_KEEP elsewhere",
         )
     return path
 
@@ -443,9 +465,10 @@ def _convert(name: str, value: object, where: str) -> str | int | float:
             f"{name} is {value!r} ({where})",
             hint=f"give {'a number' if kind is not str else 'text'}",
         ) from None
-    if name in _DIRECTORIES and converted != MEMORY and not Path(converted).is_absolute():
+    word = {"store": MEMORY, "store_keep": ""}.get(name)
+    if name in _DIRECTORIES and converted != word and not Path(converted).is_absolute():
         # Processes of one mount have other working directories than the command that made it.
-        also = f", or {MEMORY!r}" if name == "store" else ""
+        also = f", or {word!r}" if word is not None else ""
         raise ConfigError(
             f"{name} is {value!r}, no absolute path ({where})",
             hint=f"give the path of a directory from / on{also}",

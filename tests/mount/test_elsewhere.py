@@ -126,12 +126,12 @@ def test_what_has_not_arrived_or_is_gone_is_not_found(trees: tuple[Path, Layout,
     memory = memoryview(bytearray(BLOCK))
     found = LocalCopies(layout, [store])
     assert found.covers(0)
-    assert not found.read(0, memory)
+    assert not list(found.candidates(0, b"", memory))
     arrive(store, source, layout)
-    assert found.read(0, memory)
+    assert list(found.candidates(0, b"", memory)) == [0]
     assert bytes(memory) == (source / "a.whl").read_bytes()[:BLOCK]
     shutil.rmtree(store.directory)
-    assert not found.read(0, memory)
+    assert not list(found.candidates(0, b"", memory))
 
 
 def test_a_path_is_a_better_guess_than_a_name(workplace: Path) -> None:
@@ -140,6 +140,6 @@ def test_a_path_is_a_better_guess_than_a_name(workplace: Path) -> None:
     store = Store.create(workplace / "store" / "one", layout.encode(), mounted=False)
     arrive(store, source, layout)
     memory = memoryview(bytearray(BLOCK))
-    assert LocalCopies(layout, [store]).read(0, memory[:20])
+    assert list(LocalCopies(layout, [store]).candidates(0, b"", memory[:20])) == [0]
     assert bytes(memory[:20]) == b"1" * 10 + b"2" * 10
     shutil.rmtree(store.directory)

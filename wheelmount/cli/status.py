@@ -222,6 +222,8 @@ def _words(record: Mapping[str, Any], *, alone: bool) -> tuple[str, ...]:
         words.append(by)
         if reused := record["delivery"].get("reused"):
             words.append(f"{reused / 1e6:.1f} MB of it were in other mounts")
+        if kept := record["delivery"].get("kept"):
+            words.append(f"{kept / 1e6:.1f} MB of it were kept by earlier mounts")
     words.append(f"generation {record['generation']}")
     if kept := record["kept"]["generations"]:
         users = ", ".join(record["kept"]["users"]) or "open files"

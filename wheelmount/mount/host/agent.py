@@ -29,6 +29,7 @@ from wheelmount.mount.serve.traffic import RDMA, Traffic
 from wheelmount.mount.snapshot.source import file_digest
 from wheelmount.mount.store import store as stores
 from wheelmount.mount.store import verify
+from wheelmount.mount.store.kept import Kept
 from wheelmount.mount.store.store import ReblockedStore, Store
 from wheelmount.mount.store.verify import Damage, Verified
 from wheelmount.mount.transfer import dedup
@@ -139,9 +140,10 @@ class Agent(Actor):  # type: ignore[misc]
         self, store: Store | ReblockedStore, source: Origin, route: Route
     ) -> Receiver:
         settings = self._settings
-        look = None
+        look = kept = None
         if isinstance(store, Store):
-            look = functools.partial(dedup.find, settings, self._directory, store)
+            kept = await asyncio.to_thread(Kept.open, settings)
+            look = functools.partial(dedup.find, settings, self._directory, store, kept)
         key, timeout = store.layout.key, settings.fetch_timeout
         traffic = Traffic(certain=settings.transport == RDMA)
         receiver = Receiver(
@@ -156,6 +158,7 @@ class Agent(Actor):  # type: ignore[misc]
             traffic=traffic,
             tell=self._link.tell,
             look=look,
+            kept=kept,
         )
         if isinstance(store, Store):
             self._traffic = receiver.traffic

@@ -55,6 +55,8 @@ class Traffic:
         """Bytes sent to other hosts."""
         self.reused = 0
         """Bytes that were copied from other mounts of the host, and not sent."""
+        self.kept = 0
+        """Bytes that were copied from blocks of earlier mounts (``store_keep``), and not sent."""
         self._received: Counter[str] = Counter()
         self._ways: Counter[str] = Counter()
         self._before = rdma_received()
@@ -72,10 +74,10 @@ class Traffic:
         """Return the counts as a mapping for JSON; sizes in bytes.
 
         ``transport`` is the transport of most bytes (``none`` if no bytes arrived), ``ways`` the
-        bytes by transport, ``received`` the bytes by host, ``sent`` and ``reused`` as above,
-        ``devices`` the bytes that RDMA devices of the machine received meanwhile, ``certain`` as
-        above, and ``reasons`` says by host why bytes did not come by RDMA though both ends have a
-        device.
+        bytes by transport, ``received`` the bytes by host, ``sent``, ``reused`` and ``kept`` as
+        above, ``devices`` the bytes that RDMA devices of the machine received meanwhile,
+        ``certain`` as above, and ``reasons`` says by host why bytes did not come by RDMA though
+        both ends have a device.
         """
         most = self._ways.most_common(1)
         return {
@@ -84,6 +86,7 @@ class Traffic:
             "received": {host or "client": size for host, size in self._received.items()},
             "sent": self.sent,
             "reused": self.reused,
+            "kept": self.kept,
             "devices": rdma_received() - self._before,
             "certain": self._certain,
             "reasons": {host or "client": why for host, why in self._reasons.items()},

@@ -406,13 +406,22 @@ class Store:
         """Read bytes of a file; ``absent`` must have shown that they have arrived."""
         return self._files.read(number, offset, size)
 
-    def read_into(self, extent: Extent, data: memoryview) -> None:
-        """Read a piece of a file into its place in a block.
+    def files(self) -> Iterator[tuple[int, bytes, int]]:
+        """Yield number, path and size of each file."""
+        for number, inode in self.tree.inodes.items():
+            if inode.is_file:
+                yield number, inode.path, inode.size
 
-        Raises:
-            OSError: the file is missing, or became shorter.
-        """
-        self._files.read_into(extent, data)
+    def copy(self, extent: Extent, data: memoryview) -> bool:
+        """Read a piece of a file into its place in a block; return False if it is not there."""
+        begin, end = extent.file_offset, extent.file_offset + extent.length
+        try:
+            if self.absent(extent.inode, begin, end) is not None:
+                return False
+            self._files.read_into(extent, data)
+        except (OSError, KeyError):
+            return False
+        return True
 
     def has(self, block: int) -> bool:
         """Return whether a block has arrived."""

@@ -1,4 +1,4 @@
-"""Reuse of bytes that a host has in other mounts of the same user.
+"""Reuse of bytes that a host has: in other mounts of the same user, and kept from earlier ones.
 
 Names and sizes suggest which files may be equal. The client's hash of a block decides whether
 the files make that block: a wrong guess costs some reading,
@@ -8,13 +8,14 @@ and the block is sent like any other.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.store.kept import Kept, KeptFiles
 from wheelmount.mount.store.store import Store
 
 LEAST = 64 << 10
@@ -22,7 +23,7 @@ LEAST = 64 << 10
 
 
 class LocalCopies:
-    """Finds blocks of a layout among the files of other stores.
+    """Finds blocks of a layout among the files of other stores, and among kept blocks.
 
     A file is searched by its size and, in this order, by its path, the last two parts of it,
     or its name alone.
@@ -31,21 +32,29 @@ class LocalCopies:
         layout: whose blocks are wanted.
         stores: where to search. A store that is deleted or refreshed meanwhile does no harm: its
             files are not found any more.
+        kept: blocks of earlier mounts, where to search after all complete stores.
     """
 
-    def __init__(self, layout: Layout, stores: Sequence[Store]) -> None:
+    def __init__(self, layout: Layout, stores: Sequence[Store], kept: Kept | None = None) -> None:
         self._layout = layout
-        self._places: dict[int, tuple[Store, int]] = {}
+        self._kept = kept
+        self._places: dict[int, tuple[Store | KeptFiles, int]] = {}
         inodes = layout.tree.inodes
         fresh = {n: _keys(inodes[n].path, inodes[n].size) for n in layout.fresh if inodes[n].size}
         wanted = {key for keys in fresh.values() for key in keys}
-        found: dict[int, tuple[Store, int]] = {}
-        for store in stores:
-            for number, inode in store.tree.inodes.items():
-                if inode.is_file:
-                    for key in _keys(inode.path, inode.size):
-                        if key in wanted:
-                            found.setdefault(key, (store, number))
+        sources: list[Store | KeptFiles] = [*stores]
+        if kept is not None:
+            behind = sum(not store.missing() for store in stores)
+            sources.insert(
+                behind,
+                kept.files(lambda path, size: not wanted.isdisjoint(_keys(path, size))),
+            )
+        found: dict[int, tuple[Store | KeptFiles, int]] = {}
+        for source in sources:
+            for number, path, size in source.files():
+                for key in _keys(path, size):
+                    if key in wanted:
+                        found.setdefault(key, (source, number))
         for number, keys in fresh.items():
             place = next((found[key] for key in keys if key in found), None)
             if place is not None:
@@ -59,18 +68,33 @@ class LocalCopies:
         """Return whether there is a candidate for every piece of a block."""
         return all(extent.inode in self._places for extent in self._layout.extents(block))
 
-    def read(self, block: int, view: memoryview) -> bool:
-        """Read the candidate for a covered block; return False if a piece is missing."""
+    def candidates(self, block: int, digest: bytes, view: memoryview) -> Iterator[int]:
+        """Read candidates for a covered block, one after the other, until one is right.
+
+        Args:
+            block: number of the block.
+            digest: blake3 of the right one.
+            view: memory to read them into.
+
+        Yields:
+            For each candidate, once it is in memory, the number of its bytes that were kept.
+        """
+        if self._kept is not None and self._kept.take(digest, view):
+            yield len(view)
+            self._kept.check(digest.hex())
+        kept = 0
+        pieces = []
         for extent in self._layout.extents(block):
-            store, number = self._places[extent.inode]
-            begin, end = extent.file_offset, extent.file_offset + extent.length
-            try:
-                if store.absent(number, begin, end) is not None:
-                    return False
-                store.read_into(extent._replace(inode=number), view)
-            except (OSError, KeyError):
-                return False
-        return True
+            source, number = self._places[extent.inode]
+            piece = extent._replace(inode=number)
+            if not source.copy(piece, view):
+                return
+            if isinstance(source, KeptFiles):
+                pieces.append((source, piece))
+                kept += extent.length
+        yield kept
+        for files, piece in pieces:
+            files.check(piece)
 
 
 def _keys(path: bytes, size: int) -> tuple[int, int, int]:
@@ -79,8 +103,10 @@ def _keys(path: bytes, size: int) -> tuple[int, int, int]:
     return hash((size, path)), hash((size, *parts[-2:])), hash((size, parts[-1]))
 
 
-def find(settings: Settings, own: Path, store: Store) -> LocalCopies | None:
-    """Search other mounts for the files of a store that is to be filled.
+def find(
+    settings: Settings, own: Path, store: Store, kept: Kept | None = None
+) -> LocalCopies | None:
+    """Search other mounts, and blocks of earlier ones, for the files of a store to be filled.
 
     Takes about a second for 100,000 files in other mounts.
 
@@ -89,6 +115,7 @@ def find(settings: Settings, own: Path, store: Store) -> LocalCopies | None:
         own: directory of the mount. The same mount on other hosts is left out:
             hosts may share a machine, and still count as separate.
         store: the store of that mount.
+        kept: blocks of earlier mounts.
 
     Returns:
         None if no file may be found.
@@ -106,8 +133,8 @@ def find(settings: Settings, own: Path, store: Store) -> LocalCopies | None:
                     other.missing()  # a complete store need not be asked for each block
                     _ = other.tree  # stays readable from here on, even if the mount is removed
                     others.append(other)
-    if not others:
+    if not others and kept is None:
         return None
     others.sort(key=lambda other: len(other.missing()))
-    found = LocalCopies(store.layout, others)
+    found = LocalCopies(store.layout, others, kept)
     return found if found else None

@@ -20,6 +20,7 @@ from blake3 import blake3
 from wheelmount.errors import StoreError, TransferError, UnreachableError, WheelmountError
 from wheelmount.hosts.runtime import translate
 from wheelmount.mount.serve.traffic import CLIENT, Traffic
+from wheelmount.mount.store.kept import Kept
 from wheelmount.mount.store.store import ReblockedStore, Store
 from wheelmount.mount.transfer.compression import Choice, Processors, unpack
 from wheelmount.mount.transfer.dedup import LocalCopies
@@ -59,6 +60,7 @@ class Receiver:
         tell: called with the number of each block that arrived and None, or that failed and the
             reason.
         look: searches for bytes that this host has already; called once, on a thread.
+        kept: keeps the blocks for later mounts.
 
     Attributes:
         relay: passes blocks on to other hosts.
@@ -79,12 +81,14 @@ class Receiver:
         traffic: Traffic,
         tell: Callable[[int, str | None], None],
         look: Callable[[], LocalCopies | None] | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.layout = store.layout
         self.traffic = traffic
         self._host = host
         self._store = store
         self._look = look
+        self._kept = kept
         self._search: asyncio.Task[LocalCopies | None] | None = None
         self._wire = wire
         self._route = route
@@ -365,14 +369,25 @@ class Receiver:
         info = await self._wire.digest(host, block)
         memory = self._buffer()
         view = memory[: self.layout.length(block)]
-        copied = await asyncio.to_thread(
-            lambda: copies.read(block, view) and self._write(block, view, info)
-        )
+        kept = await asyncio.to_thread(self._copy, copies, block, view, info)
         self._buffers.append(memory)
-        if copied:
-            self.traffic.reused += len(view)
-            self._count_arrived(len(view))
-        return copied
+        if kept is None:
+            return False
+        self.traffic.kept += kept
+        self.traffic.reused += len(view) - kept
+        self._count_arrived(len(view))
+        return True
+
+    def _copy(
+        self, copies: LocalCopies, block: int, view: memoryview, info: BlockInfo
+    ) -> int | None:
+        """Write a block from local files; return how many bytes were kept, or None if it failed."""
+        for kept in copies.candidates(block, info[0], view):
+            if self._write(block, view, info):
+                if kept < len(view):
+                    self._keep(block, view, info)
+                return kept
+        return None
 
     def _buffer(self) -> memoryview:
         if self._buffers:
@@ -392,8 +407,10 @@ class Receiver:
                 view = unpack(view, staged.length)
             except TransferError:
                 return staged, None
-        if not self._write(block, view, (staged.digest, staged.changed)):
+        info = staged.digest, staged.changed
+        if not self._write(block, view, info):
             return staged, None
+        self._keep(block, view, info)
         return staged, self.relay.put(staged, block, packed, memory)
 
     def _write(self, block: int, view: memoryview, info: BlockInfo) -> bool:
@@ -405,6 +422,13 @@ class Receiver:
         self.relay.note(block, info)
         self._store.write(block, view, digest)
         return True
+
+    def _keep(self, block: int, view: memoryview, info: BlockInfo) -> None:
+        """Keep a block for later mounts, unless files changed while it was read."""
+        digest, changed = info
+        if self._kept is not None and not changed:
+            extents = list(self.layout.extents(block))
+            self._kept.put(digest, view, extents, self.layout.tree.inodes)
 
     def _count_arrived(self, length: int) -> None:
         self._unreported += length
