@@ -96,6 +96,7 @@ class Kept:
         self._began = time.time_ns()
         self._needed: set[str] = set()  # blocks that this process may still use
         self._room = 0  # bytes that may be written before this process looks again
+        self._begun = 0  # bytes of blocks that are being written
         self._total = 0  # bytes of all blocks when it looked last
         self._lock = threading.Lock()
         self._ended = False
@@ -139,10 +140,11 @@ class Kept:
         end = table + _TAIL.pack(blake3(table).digest(), len(table))
         try:
             if not self.use(digest.hex()):
-                if self._take(len(data) + len(end)):
-                    self._write(digest.hex(), data, end)
-                else:
-                    self._ended = True
+                with self._room_for(len(data) + len(end)) as free:
+                    if free:
+                        self._write(digest.hex(), data, end)
+                    else:
+                        self._ended = True
         except OSError as error:
             if error.errno in _FULL:  # by a quota, which says nothing ahead
                 with self._lock:
@@ -181,15 +183,21 @@ class Kept:
             return True
         return False
 
-    def _take(self, size: int) -> bool:
-        """Return whether there is room for ``size`` more bytes, and count them as written."""
+    @contextlib.contextmanager
+    def _room_for(self, size: int) -> Iterator[bool]:
+        """Tell whether ``size`` more bytes may be written during the context."""
         with self._lock:
             if self._room < size:
                 self._room = self._look(max(size, self._bound // STEP))
-            if self._room < size:
-                return False
+            if not (free := self._room >= size):
+                size = 0
             self._room -= size
-            return True
+            self._begun += size
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._begun -= size
 
     def _look(self, wanted: int) -> int:
         """Remove blocks until there is room for ``wanted`` bytes; return how much there is.
@@ -198,9 +206,10 @@ class Kept:
         finds its first blocks instead of none.
         """
         blocks = sorted(self._blocks())
-        self._total = sum(size for _, size, _ in blocks)
+        self._total = sum(size for _, size, _ in blocks) + self._begun
         disk = os.fstatvfs(self._fd)
-        room = min(self._bound - self._total, disk.f_bavail * disk.f_frsize - self._margin)
+        free = disk.f_bavail * disk.f_frsize - self._begun
+        room = min(self._bound - self._total, free - self._margin)
         for used, size, name in blocks:
             if room >= wanted or used >= self._began:
                 break
