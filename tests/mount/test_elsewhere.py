@@ -125,7 +125,7 @@ def test_what_has_not_arrived_or_is_gone_is_not_found(trees: tuple[Path, Layout,
     source, layout, store = trees
     memory = memoryview(bytearray(BLOCK))
     found = LocalCopies(layout, [store])
-    assert found.covers(0)
+    assert list(found.tries(0)) == [[]]
     assert not list(found.candidates(0, b"", memory))
     arrive(store, source, layout)
     assert list(found.candidates(0, b"", memory)) == [0]

@@ -142,6 +142,21 @@ class TestOnHosts:
         sent, _ = _job(tree, workplace, keeping)
         assert sent < _size(tree) / 100
 
+    def test_of_edits_here_and_there_only_these_travel(
+        self, tree: Path, workplace: Path, keeping: Settings
+    ) -> None:
+        _job(tree, workplace, keeping)
+        edited = 0
+        for number in range(0, SMALL, 10):  # each block has some
+            path = tree / "small" / f"file{number}"
+            path.write_bytes(os.urandom(path.stat().st_size + number % 20))  # or of the same size
+            edited += path.stat().st_size
+        sent, found = _job(tree, workplace, keeping, hosts=2)
+        assert sent == edited
+        assert [each["kept"] + each["reused"] for each in found] == [_size(tree) - edited] * 2
+        sent, _ = _job(tree, workplace, keeping)
+        assert sent == 0
+
     def test_blocks_of_another_size_serve_too(
         self, tree: Path, workplace: Path, keeping: Settings
     ) -> None:
@@ -370,7 +385,7 @@ def test_what_was_not_used_for_longest_goes_first(keeping: Settings, place: Path
     assert {path.name for path in place.iterdir()} == {names[0], names[2], names[3]}
     # Those that a delivery is to use stay, and its own too; then nothing more is kept.
     small = _open(keeping, store_keep_size=1)
-    (_, path, size) = next(small.files(lambda path, _: path == b"file0").files())
+    (_, path, size, _) = next(small.files(lambda path, _: path == b"file0").files())
     assert (path, size) == (b"file0", 1000)
     _put(small, b"file9", b"9" * 1000)
     assert {path.name for path in place.iterdir()} == {names[0]}

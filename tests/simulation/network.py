@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from wheelmount.errors import TransferError
 from wheelmount.mount.serve.traffic import CLIENT, TCP
 from wheelmount.mount.transfer.rdma import BlockInfo
-from wheelmount.mount.transfer.ring import STUCK_AFTER, BlockKey, Staged
+from wheelmount.mount.transfer.ring import STUCK_AFTER, BlockKey, Parts, Staged
 from wheelmount.mount.transfer.stream import PULSE, Pace
 
 Result = TypeVar("Result")
@@ -318,6 +318,10 @@ class Line:
             memory[network.random.randrange(staged.size)] ^= 1 << network.random.randrange(8)
         await self._work(self._node, costs.block + costs.kept * self._files, costs.keep * size)
         return then(staged), pace, TCP
+
+    async def parts(self, host: str, block: int, parts: list[tuple[int, int]]) -> Parts:
+        """Refuse: no host has bytes of another mount."""
+        raise NotImplementedError
 
     async def report(self, host: str, length: int) -> None:
         """Call the client."""

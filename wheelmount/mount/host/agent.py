@@ -32,7 +32,7 @@ from wheelmount.mount.store import verify
 from wheelmount.mount.store.kept import Kept
 from wheelmount.mount.store.store import ReblockedStore, Store
 from wheelmount.mount.store.verify import Damage, Verified
-from wheelmount.mount.transfer import dedup
+from wheelmount.mount.transfer import dedup, ring
 from wheelmount.mount.transfer.rdma import BlockInfo, LayoutKey, Origin, Ways, fetch_description
 from wheelmount.mount.transfer.receiver import Receiver
 from wheelmount.mount.transfer.relay import Relay
@@ -187,6 +187,13 @@ class Agent(Actor):  # type: ignore[misc]
     async def digest(self, key: LayoutKey, block: int) -> BlockInfo | None:
         """Return hash and changed files of a block; None: not known yet, ask again."""
         return await (await self._relay(key)).say(block)
+
+    @concurrent_endpoint
+    async def parts(
+        self, key: LayoutKey, block: int, parts: list[tuple[int, int]]
+    ) -> ring.Parts | None:
+        """Return hash, changed files and some bytes of a block; None: not known yet, ask again."""
+        return await (await self._relay(key)).parts(block, parts)
 
     @concurrent_endpoint
     async def stage(self, key: LayoutKey, block: int, packed: bool) -> tuple[Staged, Any] | None:

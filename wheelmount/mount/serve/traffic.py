@@ -45,11 +45,14 @@ class Traffic:
     """Counts bytes of blocks that one host received and sent, as they were on the wire.
 
     Args:
-        certain: whether ``RDMABuffer`` may use nothing but a device.
+        certain: whether bytes may travel by nothing but ``RDMABuffer`` with a device.
+
+    Attributes:
+        certain: the argument of that name.
     """
 
     def __init__(self, *, certain: bool = False) -> None:
-        self._certain = certain
+        self.certain = certain
         self._reasons: dict[str, str] = {}
         self.sent = 0
         """Bytes sent to other hosts."""
@@ -88,7 +91,7 @@ class Traffic:
             "reused": self.reused,
             "kept": self.kept,
             "devices": rdma_received() - self._before,
-            "certain": self._certain,
+            "certain": self.certain,
             "reasons": {host or "client": why for host, why in self._reasons.items()},
         }
 

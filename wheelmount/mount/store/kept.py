@@ -63,8 +63,9 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-Row = tuple[bytes, int, int, int, int]
-"""A piece of a file: path and size of the file, offset in the file and in the block, length."""
+Row = tuple[bytes, int, int, int, int, int]
+"""A piece of a file: the file's path, size and mtime (ns), offset in the file and in the block,
+length."""
 
 
 class Kept:
@@ -135,7 +136,10 @@ class Kept:
         """
         if self._ended:
             return
-        rows = [(inodes[n].path, inodes[n].size, at, start, size) for n, at, start, size in extents]
+        rows = [
+            (inodes[n].path, inodes[n].size, inodes[n].mtime_ns, at, start, length)
+            for n, at, start, length in extents
+        ]
         table: bytes = msgpack.packb(rows)
         end = table + _TAIL.pack(blake3(table).digest(), len(table))
         try:
@@ -302,8 +306,8 @@ class Kept:
             try:
                 _, rows = _table(fd)
                 pieces = [row for row in rows if wanted(row[0], row[1])]
-                for path, size, at, start, length in pieces:
-                    found.add(path, size, at, start, length, name)
+                for row in pieces:
+                    found.add(row, name)
             except (OSError, ValueError, TypeError, msgpack.UnpackException):
                 self._remove(name)
                 continue
@@ -363,20 +367,23 @@ class KeptFiles:
         self._longest = 0
         self._count = 0
         self._listed: list[tuple[bytes, int]] = []
+        self._times: dict[tuple[bytes, int], int] = {}
 
-    def add(self, path: bytes, size: int, at: int, start: int, length: int, name: str) -> None:
-        """Add a piece of a file."""
+    def add(self, row: Row, name: str) -> None:
+        """Add a piece of a file that is in a block. Those in blocks last used must come first."""
+        path, size, mtime, at, start, length = row
+        self._times.setdefault((path, size), mtime)
         self._count += 1
         self._longest = max(self._longest, length)
         self._pieces[path, size].append(_Piece(at, self._count, length, name, start))
 
-    def files(self) -> Iterator[tuple[int, bytes, int]]:
-        """Yield number, path and size of each file. Nothing may be added afterwards."""
+    def files(self) -> Iterator[tuple[int, bytes, int, int]]:
+        """Yield number, path, size and mtime of each file. Nothing may be added afterwards."""
         for pieces in self._pieces.values():
             pieces.sort()
         self._listed = list(self._pieces)
         for number, (path, size) in enumerate(self._listed):
-            yield number, path, size
+            yield number, path, size, self._times[path, size]
 
     def copy(self, extent: Extent, data: memoryview) -> bool:
         """Read a piece of a file into its place in a block; return False if it is not there."""

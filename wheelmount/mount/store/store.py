@@ -406,11 +406,11 @@ class Store:
         """Read bytes of a file; ``absent`` must have shown that they have arrived."""
         return self._files.read(number, offset, size)
 
-    def files(self) -> Iterator[tuple[int, bytes, int]]:
-        """Yield number, path and size of each file."""
+    def files(self) -> Iterator[tuple[int, bytes, int, int]]:
+        """Yield number, path, size and mtime (ns) of each file."""
         for number, inode in self.tree.inodes.items():
             if inode.is_file:
-                yield number, inode.path, inode.size
+                yield number, inode.path, inode.size, inode.mtime_ns
 
     def copy(self, extent: Extent, data: memoryview) -> bool:
         """Read a piece of a file into its place in a block; return False if it is not there."""

@@ -2,7 +2,8 @@
 
 Names and sizes suggest which files may be equal. The client's hash of a block decides whether
 the files make that block: a wrong guess costs some reading,
-and the block is sent like any other.
+and the block is sent like any other. If only a small part of a block is not here, that part is sent
+alone.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from pathlib import Path
 from wheelmount.config import Settings
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
-from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.layout import Extent, Layout
 from wheelmount.mount.store.kept import Kept, KeptFiles
 from wheelmount.mount.store.store import Store
+
+FEW = 0.25
+"""Part of a block that may be fetched by itself; if more of it is not here, all of it travels."""
 
 LEAST = 64 << 10
 """Bytes of a tree below which sending is faster than searching."""
@@ -39,6 +43,7 @@ class LocalCopies:
         self._layout = layout
         self._kept = kept
         self._places: dict[int, tuple[Store | KeptFiles, int]] = {}
+        self._doubtful: set[int] = set()  # files that have another time of change where they are
         inodes = layout.tree.inodes
         fresh = {n: _keys(inodes[n].path, inodes[n].size) for n in layout.fresh if inodes[n].size}
         wanted = {key for keys in fresh.values() for key in keys}
@@ -49,42 +54,75 @@ class LocalCopies:
                 behind,
                 kept.files(lambda path, size: not wanted.isdisjoint(_keys(path, size))),
             )
-        found: dict[int, tuple[Store | KeptFiles, int]] = {}
+        found: dict[int, tuple[Store | KeptFiles, int, int]] = {}
         for source in sources:
-            for number, path, size in source.files():
+            for number, path, size, mtime in source.files():
                 for key in _keys(path, size):
                     if key in wanted:
-                        found.setdefault(key, (source, number))
+                        found.setdefault(key, (source, number, mtime))
         for number, keys in fresh.items():
             place = next((found[key] for key in keys if key in found), None)
             if place is not None:
-                self._places[number] = place
+                self._places[number] = place[:2]
+                if place[2] != inodes[number].mtime_ns:
+                    self._doubtful.add(number)
 
     def __bool__(self) -> bool:
         """Whether any block may be found."""
         return bool(self._places)
 
-    def covers(self, block: int) -> bool:
-        """Return whether there is a candidate for every piece of a block."""
-        return all(extent.inode in self._places for extent in self._layout.extents(block))
+    def tries(self, block: int) -> Iterator[list[Extent]]:
+        """Yield the pieces of a block to fetch, for each way to make the rest of files from here.
 
-    def candidates(self, block: int, digest: bytes, view: memoryview) -> Iterator[int]:
-        """Read candidates for a covered block, one after the other, until one is right.
+        None is yielded that is more than ``FEW`` of the block. Files that seem to have been edited
+        are tried only if nothing else has to be fetched.
+        """
+        few = self._layout.length(block) * FEW
+        absent, doubtful = [], []
+        for extent in self._layout.extents(block):
+            if extent.inode not in self._places:
+                absent.append(extent)
+            elif extent.inode in self._doubtful:
+                doubtful.append(extent)
+        if not absent:
+            yield []
+        for lacking in (absent + doubtful, absent):
+            if lacking and sum(extent.length for extent in lacking) <= few:
+                yield lacking
+                return
+
+    def candidates(
+        self,
+        block: int,
+        digest: bytes,
+        view: memoryview,
+        lacking: Sequence[Extent] = (),
+        data: bytes = b"",
+    ) -> Iterator[int]:
+        """Read candidates for a block, one after the other, until one is right.
 
         Args:
             block: number of the block.
             digest: blake3 of the right one.
             view: memory to read them into.
+            lacking: pieces not to be read, as ``tries`` yielded them.
+            data: the bytes of these pieces, joined.
 
         Yields:
             For each candidate, once it is in memory, the number of its bytes that were kept.
         """
         if self._kept is not None and self._kept.take(digest, view):
-            yield len(view)
+            yield len(view) - len(data)
             self._kept.check(digest.hex())
-        kept = 0
+        kept, arrived, given = 0, 0, {*lacking}
         pieces = []
+        for piece in lacking:
+            end = piece.block_offset + piece.length
+            view[piece.block_offset : end] = data[arrived : arrived + piece.length]
+            arrived += piece.length
         for extent in self._layout.extents(block):
+            if extent in given:
+                continue
             source, number = self._places[extent.inode]
             piece = extent._replace(inode=number)
             if not source.copy(piece, view):

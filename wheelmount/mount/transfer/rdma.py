@@ -14,7 +14,7 @@ import contextlib
 import secrets
 import threading
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -31,7 +31,7 @@ from wheelmount.hosts.actor import (
 )
 from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.transfer.registered import Registered, pool
-from wheelmount.mount.transfer.ring import Ring, Staged
+from wheelmount.mount.transfer.ring import Parts, Ring, Staged
 from wheelmount.mount.transfer.stream import PULSE
 
 # ``status`` tells which transport is in use; a warning would disturb the output.
@@ -126,6 +126,12 @@ class Offer:
     async def digest(self, block: int) -> BlockInfo | None:
         """Return hash and changed files of a block, without its bytes; None: ask again."""
         return await within(self._soon, self._digest(block))
+
+    async def parts(self, block: int, parts: Sequence[tuple[int, int]]) -> Parts | None:
+        """Return what ``Ring.parts`` does; None: ask again."""
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(self._threads, self._ring.parts, block, parts)
+        return await within(self._soon, reading)
 
     async def _digest(self, block: int) -> BlockInfo:
         staged = await self._stage(block, False)
@@ -244,8 +250,8 @@ class SourceActor(Actor):  # type: ignore[misc]
     """Offers the rings of all deliveries of a client; lives in the client's own process.
 
     There is one for all deliveries, as Monarch keeps some 225 KiB of each actor that has ended
-    (torchmonarch 0.7.0). ``ways``, ``digest``, ``stage``, ``release`` are those of a host's
-    ``Agent``.
+    (torchmonarch 0.7.0). ``ways``, ``digest``, ``parts``, ``stage``, ``release`` are those of a
+    host's ``Agent``.
     """
 
     @concurrent_endpoint
@@ -282,6 +288,11 @@ class SourceActor(Actor):  # type: ignore[misc]
     async def digest(self, name: str, block: int) -> BlockInfo | None:
         """Return hash and changed files of a block; None: not known yet, ask again."""
         return await _find(name).offer.digest(block)
+
+    @concurrent_endpoint
+    async def parts(self, name: str, block: int, parts: list[tuple[int, int]]) -> Parts | None:
+        """Return hash, changed files and some bytes of a block; None: not known yet, ask again."""
+        return await _find(name).offer.parts(block, parts)
 
     @concurrent_endpoint
     async def stage(self, name: str, block: int, packed: bool) -> tuple[Staged, Any] | None:

@@ -13,13 +13,14 @@ import contextlib
 import functools
 import mmap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from blake3 import blake3
 
 from wheelmount.errors import StoreError, TransferError, UnreachableError, WheelmountError
 from wheelmount.hosts.runtime import translate
-from wheelmount.mount.serve.traffic import CLIENT, Traffic
+from wheelmount.mount.serve.traffic import CLIENT, MESSAGES, Traffic
+from wheelmount.mount.snapshot.layout import Extent
 from wheelmount.mount.store.kept import Kept
 from wheelmount.mount.store.store import ReblockedStore, Store
 from wheelmount.mount.transfer.compression import Choice, Processors, unpack
@@ -332,7 +333,7 @@ class Receiver:
 
     async def _fetch_from(self, block: int, host: str) -> bool:
         """Make one attempt to fetch a block from a host; return False if its hash is wrong."""
-        if (copies := await self._local_copies(block)) and await self._reuse(copies, block, host):
+        if (copies := await self._local_copies()) and await self._reuse(copies, block, host):
             return True
         clock = asyncio.get_running_loop().time
         choice = self._choices[host]
@@ -355,34 +356,51 @@ class Receiver:
         self._count_arrived(staged.length)
         return True
 
-    async def _local_copies(self, block: int) -> LocalCopies | None:
-        """Search for local files with the bytes of a block; return them, or None if none may do."""
+    async def _local_copies(self) -> LocalCopies | None:
+        """Search for local files that may have the bytes of blocks; return None if none may."""
         if self._look is None:
             return None
         if self._search is None:
             self._search = asyncio.ensure_future(asyncio.to_thread(self._look))
-        found = await asyncio.shield(self._search)
-        return found if found is not None and found.covers(block) else None
+        return await asyncio.shield(self._search)
 
     async def _reuse(self, copies: LocalCopies, block: int, host: str) -> bool:
-        """Copy a block from local files; return False if its hash is not the one ``host`` has."""
-        info = await self._wire.digest(host, block)
-        memory = self._buffer()
-        view = memory[: self.layout.length(block)]
-        kept = await asyncio.to_thread(self._copy, copies, block, view, info)
-        self._buffers.append(memory)
-        if kept is None:
-            return False
-        self.traffic.kept += kept
-        self.traffic.reused += len(view) - kept
-        self._count_arrived(len(view))
-        return True
+        """Make a block of local files, and of a few bytes of ``host`` that these lack.
+
+        Returns False if that does not make the block with the hash that ``host`` has.
+        """
+        for lacking in copies.tries(block):
+            if lacking and self.traffic.certain:
+                break
+            if lacking:
+                parts = [(each.block_offset, each.block_offset + each.length) for each in lacking]
+                digest, changed, data = await self._wire.parts(host, block, parts)
+                self.traffic.note(host, len(data), MESSAGES)
+            else:
+                (digest, changed), data = await self._wire.digest(host, block), b""
+            memory = self._buffer()
+            view = memory[: self.layout.length(block)]
+            info = digest, changed
+            kept = await asyncio.to_thread(self._copy, copies, block, view, info, lacking, data)
+            self._buffers.append(memory)
+            if kept is not None:
+                self.traffic.kept += kept
+                self.traffic.reused += len(view) - kept - len(data)
+                self._count_arrived(len(view))
+                return True
+        return False
 
     def _copy(
-        self, copies: LocalCopies, block: int, view: memoryview, info: BlockInfo
+        self,
+        copies: LocalCopies,
+        block: int,
+        view: memoryview,
+        info: BlockInfo,
+        lacking: Sequence[Extent],
+        data: bytes,
     ) -> int | None:
         """Write a block from local files; return how many bytes were kept, or None if it failed."""
-        for kept in copies.candidates(block, info[0], view):
+        for kept in copies.candidates(block, info[0], view, lacking, data):
             if self._write(block, view, info):
                 if kept < len(view):
                     self._keep(block, view, info)

@@ -13,7 +13,7 @@ from wheelmount.hosts import rdma
 from wheelmount.mount.serve.traffic import Traffic
 from wheelmount.mount.store.store import ReblockedStore, Store
 from wheelmount.mount.transfer.rdma import BlockInfo, Offer, Ways, within
-from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring, Staged
+from wheelmount.mount.transfer.ring import STUCK_AFTER, Parts, Ring, Staged
 from wheelmount.mount.transfer.stream import PULSE, BlockServer, block_server
 
 STAGED_BLOCKS = 12
@@ -102,6 +102,14 @@ class Relay:
     async def say(self, block: int) -> BlockInfo | None:
         """Return the result of ``digest``, or None if it takes long: the caller must ask again."""
         return await within(PULSE * self._timeout, self.digest(block))
+
+    async def parts(self, block: int, parts: Sequence[tuple[int, int]]) -> Parts | None:
+        """Return hash, changed files and parts of a block; None: it takes long, ask again."""
+        if await self.say(block) is None:
+            return None
+        found = await asyncio.to_thread(self._ring.parts, block, parts)
+        self._traffic.sent = self._ring.sent
+        return found
 
     async def stage(self, block: int, packed: bool) -> tuple[Staged, Any] | None:
         """Wait for a block and stage it until ``release``.

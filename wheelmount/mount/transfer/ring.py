@@ -13,7 +13,7 @@ import mmap
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -61,6 +61,10 @@ class _Slot:
 
 BlockKey = tuple[int, bool]
 """Number of a block, and whether it is compressed."""
+
+
+Parts = tuple[bytes, tuple[int, ...], bytes]
+"""``digest`` and ``changed`` of ``Staged``, and bytes of the block."""
 
 
 class Filler(Protocol):
@@ -161,6 +165,22 @@ class Ring:
             slot = self._used.get((block, packed))
         if slot is not None:
             self._drop((block, packed), slot, given=sent > 0)
+
+    def parts(self, block: int, parts: Sequence[tuple[int, int]]) -> Parts:
+        """Return digest and changed files of a block, and parts of its bytes, joined.
+
+        Args:
+            block: number of the block.
+            parts: begin and end of each part in the block.
+        """
+        staged, sent = self.stage(block), 0
+        try:
+            view = self.slots[staged.slot][: staged.length]
+            data = b"".join(view[begin:end] for begin, end in parts)
+            sent = len(data)
+            return staged.digest, staged.changed, data
+        finally:
+            self.release(block, sent=sent)
 
     def _drop(self, key: BlockKey, slot: _Slot, *, given: bool = False, lent: bool = False) -> None:
         with self._condition:

@@ -20,7 +20,7 @@ from wheelmount.hosts.runtime import last_line, translate
 from wheelmount.mount.serve.traffic import CLIENT, LOCAL, MESSAGES, RDMA, TCP, Traffic
 from wheelmount.mount.transfer.rdma import BlockInfo, LayoutKey, Origin, Ways
 from wheelmount.mount.transfer.registered import Registered, pool
-from wheelmount.mount.transfer.ring import STUCK_AFTER, Staged
+from wheelmount.mount.transfer.ring import STUCK_AFTER, Parts, Staged
 from wheelmount.mount.transfer.stream import BlockClient, Pace, way
 
 Result = TypeVar("Result")
@@ -39,6 +39,9 @@ class Wire(Protocol):
 
     async def digest(self, host: str, block: int) -> BlockInfo:
         """Ask a host or ``CLIENT`` for the hash and the changed files of a block."""
+
+    async def parts(self, host: str, block: int, parts: list[tuple[int, int]]) -> Parts:
+        """Ask like ``digest``, and for parts of the block, each with its begin and end."""
 
     async def read(
         self,
@@ -176,6 +179,12 @@ class Upstream:
         actor, name = self._actors[host], self._names[host]
         info: BlockInfo = await self._ask(lambda: actor.digest.call_one(name, block))
         return info
+
+    async def parts(self, host: str, block: int, parts: list[tuple[int, int]]) -> Parts:
+        """Ask like ``digest``, and for parts of the block, each with its begin and end."""
+        actor, name = self._actors[host], self._names[host]
+        found: Parts = await self._ask(lambda: actor.parts.call_one(name, block, parts))
+        return found
 
     async def read(
         self,
