@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -71,6 +72,32 @@ def test_a_script_runs_as_the_user(lab: Lab, source: Path, spec: str) -> None:
     assert done.stdout == f"== host0 ==\n{each}== host1 ==\n{each}", done.stderr
     assert done.returncode == 1
     assert_clean(lab, lab.hosts, PATH)
+
+
+def test_the_user_s_next_job_ships_nothing(lab: Lab, source: Path) -> None:
+    big = source / "big"
+    big.write_bytes(os.urandom(4 << 20))
+    os.chown(big, NUMBER, NUMBER)
+    size = sum(path.stat().st_size for path in source.iterdir())
+    keep = ["env", f"WHEELMOUNT_STORE_KEEP={HOME}/keep"]
+    kept = []
+    try:
+        for _ in range(2):
+            up = _call(lab, "up", "--hosts", "ssh:host0,host1")
+            assert up.returncode == 0, up.stderr
+            words = as_user(*keep, *_command("run", source, "--mntpoint", PATH, "-"))
+            done = lab.run(LOGIN, words, stdin=None, input="cksum <big", timeout=120)
+            assert done.returncode == 0, done.stderr
+            mounts = json.loads(_call(lab, "status", "--json").stdout)["mounts"]
+            kept.append([mount["delivery"]["kept"] for mount in mounts])
+            assert _call(lab, "down").returncode == 0
+            assert_clean(lab, lab.hosts, PATH)
+    finally:
+        big.unlink()
+    assert kept == [[0, 0], [size, size]]
+    for host in lab.hosts:
+        look = ["stat", "-c", "%a %U", f"{HOME}/keep/wheelmount-kept-{NUMBER}"]
+        assert lab.run(host, look).stdout == f"700 {USER}\n"
 
 
 @pytest.mark.parametrize("spec", KINDS)
