@@ -469,3 +469,10 @@ def test_the_bound_is_a_share_of_the_disk(keeping: Settings, workplace: Path, pl
         for _ in range(10):
             _put(_open(keeping), b"file", os.urandom(BLOCK))
         assert 5 * BLOCK < sum(path.stat().st_size for path in place.iterdir()) <= (4 << 20) // 10
+
+
+def test_a_delivery_does_not_drive_out_its_own_blocks(keeping: Settings, place: Path) -> None:
+    kept = _open(keeping, store_keep_size=3500)
+    names = {_put(kept, b"file%d" % number, bytes([number]) * 1000) for number in range(3)}
+    _put(kept, b"file9", b"9" * 1000)
+    assert {path.name for path in place.iterdir()} == names
