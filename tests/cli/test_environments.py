@@ -62,6 +62,14 @@ def test_an_environment_on_hosts_of_a_session(cli: Cli, workplace: Path) -> None
         assert done.returncode == 0, done.stderr
         for step in ("environment:", "resolve", "unpack", "scan", "send"):
             assert step not in done.stderr
+        # It is made again if it is gone, although the session still has it mounted.
+        listed = json.loads(cli("env", "ls", "--json").stdout)
+        cached = workplace / "cache" / "environments" / listed[0]["name"]
+        shutil.rmtree(cached)
+        done = cli(*run, name)
+        assert done.stdout.count(first.split()[0]) == 2, done.stderr
+        assert (cached / "bin" / "python").exists()
+        assert "send" not in done.stderr
         # One package more: that travels alone.
         done = cli(*run, "--with", "small", name)
         assert done.returncode == 0, done.stderr
