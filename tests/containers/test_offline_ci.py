@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import yaml
 
+from benchmarks import suites
 from tests.conftest import CHECKOUT
 from tests.testbed import LOGIN, Lab
 from tests.testbed.slurm import start_slurm
@@ -45,6 +48,25 @@ def test_a_project_is_tested_offline(ci: Path, workplace: Path) -> None:
         capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
     assert done.returncode == 1, "there is no pytest in a new overlay"
+
+
+PART = {"packaging": [f"--ignore=tests/test_{each}.py" for each in ("specifiers", "version")]}
+"""Options that leave out what takes minutes: 26,000 tests of versions."""
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("project", suites.PROJECTS, ids=attrgetter("name"))
+def test_offline_the_suite_of_a_project_counts_what_it_counts_plainly(
+    project: suites.Project, ci: Path, workplace: Path
+) -> None:
+    project = replace(project, options=[*project.options, *PART.get(project.name, ())])
+    plain, offline = workplace / "work" / "plain", workplace / "work" / "offline"
+    plain.mkdir()
+    offline.mkdir()
+    expected = suites.plain(project, plain)[1]
+    assert re.search(r"\d{3} passed", expected)
+    assert " failed" not in expected
+    assert suites.offline(project, ci, offline)[2] == expected
 
 
 PROJECT = """
