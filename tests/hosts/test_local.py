@@ -332,3 +332,28 @@ def test_a_host_that_is_called_before_it_has_an_agent_is_called_again(settings: 
         assert hosts.reached == 2
         results = commands.run({host.name: Command(("true",)) for host in hosts})
     assert [result.code for result in results.values() if isinstance(result, Result)] == [0, 0]
+
+
+SLOW = """
+import os, sys, time
+if "wheelmount.hosts.process" in sys.orig_argv:
+    time.sleep(4 * int(os.environ["WHEELMOUNT_LOCAL_HOST"][-1]))
+"""
+
+
+def test_a_slow_process_is_awaited_while_those_of_other_hosts_answer(
+    workplace: Path,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on a machine with many hosts, whose processes start one after the other."""
+    (workplace / "sitecustomize.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(workplace))
+    with (
+        LocalHosts(3, settings) as hosts,
+        Commands(list(hosts), 24) as commands,  # the third answers after more than a quarter
+    ):
+        results = commands.run({host.name: Command(("echo", host.name)) for host in hosts})
+    assert results.texts == {f"host{n}": f"host{n}\n" for n in range(3)}
+    assert "starting another" not in caplog.text

@@ -174,6 +174,7 @@ class Commands:
         self._procs: dict[str, Any] = {}
         self._greetings: dict[str, Any] = {}
         self._replaced: list[Any] = []  # processes that did not answer
+        self._answered = 0  # processes that did
         self.actors: dict[str, Any] = dict(actors or {})
         self._running: set[tuple[str, str]] = set()
         self._threads = ThreadPoolExecutor(MAX_CONNECTIONS, "wheelmount-conduit")
@@ -292,7 +293,7 @@ class Commands:
         if (greeting := self._greetings.pop(host, None)) is None:
             return
         try:
-            theirs = await runtime.answer(greeting, self._timeout * FIRST_PART)
+            theirs = await self._greeted(greeting, self._timeout * FIRST_PART)
         except WaitError:  # a message was lost; see ``Hosts._await_answers``
             log.warning(
                 "%s: the process that runs commands does not answer; starting another", host
@@ -300,8 +301,31 @@ class Commands:
             self._replaced.append(self._procs[host])
             self._spawn([each.name for each in self._hosts].index(host))
             again = self._greetings.pop(host)
-            theirs = await runtime.answer(again, self._timeout * (1 - FIRST_PART))
+            theirs = await self._greeted(again, self._timeout * (1 - FIRST_PART))
         handshake.compare(host, theirs)
+
+    async def _greeted(self, greeting: Any, timeout: float) -> handshake.Versions:
+        """Wait for the first answer of a process, as long as other hosts' processes answer.
+
+        Those of many hosts of one machine start one after the other, and one that is started in
+        place of another takes time from the rest.
+
+        Args:
+            greeting: future of the answer.
+            timeout: seconds in which this host or another one has to answer.
+        """
+        answer = asyncio.ensure_future(runtime.answer(greeting, None))
+        try:
+            while not answer.done():
+                before = self._answered
+                await asyncio.wait({answer}, timeout=timeout)
+                if not answer.done() and self._answered == before:
+                    raise runtime.silence(timeout)
+            self._answered += 1
+            theirs: handshake.Versions = answer.result()
+            return theirs
+        finally:
+            answer.cancel()
 
     async def _run(
         self,

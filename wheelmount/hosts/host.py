@@ -150,7 +150,8 @@ class Hosts(ABC):
         through a new mesh, because a mesh that has failed stays so.
 
         Args:
-            timeout: seconds in which each host has to answer.
+            timeout: seconds in which another host has to answer, until all have. Many hosts of one
+                machine start one after the other.
 
         Raises:
             HostError: a host listens no more, or all calls to it fail.
@@ -167,7 +168,9 @@ class Hosts(ABC):
             left = max(deadline - time.monotonic(), POLL_INTERVAL)
             with runtime.watching(functools.partial(runtime.check_agents, called)):
                 failed = runtime.errors(answers(hosts, min(wait, left)))
-            answered |= {host.name: host for host in hosts if host.name not in failed}
+            if new := {host.name: host for host in hosts if host.name not in failed}:
+                answered |= new
+                deadline = time.monotonic() + timeout
             self._unanswered += [host for host in hosts if host.name in failed]
             if not failed:
                 return [answered[name] for name in self._names]
