@@ -519,7 +519,7 @@ def test_a_new_job_is_made_from_within_an_allocation_if_asked_for(lab: Lab, sour
     inside = ["salloc", "--nodes=1", "--quiet", *_command("run", "--mntpoint", PATH)]
     done = lab.run(LOGIN, [*inside, "--hosts", "slurm:2", source, "-"])
     assert done.returncode == InputError.exit_code, done.stderr
-    assert "this allocation has 1 nodes, not 2" in done.stderr
+    assert "this allocation has 1 node, not 2" in done.stderr
     assert "slurm:2,new-job" in done.stderr
     script = 'test -n "$SLURM_JOB_ID" && hostname'
     done = lab.run(
