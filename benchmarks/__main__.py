@@ -23,6 +23,7 @@ from typing import NamedTuple
 from uv import find_uv_bin
 
 from benchmarks.report import machine, versions
+from benchmarks.trees import GIB
 
 CHECKOUT = Path(__file__).parent.parent
 
@@ -53,7 +54,7 @@ SHORT = {
     "first_read": "--size 16 --reads 3",
     "first_use": "ENVIRONMENT --modules numpy,pandas,requests --times 2",
     "faults": "--size 16 --places inner",
-    "scale check": "--hosts 2,4 --size 8 --rate 20",
+    "scale check": "--hosts 2,4 --size 8 --rate 20 --only=",
     "scale tell": "--hosts 64 --blocks 32",
     "download": "--rounds 1",
     "check": "WHEELS --rounds 3",
@@ -142,22 +143,23 @@ def _run(name: str, words: Sequence[str]) -> Outcome:
     if process.returncode:
         text = f"{text}{errors[-2000:]}"
     shown = shlex.join(["python", "-m", *module, *SHORT[name].split()])
-    return Outcome(shown, text.strip(), process.returncode, time.monotonic() - started)
+    text = text.strip().replace(str(CHECKOUT), "CHECKOUT")
+    return Outcome(shown, text, process.returncode, time.monotonic() - started)
 
 
 def _write(page: Path, found: Sequence[Outcome]) -> None:
     """Put the section in the place of the last one, or at the end."""
     took = sum(outcome.seconds for outcome in found)
-    here = machine()
-    said = ", ".join(f"{name} {version}" for name, version in versions().items())
+    here, known = machine(), versions()
     lines = [
         BEGIN,
         "## All in short",
         "",
-        f"`python -m benchmarks`, {datetime.date.today():%Y-%m-%d}: {len(found)} benchmarks in"
-        f" {took:.0f} s; {', '.join(f'{key} {value}' for key, value in here.items())}; {said}."
-        " Few rounds of small trees show whether something has changed; for figures to quote, see"
-        " the sections above.",
+        f"`python -m benchmarks` wrote this section on {datetime.date.today():%Y-%m-%d}, in"
+        f" {took:.0f} s. {here['cpu']}, {here['cores']} cores, {here['memory'] / GIB:.0f} GiB,"
+        f" Linux {here['kernel']}; Python {known['python']}, torchmonarch {known['torchmonarch']}."
+        " Few rounds of small trees show whether something has changed; the sections above have"
+        " figures of longer runs.",
     ]
     for outcome in found:
         status = f", exit status {outcome.status}" if outcome.status else ""

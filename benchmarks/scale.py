@@ -169,7 +169,7 @@ def check(given: argparse.Namespace, costs: Costs) -> None:
         "hosts                    MiB  Mbit/s  measured  simulated  error  client sent", flush=True
     )
     for trial in trials(hosts, given.size, given.rate):
-        if given.only and trial.name != given.only:
+        if given.only is not None and trial.name != given.only:
             continue
         real = measured(trial)
         paper = trial.predicted(costs, real["joined"])
@@ -298,7 +298,7 @@ def main() -> None:
     real.add_argument("--hosts", default="2,4,8,16,32,64", help="numbers (%(default)s)")
     real.add_argument("--size", type=int, default=32, help="MiB of the file (%(default)s)")
     real.add_argument("--rate", type=float, default=10, help="Mbit/s of a link (%(default)s)")
-    real.add_argument("--only", help="one fault: three killed, one at a tenth, one joins late")
+    real.add_argument("--only", help="one fault (three killed, …); empty: none")
     paper = parts.add_parser("tell", help="simulate large clusters")
     paper.add_argument("--hosts", default="64,1024,10000", help="numbers (%(default)s)")
     paper.add_argument("--blocks", type=int, default=BLOCKS, help="simulated (%(default)s)")
