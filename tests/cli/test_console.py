@@ -45,10 +45,12 @@ def test_a_number_has_its_noun(count: int, name: str, said: str) -> None:
 
 
 def test_a_step_says_its_only_host_in_the_singular(capfd: pytest.CaptureFixture[str]) -> None:
-    with ConsoleProgress().task("run", unit="host") as task:
-        task.advance(1)
-    with ConsoleProgress().task("check", unit="request") as task:
-        task.total(1)
+    progress = ConsoleProgress()
+    with progress.console.file:
+        with progress.task("run", unit="host") as task:
+            task.advance(1)
+        with progress.task("check", unit="request") as task:
+            task.total(1)
     run, check = capfd.readouterr().err.splitlines()
     assert run.startswith("run: 1 host in ")
     assert check.startswith("check: 0 of 1 request in ")
