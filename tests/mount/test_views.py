@@ -330,75 +330,67 @@ def _stops(served: Following) -> bool:
     return True
 
 
-@pytest.mark.parametrize("adapter", ["devfuse", "pyfuse3"])
-def test_a_view_of_a_server_keeps_it(
-    tree: Path, workplace: Path, settings: Settings, adapter: str
-) -> None:
+@pytest.fixture(params=["devfuse", "pyfuse3"])
+def by_server(
+    tree: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
+) -> Iterator[Following]:
+    """A mount of ``tree`` whose bytes are all there, which stays with its server."""
     if not syscalls.may_mount():
         pytest.skip("needs root")
-    served = Following(tree, workplace, settings, adapter)
+    mount = Following(tree, workplace, settings, request.param)
     try:
-        served.feed(keep=True)
-        (workplace / "view").mkdir()
-        subprocess.run(["mount", "--bind", served.mount, workplace / "view"], check=True)
-        with pytest.raises(MountError, match=f"busy: shown by the mount at {workplace}/view"):
-            processes.stop(served.directory, force=False)
-        _edit(tree, "22")
-        served.follow()
-        assert (workplace / "view" / "a").read_text() == "22"
-        subprocess.run(["umount", workplace / "view"], check=True)
-        # Another test's namespace, as it began meanwhile, may have a copy of the view for a while.
-        until(lambda: _stops(served))
-        assert not served.directory.exists()
+        mount.feed(keep=True)
+        yield mount
     finally:
-        served.end()
+        mount.end()
 
 
-@pytest.mark.parametrize("adapter", ["devfuse", "pyfuse3"])
+def test_a_view_of_a_server_keeps_it(by_server: Following, tree: Path, workplace: Path) -> None:
+    (workplace / "view").mkdir()
+    subprocess.run(["mount", "--bind", by_server.mount, workplace / "view"], check=True)
+    with pytest.raises(MountError, match=f"busy: shown by the mount at {workplace}/view"):
+        processes.stop(by_server.directory, force=False)
+    _edit(tree, "22")
+    by_server.follow()
+    assert (workplace / "view" / "a").read_text() == "22"
+    subprocess.run(["umount", workplace / "view"], check=True)
+    # Another test's namespace, as it began meanwhile, may have a copy of the view for a while.
+    until(lambda: _stops(by_server))
+    assert not by_server.directory.exists()
+
+
 def test_a_copy_of_a_directory_above_keeps_no_server(
-    tree: Path, workplace: Path, settings: Settings, adapter: str, started: Any
+    by_server: Following, workplace: Path, started: Any
 ) -> None:
     """``apptainer build``, of any user, binds ``/tmp`` with all mounts in it to another path."""
-    if not syscalls.may_mount():
-        pytest.skip("needs root")
-    served = Following(tree, workplace, settings, adapter)
-    try:
-        served.feed(keep=True)
-        (above := workplace / "above").mkdir()
-        other = started("unshare", "-m", "--propagation", "private", "sh", "-c", SHELL)
-        _ask(other, f"mount --rbind {workplace} {above}; echo")
-        copy = above / served.mount.relative_to(workplace)
-        assert _ask(other, f"cat {copy}/a") == "1"
-        processes.stop(served.directory, force=False)
-        assert _ask(other, f"grep -c {copy} /proc/self/mountinfo") == "0"
-    finally:
-        served.end()
+    (above := workplace / "above").mkdir()
+    other = started("unshare", "-m", "--propagation", "private", "sh", "-c", SHELL)
+    _ask(other, f"mount --rbind {workplace} {above}; echo")
+    copy = above / by_server.mount.relative_to(workplace)
+    assert _ask(other, f"cat {copy}/a") == "1"
+    processes.stop(by_server.directory, force=False)
+    assert _ask(other, f"grep -c {copy} /proc/self/mountinfo") == "0"
 
 
+@pytest.mark.parametrize("by_server", ["devfuse"], indirect=True)
 def test_a_view_at_the_same_path_of_another_directory_keeps_its_server(
-    tree: Path, workplace: Path, settings: Settings, started: Any
+    by_server: Following, workplace: Path, started: Any
 ) -> None:
     """A container that binds the mount to the same path has it on a directory of its own."""
-    if not syscalls.may_mount():
-        pytest.skip("needs root")
-    served = Following(tree, workplace, settings, "devfuse")
-    try:
-        served.feed(keep=True)
-        other = started("unshare", "-m", "--propagation", "private", "sh", "-c", SHELL)
-        steps = (
-            f"mount --bind {served.mount} /mnt",
-            f"mount -t tmpfs none {workplace}",
-            f"mkdir {served.mount}",
-            f"mount --move /mnt {served.mount}",
-        )
-        assert _ask(other, " && ".join(steps)) == ""
-        with pytest.raises(MountError, match=f"busy: shown by sh \\({other.pid}\\)"):
-            processes.stop(served.directory, force=False)
-        assert _ask(other, f"cat {served.mount}/a") == "1"
-        assert _ask(other, f"umount {served.mount}") == ""
-        until(lambda: _stops(served))
-    finally:
-        served.end()
+    mount = by_server.mount
+    other = started("unshare", "-m", "--propagation", "private", "sh", "-c", SHELL)
+    steps = (
+        f"mount --bind {mount} /mnt",
+        f"mount -t tmpfs none {workplace}",
+        f"mkdir {mount}",
+        f"mount --move /mnt {mount}",
+    )
+    assert _ask(other, " && ".join(steps)) == ""
+    with pytest.raises(MountError, match=f"busy: shown by sh \\({other.pid}\\)"):
+        processes.stop(by_server.directory, force=False)
+    assert _ask(other, f"cat {mount}/a") == "1"
+    assert _ask(other, f"umount {mount}") == ""
+    until(lambda: _stops(by_server))
 
 
 @pytest.mark.containers
