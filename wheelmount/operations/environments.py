@@ -244,8 +244,8 @@ def _planned(
     pool: pools.HostPool | None,
     settings: Settings,
     progress: Progress,
-) -> Iterator[tuple[Path, Callable[[], Tree | None]]]:
-    """The directory of the environment, and a function that makes it if it is not there.
+) -> Iterator[tuple[Path, Callable[[], Tree | None] | None]]:
+    """The directory of the environment, and a function that makes it; None if it is there.
 
     The directory is kept from being removed meanwhile.
     """
@@ -276,9 +276,11 @@ def _planned(
                     fcntl.flock(held, fcntl.LOCK_SH)
             return tree
 
-        if planned.items is None:
-            make()
-        yield planned.folder, make
+        if planned.items is not None:
+            yield planned.folder, make
+            return
+        make()  # nothing to make: it is held
+        yield planned.folder, None
 
 
 def _release(target: Target) -> str:
