@@ -72,7 +72,7 @@ def main() -> None:
         source = make(Path(place) / "file", "file", given.size * MIB)
         calm = once(source, given.rate, None)["all"]
         print(f"{given.size} MiB to {HOSTS} hosts in a chain, links of {given.rate} Mbit/s", end="")
-        print(f" ({wire:.1f} s): nobody lost, {calm:.1f} s", flush=True)
+        print(f" ({wire:.1f} s): no host lost, {calm:.1f} s", flush=True)
         print("lost            named after   others have all   of the calm time")
         for place_of in given.places.split(","):
             for way, lose in WAYS.items():

@@ -74,8 +74,8 @@ class LocalCopies:
     def tries(self, block: int) -> Iterator[list[Extent]]:
         """Yield the pieces of a block to fetch, for each way to make the rest of files from here.
 
-        None is yielded that is more than ``FEW`` of the block. Files that seem to have been edited
-        are tried only if nothing else has to be fetched.
+        Nothing is yielded if more than ``FEW`` of the block would have to be fetched. Files that
+        seem to have been edited are first taken from here only if all pieces of the block are.
         """
         few = self._layout.length(block) * FEW
         absent, doubtful = [], []
