@@ -183,11 +183,14 @@ def _calls() -> dict[str, float]:
     from wheelmount import config
     from wheelmount.hosts.session import hosts_named
     from wheelmount.operations import pools
+    from wheelmount.operations.site import Site
     from wheelmount.progress import SILENT
 
     settings = config.load()
     with (
-        pools.hold(hosts_named("local:1", settings), settings, SILENT, namespaces=False) as held,
+        pools.hold(
+            Site(hosts_named("local:1", settings), settings, SILENT), namespaces=False
+        ) as held,
         runtime.quiet(),
     ):
         (host,) = held.pool.chosen

@@ -36,6 +36,7 @@ from wheelmount.hosts.sockets import Ticket
 from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.stream import BlockClient, BlockServer
 from wheelmount.operations import pools
+from wheelmount.operations.site import Site
 from wheelmount.progress import SILENT
 
 KINDS = {"small files": (256, 9 << 10), "blocks": (16, 4 << 20)}
@@ -150,14 +151,16 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser("python -m benchmarks.rdma")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--pieces", type=int, default=256, help="most of a kind (%(default)s)")
     parser.add_argument("--hosts", default="local:2", help="two, as of wheelmount's --hosts")
     given = parser.parse_args()
     settings = config.load()
     spec = hosts_named(given.hosts, settings)
-    with pools.hold(spec, settings, SILENT, namespaces=False) as held, runtime.quiet():
+    with pools.hold(Site(spec, settings, SILENT), namespaces=False) as held, runtime.quiet():
         first, second = (host.mesh.spawn_procs({"procs": 1}) for host in held.pool.chosen)
         print(f"RDMA devices of this machine: {rdma.devices() or 'none'}")
-        for number, (kind, (count, size)) in enumerate(KINDS.items()):
+        for number, (kind, (most, size)) in enumerate(KINDS.items()):
+            count = min(most, given.pieces)
             giver = first.spawn(f"giver{number}", Giver, count, size)
             taker = second.spawn(f"taker{number}", Taker, giver, count, size)
             found: dict[str, list[float]] = {way: [] for way in WAYS}

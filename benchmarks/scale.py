@@ -226,15 +226,27 @@ LARGE, MANY = (100.0, 1), (2.0, 100_000)
 
 RACK = 32
 
+COLORS = {10: "tab:blue", 100: "tab:orange", 400: "tab:green"}
+"""Of rates, in the plot."""
 
-def cases(hosts: list[int]) -> list[Case]:
+SECONDS = 2, 5, 10, 20, 50, 100, 200, 500
+"""That the plot names."""
+
+
+TREES = {"large": LARGE, "many": MANY}
+
+SWITCHES = {"one": (1, False), "unknown": (4, False), "known": (4, True)}
+"""Oversubscription of racks, and whether they are known."""
+
+
+def cases(given: argparse.Namespace) -> list[Case]:
     """All that are simulated."""
     return [
-        Case(count, rate, oversubscription, known, *tree)
-        for tree in (LARGE, MANY)
-        for count in hosts
-        for rate in (10, 100, 400)
-        for oversubscription, known in ((1, False), (4, False), (4, True))
+        Case(int(count), float(rate), *SWITCHES[switches], *TREES[tree])
+        for tree in given.trees.split(",")
+        for count in given.hosts.split(",")
+        for rate in given.gbit.split(",")
+        for switches in given.switches.split(",")
     ]
 
 
@@ -242,7 +254,7 @@ def tell(given: argparse.Namespace, costs: Costs) -> None:
     """Print what large clusters take."""
     print(" hosts  Gbit/s   switches   GB   files   seconds   wire  sent  crossed  client s  calls")
     found = []
-    for case in cases([int(count) for count in given.hosts.split(",")]):
+    for case in cases(given):
         outcome = case.simulated(costs, given.blocks)
         size = case.gigabytes * 1e9
         found.append(
@@ -251,7 +263,7 @@ def tell(given: argparse.Namespace, costs: Costs) -> None:
         switches = "one" if case.oversubscription == 1 else f"{case.oversubscription:g}:1"
         switches += " known" * case.known
         print(
-            f"{case.hosts:6} {case.gbit:7} {switches:>10} {case.gigabytes:5g} {case.files:7}"
+            f"{case.hosts:6} {case.gbit:7g} {switches:>10} {case.gigabytes:5g} {case.files:7}"
             f" {outcome.seconds:8.1f} {size / case.gbit / GBIT:7.1f} {outcome.egress / size:5.2f}"
             f" {outcome.crossed / size / max(1, case.hosts / RACK):7.1f} {outcome.processor:8.1f}"
             f" {outcome.calls:8}",
@@ -264,8 +276,9 @@ def tell(given: argparse.Namespace, costs: Costs) -> None:
 def plot(given: argparse.Namespace) -> None:
     """Draw what ``tell`` found."""
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    found = json.loads(given.json.read_text())
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.5), sharey=False)
+    found = [each for file in given.json for each in json.loads(file.read_text())]
+    counts = sorted({each["case"]["hosts"] for each in found})
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 5), sharex=True, sharey=True)
     for axis, (gigabytes, files) in zip(axes, (LARGE, MANY), strict=True):
         for rate in (10, 100, 400):
             for over, known, line in ((1, False, "-"), (4, False, ":"), (4, True, "--")):
@@ -279,14 +292,19 @@ def plot(given: argparse.Namespace) -> None:
                 name = f"{rate} Gbit/s" + (f", racks {over}:1" if over > 1 else "")
                 name += ", known" * known
                 if points:
-                    axis.plot(*zip(*points, strict=True), line, marker="o", label=name)
+                    where = zip(*sorted(points), strict=True)
+                    axis.plot(*where, line, marker="o", color=COLORS[rate], label=name)
         axis.set_title(f"{gigabytes:g} GB in {files:,} file{'s' * (files > 1)}")
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xlabel("hosts")
-        axis.set_ylabel("seconds")
-    axes[0].legend(fontsize="small")
-    figure.tight_layout()
+        axis.set_xticks(counts, [f"{count:,}" for count in counts])
+        axis.set_yticks(SECONDS, [str(seconds) for seconds in SECONDS])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("seconds")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=3)
+    figure.tight_layout(rect=(0, 0.16, 1, 1))
     figure.savefig(given.plot)
 
 
@@ -301,12 +319,15 @@ def main() -> None:
     real.add_argument("--only", help="one fault (three killed, …); empty: none")
     paper = parts.add_parser("tell", help="simulate large clusters")
     paper.add_argument("--hosts", default="64,1024,10000", help="numbers (%(default)s)")
+    paper.add_argument("--gbit", default="10,100,400", help="of links, Gbit/s (%(default)s)")
+    paper.add_argument("--trees", default=",".join(TREES), help="of bytes (%(default)s)")
+    paper.add_argument("--switches", default=",".join(SWITCHES), help="and racks (%(default)s)")
     paper.add_argument("--blocks", type=int, default=BLOCKS, help="simulated (%(default)s)")
     for each in (real, paper):
         each.add_argument("--costs", type=Path, help="of benchmarks.costs; default: measured now")
         each.add_argument("--json", type=Path, help="write what is found")
     drawn = parts.add_parser("plot", help="draw what tell found")
-    drawn.add_argument("json", type=Path, help="of tell")
+    drawn.add_argument("json", type=Path, nargs="+", help="of tell")
     drawn.add_argument("plot", type=Path, help="to draw (.svg, .png)")
     given = parser.parse_args()
     if given.part == "plot":

@@ -42,6 +42,8 @@ class Project:
     options: Sequence[str] = field(default=())
 
 
+PIP = "-m", "pip", "--quiet", "--disable-pip-version-check"
+
 PROJECTS = (
     Project("packaging", "25.0", ["pytest", "pretend", "flit_core<4"]),
     Project(
@@ -63,18 +65,22 @@ PROJECTS = (
 )  # fmt: skip
 
 
-def plain(project: Project, work: Path) -> tuple[float, str]:
-    """Seconds, and what pytest said at its end."""
-    sources = ["--no-deps", "--no-binary", ":all:", "--dest", str(work)]
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "download", *sources, f"{project.name}=={project.version}"])
+def fetch(project: Project, work: Path) -> Path:
+    """Download a project's source distribution into a directory."""
+    sources = ["--no-deps", "--no-binary", project.name, "--dest", str(work)]
+    _run([sys.executable, *PIP, "download", *sources, f"{project.name}=={project.version}"])
     (archive,) = work.glob("*.tar.gz")
+    return archive
+
+
+def plain(project: Project, archive: Path, work: Path) -> tuple[float, str]:
+    """Seconds, and what pytest said at its end."""
     started = time.perf_counter()
     _run(["tar", "-xf", archive, "-C", work])
-    source = archive.with_name(archive.name.removesuffix(".tar.gz"))
+    source = work / archive.name.removesuffix(".tar.gz")
     python = work / "venv" / "bin" / "python"
     _run([sys.executable, "-m", "venv", work / "venv"])
-    _run([python, *pip[1:], "install", source, *project.requirements])
+    _run([python, *PIP, "install", source, *project.requirements])
     said = _run([python, "-m", "pytest", "-q", *project.options], source, codes=(0, 1))
     return time.perf_counter() - started, _end(said)
 
@@ -132,7 +138,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="wm-", dir="/var/tmp") as work:
             for part in ("plain", "offline"):
                 Path(work, part).mkdir()
-            seconds, said = plain(project, Path(work, "plain"))
+            archive = fetch(project, Path(work, "plain"))
+            seconds, said = plain(project, archive, Path(work, "plain"))
             image = given.image.absolute()
             prepared, tested, counted = offline(project, image, Path(work, "offline"))
             again = offline(project, image, Path(work, "offline"))

@@ -3,8 +3,8 @@
 #
 #   tests/run.sh [--fast] [--coverage] [pytest arguments]
 #
-# Three tests at a time, as many of them wait; -n0 for one. They end after TESTS_TIMEOUT seconds at the
-# latest (3000).
+# Three tests at a time, as many of them wait, and two of the fast ones; -n0 for one. They end after
+# TESTS_TIMEOUT seconds at the latest (3000).
 #
 #   --fast      only tests that need no FUSE, host, container, lab or network, and little time
 #   --coverage  print which lines and branches ran, in all processes that load .venv's packages;
@@ -28,7 +28,8 @@ tests=(-n 3 --dist loadfile --max-worker-restart 0)
 program=(pytest)
 while :; do
   case ${1:-} in
-    --fast) tests+=(-m "not (fuse or hosts or containers or lab or network or slow)") ;;
+    # Few of these wait; each process reads all tests first.
+    --fast) tests+=(-n 2 -m "not (fuse or hosts or containers or lab or network or slow)") ;;
     --coverage)
       program=(coverage run -m pytest)
       # Each process writes a file of its own, other users' too.

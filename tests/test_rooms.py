@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -23,10 +24,17 @@ MOUNT = ("client", "host", "transfer", "serve", "store", "snapshot", "kernel")
 """Rooms of ``mount`` from above to below."""
 
 
+@functools.cache
+def _parsed(path: Path) -> tuple[list[ast.stmt], list[ast.ImportFrom]]:
+    """What a module does at its start, and all imports in it."""
+    tree = ast.parse(path.read_text())
+    return tree.body, [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+
+
 def _imports(path: Path, *, at_start: bool = False) -> Iterator[str]:
     """Modules of the package that a module imports, by their dotted names below ``wheelmount``."""
-    tree = ast.parse(path.read_text())
-    for node in tree.body if at_start else ast.walk(tree):
+    body, imports = _parsed(path)
+    for node in body if at_start else imports:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("wheelmount"):
             _, _, room = str(node.module).partition(".")
             for name in node.names:

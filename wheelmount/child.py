@@ -83,6 +83,18 @@ def run(
     return Done(code, kept[0].text(), kept[1].text(), kept[0].left_out == 0)
 
 
+def last_words(output: str | bytes, otherwise: str) -> str:
+    """Return the last line of a program's output, which usually tells why it failed.
+
+    Args:
+        output: the output.
+        otherwise: what is returned where there is none.
+    """
+    text = output if isinstance(output, str) else output.decode(errors="replace")
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else otherwise
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a program and its descendants, except daemons that detached from it."""
     import psutil  # only here, because it takes long to load

@@ -14,7 +14,6 @@ from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.errors import InputError
 from wheelmount.hosts import runtime
-from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Results
 from wheelmount.hosts.session import hosts_by_default, hosts_named
 from wheelmount.mount.client.remote import RemoteMount
@@ -24,6 +23,8 @@ from wheelmount.operations.image import Image
 from wheelmount.operations.installs import Tool, Venv
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.pools import Held
+from wheelmount.operations.scripts import Program
+from wheelmount.operations.site import Site
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.wanted import Wanted
 
@@ -66,14 +67,16 @@ class Cluster:
         settings: Settings | None = None,
         progress: Progress = SILENT,
     ) -> None:
-        self._settings = settings or config.load()
-        self._spec = hosts_named(hosts or hosts_by_default(self._settings), self._settings)
-        self._namespaces, self._progress = namespaces, progress
+        settings = settings or config.load()
+        spec = hosts_named(hosts or hosts_by_default(settings), settings)
+        self._site = Site(spec, settings, progress)
+        self._namespaces = namespaces
         self._ends = ExitStack()
         self._held: Held | None = None
 
     def __repr__(self) -> str:
-        where = f"session:{self._spec.session}" if self._spec.session else str(self._spec)
+        spec = self._site.spec
+        where = f"session:{spec.session}" if spec.session else str(spec)
         state = "not started" if self._held is None else ", ".join(self.hosts)
         return f"<cluster {where}: {state}>"
 
@@ -95,9 +98,7 @@ class Cluster:
         if self._held is not None:
             raise InputError("the cluster is started already", hint="make another one")
         runtime.keep()
-        self._held = self._ends.enter_context(
-            pools.hold(self._spec, self._settings, self._progress, namespaces=self._namespaces)
-        )
+        self._held = self._ends.enter_context(pools.hold(self._site, namespaces=self._namespaces))
 
     def stop(self) -> None:
         """Unmount everything and end the hosts. Hosts and mounts of a session stay."""
@@ -173,43 +174,33 @@ class Cluster:
             WheelmountError: the script or directory cannot be read, hosts cannot mount the
                 directory, or the packages cannot be downloaded.
         """
-        held, common = self._open, (self._settings, self._progress)
+        site = self._here
         launch = Launch(variables=variables or {}, cwd=cwd, timeout=timeout, copies=per_host)
-        text = None
         if isinstance(script, str | os.PathLike):
-            text = scripts.read(os.fspath(script))
-            words = (os.fspath(script), *arguments)
+            path = os.fspath(script)
+            program = Program((path, *arguments), scripts.read(path))
         else:
-            words = (*(os.fspath(word) for word in script), *arguments)
+            program = Program((*(os.fspath(word) for word in script), *arguments))
         source = None if mount is None else Path(mount)
         shown = None if image is None else replace(_image(image), variables=launch.variables)
         if packages:
             needed = Needed(Wanted.of(packages))
             return environments.run(
-                held, needed, words, text, shown, launch, *common, source=source, mntpoint=mntpoint
+                site, needed, program, shown, launch, source=source, mntpoint=mntpoint
             )
         if source is not None:
-            given = source, words, text, mntpoint, launch, *common
             if shown is not None:
-                return containers.script(held, shown, *given)
-            return scripts.run(held, *given)
+                return containers.script(site, shown, source, program, mntpoint, launch)
+            return scripts.run(site, source, program, mntpoint, launch)
         if shown is not None:
-            if text is not None:
+            if program.text is not None:
                 raise InputError(
                     "a container sees no script of this machine",
                     hint="give the directory that it is in: mount=…",
                 )
-            return containers.execute(held, shown, words, None, launch, *common)
-        through = words if text is None else scripts.interpreter(text, words[0])
-        command = Command(
-            tuple(through if text is None else arguments),
-            text,
-            tuple(through),
-            environment=launch.variables,
-            cwd=launch.within(None),
-            timeout=timeout,
-        )
-        return held.pool.run(dict.fromkeys(self.hosts, command), "run", launch)
+            return containers.execute(site, shown, program.words, None, launch)
+        command = program.command(program.through(), launch.variables, launch, None)
+        return self._open.pool.run(dict.fromkeys(self.hosts, command), "run", launch)
 
     def exec(
         self,
@@ -245,9 +236,7 @@ class Cluster:
             shown = replace(shown, overlay=overlay)
         wheels = None if packages is None else Path(packages)
         launch = Launch(cwd=cwd, timeout=timeout)
-        return containers.execute(
-            self._open, shown, command, wheels, launch, self._settings, self._progress
-        )
+        return containers.execute(self._here, shown, command, wheels, launch)
 
     def install(
         self,
@@ -278,8 +267,7 @@ class Cluster:
             raise InputError("where to install?", hint="give either venv=PATH or image=SIF")
         into = Venv(venv) if venv is not None else _image(image or "")
         wanted = Wanted.of(requirements, map(Path, files))
-        common = self._settings, self._progress
-        return installs.install(self._open, wanted, into, *common, tool=tool)
+        return installs.install(self._here, wanted, into, tool=tool)
 
     @property
     def _open(self) -> Held:
@@ -288,6 +276,10 @@ class Cluster:
                 "the cluster is not started", hint="use it in a `with` block, or call start()"
             )
         return self._held
+
+    @property
+    def _here(self) -> Site:
+        return replace(self._site, spec=self._open)
 
     def __enter__(self) -> Cluster:
         self.start()

@@ -14,7 +14,6 @@ import functools
 import logging
 import os
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,12 +23,8 @@ import platformdirs
 
 from wheelmount import logind
 from wheelmount.errors import ConfigError, SourceError
+from wheelmount.toml import tomllib
 from wheelmount.trust import Found, Trusted, is_own, is_private, places, private, read
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 log = logging.getLogger("wheelmount")
 

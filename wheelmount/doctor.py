@@ -292,7 +292,9 @@ def _leftovers(settings: Settings) -> Iterator[Leftover]:
             yield Leftover(directory, "a mount whose serving process is gone")
     known = {directory.name for directory in mounts}
     for store in found:
-        if store.name not in known:
+        # A store in use is of a mount whose directory is in another ``runtime_dir``, or of another
+        # machine.
+        if store.name not in known and not stores.in_use(store):
             yield Leftover(store, "files of a mount that is gone")
     sockets = map(host_of, psutil.process_iter())
     alive = {Path(socket).parent for socket in sockets if socket}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from wheelmount.urls import without_credentials
@@ -132,6 +133,11 @@ class ConfigError(WheelmountError):
     """A setting, in a file or the environment, that has no meaning."""
 
     exit_code = 78  # EX_CONFIG
+
+
+def among(found: Iterable[object]) -> list[WheelmountError]:
+    """Return the errors among results."""
+    return [each for each in found if isinstance(each, WheelmountError)]
 
 
 def hand_over(error: WheelmountError) -> bool:

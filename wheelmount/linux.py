@@ -1,15 +1,31 @@
-"""The version of Linux that this machine runs."""
+"""The version of Linux that this machine runs, and what it lets this process do."""
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 BENEATH = 6, 5
 """First version that can mount beneath another mount, and so replace a mount in one step."""
+SYS_ADMIN = 21
+"""Number of the capability to mount (linux/capability.h)."""
 
 
 def version() -> tuple[int, int]:
     """Return the first two numbers of the version; zeros if it has an unknown form."""
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return (0, 0) if found is None else (int(found[1]), int(found[2]))
+
+
+def capabilities(kind: str) -> set[int]:
+    """Return the numbers of this thread's capabilities, of a kind as ``/proc`` names it."""
+    status = Path("/proc/thread-self/status").read_text(encoding="ascii", errors="replace")
+    mask = int(re.findall(rf"^{kind}:\s*(\w+)", status, re.MULTILINE)[0], 16)
+    return {number for number in range(mask.bit_length()) if mask >> number & 1}
+
+
+def maps_root() -> bool:
+    """Return whether this process's user namespace has a root, as the machine's own has."""
+    lines = Path("/proc/self/uid_map").read_bytes().splitlines()
+    return any(line.split()[0] == b"0" for line in lines)

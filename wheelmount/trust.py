@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from wheelmount import linux
+
 LIMIT = 1 << 20
 """Most bytes that are read of a file; no settings file is as large."""
 
@@ -84,8 +86,7 @@ def _ours() -> tuple[int, int]:
 
 def _hidden() -> int | None:
     """Return the user id that root's files show in a user namespace that does not map root."""
-    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    if any(int(first) == 0 for first, _, _ in ranges):
+    if linux.maps_root():
         return None
     return int(Path("/proc/sys/kernel/overflowuid").read_text())
 

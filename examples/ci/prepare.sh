@@ -28,7 +28,9 @@ if [ -d "$project" ]; then
     tar -C "$project" --null --ignore-failed-read --transform 'flags=rh;s,^,project/,' \
       -czf "$job/source/project.tar.gz" -T -
 else
-  python -m pip download --quiet --no-deps --no-binary :all: --dest "$job/source" -- "$project"
+  # Its own source only: what pip builds its description with may be wheels.
+  python -m pip download --quiet --no-deps --no-binary "${project%%[!A-Za-z0-9._-]*}" \
+    --dest "$job/source" -- "$project"
 fi
 printf '%s\n' "$@" >"$job/requirements.txt"
 wheelmount download "$@" -d "$job/packages" --quiet \

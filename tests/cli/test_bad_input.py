@@ -67,6 +67,7 @@ def test_a_path_that_cannot_be_used(
     assert done.returncode in (2, 64, 65, 66, 73), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["mount", "run"])
 @pytest.mark.parametrize("spec", ["nonsense", "local:0", "local:many", "slurm"])
 def test_host_spec(cli: Cli, source: Path, command: str, spec: str) -> None:
@@ -90,6 +91,7 @@ def test_missing_source(cli: Cli, workplace: Path) -> None:
     _assert_refused(done, 66, "missing")
 
 
+@pytest.mark.slow
 def test_missing_script(cli: Cli, source: Path) -> None:
     _assert_refused(cli("run", source, "missing.sh"), 66, "missing.sh")
 
@@ -137,11 +139,13 @@ def test_no_dev_fuse(source: Path, workplace: Path) -> None:
     _assert_refused(done, 69, "/dev/fuse")
 
 
+@pytest.mark.slow
 def test_umount_of_nothing(cli: Cli, workplace: Path) -> None:
     _assert_refused(cli("umount", workplace / "w"), 73, "nothing mounted")
     _assert_refused(cli("umount"), 64, "nothing to unmount")
 
 
+@pytest.mark.slow
 def test_an_environment_whose_python_is_broken(cli: Cli, workplace: Path) -> None:
     python = workplace / "work" / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -198,6 +202,7 @@ def test_no_image(cli: Cli, workplace: Path) -> None:
     _assert_refused(both, 64, "exclude")
 
 
+@pytest.mark.slow
 def test_no_apptainer(cli: Cli, workplace: Path) -> None:
     (workplace / "image.sif").touch()
     environment = {**os.environ, "PATH": str(workplace)}

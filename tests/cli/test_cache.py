@@ -66,6 +66,20 @@ def test_what_was_used_least_recently_goes_first(settings: Settings) -> None:
     assert not [path for path in objects if path.is_file()]
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"files": 1}', '{"files": {}, "bytecode": {"a": 1}}'], ids=len
+)
+def test_a_damaged_description_of_a_wheel_keeps_nothing(settings: Settings, text: str) -> None:
+    fill(settings)
+    recipes = (Path(settings.cache_dir) / "unpacked" / "wheels").glob("*.json")
+    damaged = max(recipes, key=lambda recipe: recipe.stat().st_mtime)  # the last to go
+    damaged.write_text(text)
+    assert cache.prune(settings, cache.size(settings) - 1), "the oldest goes"
+    cache.clean(settings)
+    objects = Path(settings.cache_dir) / "unpacked" / "objects"
+    assert not [path for path in objects.rglob("*") if path.is_file()]
+
+
 def test_not_while_it_is_used(settings: Settings) -> None:
     fill(settings)
     with cache.used(settings), cache.used(settings), pytest.raises(WaitError):
@@ -93,6 +107,7 @@ def test_the_command(cli: Cli, settings: Settings, workplace: Path) -> None:
     assert "0 removed" in cli("cache", "clean").stdout
 
 
+@pytest.mark.slow
 def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
     place = Path(settings.cache_dir)
     wheel = make_wheel(place / "given", "small")

@@ -18,6 +18,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.hosts import rdma
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
+from wheelmount.mount.store.store import MACHINE
 from wheelmount.operations import survey
 
 pytestmark = pytest.mark.fuse
@@ -101,6 +102,30 @@ def _kill_serving(*records: dict[str, Any]) -> None:
         server = psutil.Process(record["server"])
         os.kill(record["pid"], signal.SIGKILL)
         psutil.wait_procs([server], timeout=60)
+
+
+@pytest.mark.parametrize("adapter", ["bind", "devfuse"])
+def test_a_store_of_another_runtime_directory_is_left_only_when_its_mount_is_dead(
+    cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, adapter: str
+) -> None:
+    point = workplace / "w"
+    assert cli("mount", "--adapter", adapter, source, point).returncode == 0
+    (record,) = mounts_shown(cli)
+    elsewhere = {**os.environ, "WHEELMOUNT_RUNTIME_DIR": str(workplace / "elsewhere")}
+    (workplace / "elsewhere").mkdir()
+    time.sleep(doctor.MOMENT)
+    assert "cleared: " not in cli("doctor", "--fix", env=elsewhere).stdout
+    assert (point / "page").read_bytes() == b"p" * 4096
+    (store,) = (workplace / "store").glob("*/*")
+    mine = (store / MACHINE).read_text()
+    _kill_serving(record)
+    (store / MACHINE).write_text("another machine")
+    assert "left: " not in cli("doctor", env=elsewhere).stdout
+    (store / MACHINE).write_text(mine)
+    said = cli("doctor", "--fix", env=elsewhere).stdout
+    assert f"cleared: files of a mount that is gone: {store}" in said
+    assert not store.exists()
+    assert cli("umount", "--force", point).returncode == 0
 
 
 def test_what_is_in_the_making_is_not_left(settings: Settings, workplace: Path) -> None:

@@ -129,11 +129,11 @@ def test_a_python_that_comes_along(cli: Cli, workplace: Path) -> None:
         ignore=shutil.ignore_patterns("test", "site-packages", "*.a", "__pycache__"),
     )
     path = python / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    run = ["run", "--python", path, "--with", "small", "--hosts", "local:2"]
+    run = ["run", "--python", path, "--with", "small", "--hosts", "local:1"]
     done = cli(*run, "python", "-c", code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("1.0 True ") == 2
-    assert done.stdout.count("/environment-") == 2
+    assert done.stdout.startswith("1.0 True ")
+    assert "/environment-" in done.stdout
     done = cli("run", "--python", "/usr/bin/python3", "--with", "small", "python", "-V")
     assert done.returncode in (64, 69)
     assert "hint: give a version" in done.stderr

@@ -9,6 +9,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,6 +78,23 @@ def test_a_mount_that_is_being_made_is_not_called_dead(cli: Cli, settings: Setti
         assert cli("status").stdout.endswith("  /s at /m  does not answer yet\n")
     assert cli("status").stdout.endswith("  dead: `wheelmount umount --force` clears it away\n")
     shutil.rmtree(directory)
+
+
+def test_a_mount_that_goes_meanwhile_is_not_shown(settings: Settings) -> None:
+    first, second = (processes.directory(settings) / f"{name}-host0" for name in "ab")
+    with processes.making(first), processes.making(second):
+        for each in first, second:
+            Task("host0", "/s", "/m", settings.store, "devfuse", 1.0, made=True).write(each)
+        with socket.socket(socket.AF_UNIX) as slow:
+            slow.bind(str(first / "control"))
+            slow.listen()
+            status = subprocess.Popen([*COMMAND, "status", "--json"], stdout=-1)
+            asked, _ = slow.accept()
+            shutil.rmtree(second)
+            asked.close()
+        out, _ = status.communicate(timeout=60)
+    assert [mount["identity"] for mount in json.loads(out)["mounts"]] == ["a"]
+    shutil.rmtree(first)
 
 
 def test_hosts_at_which_bytes_arrive_share_a_line() -> None:
@@ -225,6 +243,12 @@ def test_programs_read_errors(command: str, cli: Cli) -> None:
     done = cli(*command.split(), "--json", *words)
     _check_error(done, code)
     assert done.stdout == ""
+
+
+def test_an_option_of_the_user_s_command_asks_for_no_json(cli: Cli) -> None:
+    done = cli("exec", "--nonsense", "--", "command", "--json")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: "), done.stderr
 
 
 @pytest.mark.parametrize(

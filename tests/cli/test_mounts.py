@@ -126,7 +126,8 @@ def test_refresh_starts_hosts_only_where_this_process_cannot_do_their_work(
         return changed
 
     places = [] if where is None else [f"{workplace}/w-{where}"]
-    cli("mount", source, *places, "--hosts", "local:2")
+    hosts = 1 if places else 2  # one alone would hide the source
+    cli("mount", source, *places, "--hosts", f"local:{hosts}")
     assert not changes()
     page = source / "page"
     times = page.stat()
@@ -155,9 +156,9 @@ def test_refresh_starts_hosts_only_where_this_process_cannot_do_their_work(
     page.write_bytes(b"r")
     done = cli("refresh", source, other)
     states = [line.split()[-1] for line in done.stdout.splitlines()]
-    assert states == ["refreshed", "refreshed", "unchanged"]
+    assert states == [*hosts * ["refreshed"], "unchanged"]
     done = cli("refresh", other, source)
-    assert done.stdout.count("unchanged") == 3
+    assert done.stdout.count("unchanged") == hosts + 1
     (other / "file").unlink()
     other.rmdir()
     page.write_bytes(b"s")
@@ -201,6 +202,27 @@ def test_a_busy_mount_is_named_and_can_be_forced(cli: Cli, source: Path, workpla
     finally:
         holder.kill()
         holder.wait()
+
+
+def test_busy_mounts_keep_no_other_from_being_unmounted(
+    cli: Cli, source: Path, workplace: Path
+) -> None:
+    busy, free = [workplace / "a", workplace / "b"], workplace / "c"
+    for place in *busy, free:
+        cli("mount", source, place)
+    identity = {Path(mount["mntpoint"]): mount["identity"] for mount in mounts_shown(cli)}
+    holders = [subprocess.Popen(["sleep", "60"], cwd=place) for place in busy]
+    try:
+        done = cli("umount", "--json", *sorted(identity.values(), key=identity[free].__eq__))
+        assert json.loads(done.stdout) == [identity[free]]
+        errors = list(map(json.loads, done.stderr.splitlines()))
+        assert sorted(error["message"].split()[0] for error in errors) == list(map(str, busy))
+        assert done.returncode == 73
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait()
+    assert len(json.loads(cli("umount", "--all", "--json").stdout)) == 2
 
 
 def test_what_a_killed_server_left_is_shown_and_cleared(
@@ -290,7 +312,7 @@ def test_a_killed_mount_leaves_nothing_mounted(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_it_cleans_up(source: Path, workplace: Path, number: int) -> None:
     mark = workplace / "mark"
-    command = [sys.executable, "-m", "wheelmount.cli.main", "run", "--hosts", "local:2"]
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", "--hosts", "local:1"]
     command += [str(source), "-"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

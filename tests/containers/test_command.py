@@ -123,14 +123,14 @@ def test_version(fake_apptainer: Path) -> None:
 @pytest.mark.parametrize(
     ("user", "missing", "expected"),
     [
-        (1000, 0, ["--fakeroot"]),
-        (0, 0, []),
-        (0, 1 << 24, ["--drop-caps", "CAP_SYS_RESOURCE"]),
-        (0, 3 << 24, ["--no-privs"]),
+        (1000, set(), ["--fakeroot"]),
+        (0, set(), []),
+        (0, {24}, ["--drop-caps", "CAP_SYS_RESOURCE"]),
+        (0, {24, 25}, ["--no-privs"]),
     ],
 )
 def test_privileges(
-    user: int, missing: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    user: int, missing: set[int], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(apptainer, "_missing_capabilities", lambda: missing)

@@ -30,6 +30,7 @@ def test_they_go_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         definitions.find("wrong")
 
 
+@pytest.mark.slow
 def test_they_are_part_of_the_wheel(tmp_path: Path) -> None:
     build = [uv.find_uv_bin(), "build", "--wheel", "-o", str(tmp_path), str(CHECKOUT)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
@@ -40,6 +41,7 @@ def test_they_are_part_of_the_wheel(tmp_path: Path) -> None:
     assert {"wheelmount/images/uv.toml", "wheelmount/pip.conf"} <= names
 
 
+@pytest.mark.slow
 def test_one_is_built_from_anywhere(cli: Cli, workplace: Path, fake_apptainer: Path) -> None:
     """By a program that only looks like apptainer: what is built by it is the definition's text."""
     work = workplace / "work"
@@ -53,6 +55,7 @@ def test_one_is_built_from_anywhere(cli: Cli, workplace: Path, fake_apptainer: P
     assert "one of baked, ci, gpu" in cli("image", "build", "wrong", env=os.environ).stderr
 
 
+@pytest.mark.slow
 def test_one_is_written_to_be_edited(cli: Cli, workplace: Path) -> None:
     work = workplace / "work"
     done = cli("image", "init", "python", "mine")

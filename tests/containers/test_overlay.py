@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,23 @@ def test_what_is_written_stays_in_each_kind(
     assert again.remove()
     assert not list((tmp_path / "state" / "overlays").iterdir())
     assert not (tmp_path / "shm").exists() or not list((tmp_path / "shm").iterdir())
+
+
+def test_memory_is_not_shared_with_an_overlay_of_another_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlays, "SHM", tmp_path / "shm")
+    one, two = (Overlay(tmp_path / state, "mine", "n1", "memory") for state in ("one", "two"))
+    layers = [each.create() for each in (one, two)]
+    for number, layer in enumerate(layers):
+        (layer / "kept").write_text(f"{number}")
+    assert one.remove()
+    assert (layers[1] / "kept").read_text() == "1"
+    assert not list(one.create().iterdir())
+    shutil.rmtree(tmp_path / "one")  # with what is in memory left behind
+    assert not list(one.create().iterdir())
+    assert one.remove()
+    assert two.remove()
 
 
 @pytest.mark.containers

@@ -168,3 +168,28 @@ def test_a_loss_of_wheelmount_s_own_does_not_end_the_program(source: Path, workp
         assert fault.mesh_name.startswith("theirs")
     """
     assert _run(body, source, workplace).returncode == 0
+
+
+def test_many_hosts_are_asked_less_often_whether_they_run(source: Path, workplace: Path) -> None:
+    body = """
+    from monarch.config import get_global_config
+
+    def patience():
+        return get_global_config()["get_proc_state_max_idle"]
+
+    monarch.actor.context()
+    runtime.start()
+    usual = patience()
+    runtime.expect(runtime.AT_ONCE)
+    assert patience() == usual == "3s"
+    runtime.expect(4 * runtime.AT_ONCE)
+    assert patience() == "4s"
+    runtime.expect(1)
+    assert patience() == "4s", "the others may still be there"
+    same()
+    os.environ[runtime.SILENCE] = "7s"
+    runtime.expect(8 * runtime.AT_ONCE)
+    assert patience() == "7s", "as the user has set it"
+    runtime.stop()
+    """
+    assert _run(body, source, workplace, "early").returncode == 0

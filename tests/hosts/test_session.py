@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import multiprocessing.sharedctypes
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -40,6 +42,28 @@ def test_it_is_there_until_it_is_forgotten(settings: Settings) -> None:
         session.read()
 
 
+def test_one_that_is_ended_while_others_are_read_is_left_out(settings: Settings) -> None:
+    one, two = Session("one", settings), Session("two", settings)
+    for session in one, two:
+        with session.lock():
+            _make(session)
+    file = one.directory / "session.json"
+    text = file.read_text()
+    file.unlink()
+    os.mkfifo(file)  # its reader waits until the other one has ended
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(Session.records, settings)
+        with file.open("w") as pipe:
+            with two.lock():
+                two.forget()
+            pipe.write(text)
+        assert [(session.name, record.kind) for session, record in found.result()] == [
+            ("one", "tls")
+        ]
+    with one.lock():
+        one.forget()
+
+
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b", "x" * 64])
 def test_names_cannot_lead_elsewhere(settings: Settings, name: str) -> None:
     with pytest.raises(InputError):
@@ -54,6 +78,21 @@ def test_one_of_another_version_is_not_read(settings: Settings) -> None:
         file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 0}))
     with pytest.raises(HostError, match="another version"):
         session.read()
+    with session.lock():
+        session.forget()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"version": 1', b"\xff", b"[]", b"{}", b'{"version": 1}']
+)
+def test_a_damaged_record_is_named(settings: Settings, content: bytes) -> None:
+    session = Session("damaged", settings)
+    with session.lock():
+        _make(session)
+        (session.directory / "session.json").write_bytes(content)
+    with pytest.raises(HostError, match="session damaged is damaged") as caught:
+        session.read()
+    assert str(session.directory) in str(caught.value.hint)
     with session.lock():
         session.forget()
 

@@ -162,4 +162,4 @@ def test_a_socket_of_a_network_is_left_to_certificates() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()[:2]) as caller,
     ):
-        assert socketguard._own(caller.fileno())
+        assert socketguard.own(caller)

@@ -16,10 +16,11 @@ from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.remote import RemoteMount
+from wheelmount.mount.snapshot.diff import Succession
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.store.store import Store
-from wheelmount.mount.transfer.dedup import LocalCopies
+from wheelmount.mount.transfer.dedup import SEARCHED, LocalCopies, find
 
 BLOCK = 64 << 10
 WHEEL = 1 << 20
@@ -124,7 +125,8 @@ def trees(workplace: Path) -> tuple[Path, Layout, Store]:
 def test_what_has_not_arrived_or_is_gone_is_not_found(trees: tuple[Path, Layout, Store]) -> None:
     source, layout, store = trees
     memory = memoryview(bytearray(BLOCK))
-    found = LocalCopies(layout, [store])
+    found = LocalCopies(layout)
+    found.search([store])
     assert list(found.tries(0)) == [[]]
     assert not list(found.candidates(0, b"", memory))
     arrive(store, source, layout)
@@ -134,12 +136,42 @@ def test_what_has_not_arrived_or_is_gone_is_not_found(trees: tuple[Path, Layout,
     assert not list(found.candidates(0, b"", memory))
 
 
+@pytest.mark.parametrize(
+    ("size", "searched"), [(150 * SEARCHED, False), (250 * SEARCHED, True)], ids=["few", "many"]
+)
+def test_all_files_are_searched_only_for_many_bytes(
+    size: int, searched: bool, workplace: Path, settings: Settings
+) -> None:
+    content = os.urandom(size)
+    source = _wheels(workplace / "source", a=content, **{f"s{n}": b"s" for n in range(199)})
+    layout = Layout(scan(os.fsencode(source)), BLOCK)
+    store = Store.create(workplace / "store" / "one", layout.encode(), mounted=False)
+    arrive(store, source, layout)
+    _wheels(source, copy__a=content)
+    succession = Succession(layout.tree, scan(os.fsencode(source), layout.tree))
+    following = store.next(succession.settle([], BLOCK).encode(layout))
+    found = find(settings, workplace / "mount-host0", following, before=store)
+    assert (found is not None) == searched
+    # At its own path it is found in any case.
+    _wheels(source, a=content)
+    succession = Succession(layout.tree, scan(os.fsencode(source), layout.tree))
+    following = store.next(succession.settle([], BLOCK).encode(layout))
+    found = find(settings, workplace / "mount-host0", following, before=store)
+    assert found is not None
+    memory = memoryview(bytearray(BLOCK))
+    assert list(found.candidates(0, b"", memory)) == [0]
+    assert bytes(memory) == content[:BLOCK]
+    shutil.rmtree(store.directory)
+
+
 def test_a_path_is_a_better_guess_than_a_name(workplace: Path) -> None:
     source = _wheels(workplace / "source", x__a=b"1" * 10, y__a=b"2" * 10)
     layout = Layout(scan(os.fsencode(source)), BLOCK)
     store = Store.create(workplace / "store" / "one", layout.encode(), mounted=False)
     arrive(store, source, layout)
     memory = memoryview(bytearray(BLOCK))
-    assert list(LocalCopies(layout, [store]).candidates(0, b"", memory[:20])) == [0]
+    found = LocalCopies(layout)
+    found.search([store])
+    assert list(found.candidates(0, b"", memory[:20])) == [0]
     assert bytes(memory[:20]) == b"1" * 10 + b"2" * 10
     shutil.rmtree(store.directory)

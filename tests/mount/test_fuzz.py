@@ -131,6 +131,7 @@ def _fill(store: Store) -> None:
         assert seen.lookup(parent, name) == number
 
 
+@pytest.mark.slow
 @always(st.data())
 def test_descriptions_with_other_parts(data: st.DataObject) -> None:
     whole = _example()
@@ -284,6 +285,7 @@ BODIES = st.binary(max_size=80) | st.builds(
 )
 
 
+@pytest.mark.slow
 @always(st.lists(st.tuples(st.sampled_from(Op) | st.integers(0, 2**32 - 1), NODES, BODIES)))
 def test_requests_of_the_kernel(
     kernel_side: socket.socket, requests: list[tuple[int, int, bytes]]

@@ -46,6 +46,7 @@ class Device:
     """In place of an ``RDMABuffer`` over verbs: answers for ever, and can be written to."""
 
     made: list[Device]
+    limits: list[int]
     landing: memoryview
     failure: Exception | None
     while_read: Callable[[], None]
@@ -60,6 +61,7 @@ class Device:
 
     async def read_into(self, view: memoryview, *, timeout: int) -> None:
         assert 0 < timeout < 60, "Monarch's own bound is 60 s"
+        self.limits.append(timeout)
         type(self).landing = view
         type(self).while_read()
         if self.failure is not None:
@@ -79,6 +81,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[Device]:
     monkeypatch.setattr(transfer, "pool", pool)
     monkeypatch.setattr(upstream, "pool", pool)
     monkeypatch.setattr(Device, "made", [], raising=False)
+    monkeypatch.setattr(Device, "limits", [], raising=False)
     monkeypatch.setattr(Device, "failure", None, raising=False)
     monkeypatch.setattr(Device, "while_read", lambda: None, raising=False)
     return Device
@@ -123,11 +126,11 @@ class Sender:
 class Receiving:
     """A real ``Upstream`` from such a sender, and what its blocks are compared with."""
 
-    def __init__(self, sender: Sender, transport: str = "auto") -> None:
+    def __init__(self, sender: Sender, transport: str = "auto", timeout: float = 10) -> None:
         self.traffic = Traffic(certain=transport == RDMA)
         self.sender = sender
         key = sender.layout.key
-        self.upstream = Upstream(key, Origin(sender, ""), {}, 10, transport, self.traffic)
+        self.upstream = Upstream(key, Origin(sender, ""), {}, timeout, transport, self.traffic)
 
     async def read(self, block: int) -> str | None:
         """Fetch a block; return its way, or None if its hash is wrong."""
@@ -255,6 +258,41 @@ def test_auto_goes_on_by_stream_where_rdma_fails(
         assert [await received.read(n) for n in (0, 1, 0)] == [TLS] * 3
         said = describe(received.traffic.summary())
         assert "no rdma from client: it failed: ibv_reg_mr: Cannot allocate memory" in said
+
+    asyncio.run(main())
+
+
+def test_a_question_without_an_answer_ends_when_nothing_is_fetched_any_more(source: Path) -> None:
+    async def main() -> None:
+        sender = Sender(source, Ways(None, False))
+        asked = asyncio.Event()
+
+        async def silent() -> None:
+            asked.set()
+            await asyncio.sleep(600)
+
+        sender.ways = _Endpoint(silent)
+        received = Receiving(sender, timeout=600)
+        read = asyncio.ensure_future(received.read(0))
+        await asked.wait()
+        received.upstream.close()
+        with pytest.raises(TransferError, match="nothing is fetched any more"):
+            await asyncio.wait_for(read, 30)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("transport", "ticket", "limit"),
+    [("auto", REMOTE, 2), ("auto", None, 12), ("rdma", REMOTE, 12)],
+)
+def test_a_block_that_can_be_sent_by_stream_has_less_time_by_rdma(
+    transport: str, ticket: Ticket | None, limit: int, source: Path, device: type[Device]
+) -> None:
+    async def main() -> None:
+        received = Receiving(Sender(source, Ways(ticket, True)), transport, timeout=12)
+        assert await received.read(0) == RDMA
+        assert device.limits == [limit]
 
     asyncio.run(main())
 

@@ -74,9 +74,10 @@ def first(source: Path, workplace: Path) -> tuple[Store, Layout]:
     return store, layout
 
 
-def _next(
+def follow(
     store: Store, layout: Layout, source: Path, *, set_attributes: bool = True
 ) -> tuple[Store, Layout]:
+    """Have the next generation of a store arrive, with what the source is now."""
     tree = scan(os.fsencode(source), layout.tree)
     succession = Succession(layout.tree, tree)
     after = succession.settle(succession.doubts, BLOCK)
@@ -189,7 +190,7 @@ def test_generations_follow_the_source(first: tuple[Store, Layout], source: Path
     (source / "link").unlink()
     (source / "link").mkdir(mode=0o750)
     os.removexattr(source / "moved", "user.directory")
-    second, layout = _next(store, layout, source)
+    second, layout = follow(store, layout, source)
     _same(source, second)
     assert "user.directory" not in os.listxattr(second.root / "moved")
     kept = b"with blank"
@@ -197,7 +198,7 @@ def test_generations_follow_the_source(first: tuple[Store, Layout], source: Path
     (source / "moved").rename(source / "package")
     shutil.rmtree(source / "link")
     (source / "odd").rename(source / "package" / "odd")
-    third, _ = _next(second, layout, source)
+    third, _ = follow(second, layout, source)
     _same(source, third)
     again = Store.open(third.directory, 3)
     assert again.layout.tree.inodes == third.layout.tree.inodes
@@ -218,7 +219,7 @@ def test_a_mapped_tree_says_what_the_full_one_does(
             (source / "page").write_text(change)
             (source / change).mkdir()
             (source / change / "file").write_bytes(change.encode() * 50_000)
-        store, layout = _next(store, layout, source)
+        store, layout = follow(store, layout, source)
         followed = followed.reopen(store.generation)
         assert store.summary.follows
         _assert_mapped(followed, layout)
@@ -276,7 +277,7 @@ def test_a_description_of_many_steps_is_written_anew(
     for number in range(60):
         (source / "page").write_text(f"{number}" * number * 100)
         (source / "package" / f"small{number}").write_text(f"changed {number}")
-        made, layout = _next(store, layout, source)
+        made, layout = follow(store, layout, source)
         store.forget()
         store = made
         sizes.append(store.description.stat().st_size)
@@ -401,7 +402,7 @@ def test_room_is_asked_for_before_files_are_copied(
         try:
             arrive(store, source, layout)
             (source / "file").chmod(0o700 + set_attributes)
-            second, after = _next(store, layout, source, set_attributes=set_attributes)
+            second, after = follow(store, layout, source, set_attributes=set_attributes)
             assert after.copies
             shared = (store.root / "file").samefile(second.root / "file")
             assert shared is not set_attributes, (
@@ -412,9 +413,9 @@ def test_room_is_asked_for_before_files_are_copied(
             (source / "file").chmod(0o500 + set_attributes)
             if set_attributes:
                 with pytest.raises(StoreError, match="do not fit into memory"):
-                    _next(second, after, source)
+                    follow(second, after, source)
             else:
-                _next(second, after, source, set_attributes=False)
+                follow(second, after, source, set_attributes=False)
             monkeypatch.undo()
         finally:
             stores.remove(store.directory)

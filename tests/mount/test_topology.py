@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections import Counter
 from graphlib import TopologicalSorter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from wheelmount.mount.transfer.topology import (
     Topology,
     block_size,
     named_racks,
+    routes,
 )
 
 GIB = 1 << 30
@@ -192,3 +195,34 @@ def test_slurm_says_the_rack_of_a_host(
     else:
         monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", said)
     assert View.here().rack == rack
+
+
+class _Reference:
+    """Notes when one is pickled."""
+
+    def __init__(self, pickled: list[str]) -> None:
+        self._pickled = pickled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._pickled.append("")
+        return _make, ()
+
+
+_made: list[object] = []
+
+
+def _make() -> object:
+    _made.append(object())
+    return _made[-1]
+
+
+def test_an_agent_is_pickled_once_for_all_hosts_and_made_where_it_is_called() -> None:
+    _made.clear()
+    pickled: list[str] = []
+    agents = {name: _Reference(pickled) for name in _names(40)}
+    sent = [pickle.dumps(route) for route in routes(agents, GIB, 0).values()]
+    assert len(pickled) == len(agents)
+    (route, *_) = sorted(map(pickle.loads, sent), key=lambda route: -len(route.peers))
+    name = next(iter(route.peers))
+    assert route.peers[name] is route.peers[name]
+    assert len(_made) == 1

@@ -11,16 +11,13 @@ import pytest
 from tests.conftest import make_source
 from tests.mount.conformance import Bare, assert_shown
 from tests.mount.test_ordinary_user import as_nobody
-from tests.mount.test_store import arrive
+from tests.mount.test_store import BLOCK, arrive, follow
 from wheelmount.mount.serve.vfs import Vfs
-from wheelmount.mount.snapshot.diff import Succession
 from wheelmount.mount.snapshot.encoded import Mapped
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.store import store as stores
 from wheelmount.mount.store.store import Store
-
-BLOCK = 64 << 10
 
 
 def _store(source: Path, place: Path, *, mounted: bool) -> tuple[Store, Layout]:
@@ -61,10 +58,7 @@ def test_shows_the_next_tree_and_keeps_the_files_of_the_last(source: Path, workp
     assert number is not None
     (source / "page").write_bytes(b"other")
     (source / "package" / "sub").rename(source / "moved")
-    succession = Succession(layout.tree, scan(os.fsencode(source), layout.tree))
-    layout = succession.settle(succession.doubts, BLOCK)
-    second = store.next(layout.encode(store.layout))
-    arrive(second, source, layout)
+    second, _ = follow(store, layout, source, set_attributes=False)
     vfs.replace(first.reopen(second.generation))
     assert_shown(source, Bare(vfs))
     assert vfs.read(number, 0, 5) == b"ppppp"

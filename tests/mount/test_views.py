@@ -414,6 +414,41 @@ def test_containers_follow(
     until(lambda: served.generations == 1)
 
 
+@pytest.mark.parametrize("served", ["memory"], indirect=True)
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_a_view_of_the_server_that_begins_while_the_kernel_takes_over_follows(
+    served: Following, tree: Path, workplace: Path, refreshed: bool
+) -> None:
+    """A container that starts may hold the mount where no search finds it."""
+    (view := workplace / "view").mkdir()
+    with syscalls.clone(served.mount) as held:
+        served.show()
+        syscalls.attach(held, view)
+    assert points.mounted(str(view)) == points.FILE_SYSTEM
+    if refreshed:
+        _edit(tree, "22")
+        served.follow()
+        assert (view / "a").read_text() == "22"
+    until(lambda: points.mounted(str(view)) != points.FILE_SYSTEM)
+    subprocess.run(["umount", view], check=True)
+
+
+def test_a_view_that_begins_during_a_refresh_follows(
+    served: Following, tree: Path, workplace: Path
+) -> None:
+    served.show()
+    (view := workplace / "view").mkdir()
+    with syscalls.clone(served.mount) as held:
+        _edit(tree, "22")
+        served.follow()
+        syscalls.attach(held, view)
+    until(lambda: (view / "a").read_text() == "22")
+    _edit(tree, "333")
+    served.follow()
+    assert (view / "a").read_text() == "333"
+    subprocess.run(["umount", view], check=True)
+
+
 @pytest.fixture
 def standing(tree: Path, workplace: Path, settings: Settings) -> Iterator[tuple[Path, Task]]:
     """The directory and the task of a mount of ``tree`` through FUSE, which this process holds."""

@@ -28,9 +28,9 @@ from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.serve.traffic import describe
 
 REFRESHES = 100
-DEAD_BOUND = 120.0
-"""Seconds in which a host must have all bytes after the host was killed that gave it blocks. Here
-the bytes alone take up to a minute."""
+DEAD_BOUND = 200.0
+"""Seconds after which the client must have said that a host was killed, and the host that took
+blocks from it have all bytes. Monarch has 120 s to notice it here (``guest.FOR_VERBS``)."""
 
 CASES: dict[str, Callable[[], None]] = {}
 
@@ -102,7 +102,7 @@ def large() -> None:
 def path() -> None:
     """Packets of RDMA are dropped, and later come again; the network is there all the time."""
     make(ORIGINAL, 4)
-    with cluster(HOST, transport="auto", fetch_timeout=10) as hosts:
+    with cluster(HOST, transport="auto", fetch_timeout=60) as hosts:
         on_host("drop")
         began = time.monotonic()
         mount = hosts.mount(SOURCE)
@@ -132,10 +132,15 @@ def dead() -> None:
             mount.wait()
         except WheelmountError as error:
             tell(f"the client says: {error}")
-        tell(f"{time.monotonic() - began:.0f} s after a host was killed the other has all bytes")
+        took = time.monotonic() - began
+        tell(f"{took:.0f} s after a host was killed the client said so; the other has all bytes")
+        assert took < DEAD_BOUND
+        try:
+            mount.refresh()
+        except WheelmountError as error:
+            tell(f"a refresh says: {error}")
         same(hosts.on("10.9.0.1"))
         ways(mount)
-        assert time.monotonic() - began < DEAD_BOUND
 
 
 if __name__ == "__main__":

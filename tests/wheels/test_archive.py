@@ -244,17 +244,6 @@ def test_bad_ones(wheel: Path, how: str) -> None:
     assert str(wheel.parent) not in faults[0]
 
 
-@pytest.mark.parametrize("how", BAD)
-def test_form_alone(wheel: Path, how: str) -> None:
-    spoiler, expected = BAD[how]
-    spoiler(wheel)
-    faults = find_faults(wheel, contents=False)
-    if how in ("flipped", "hash"):  # what needs all of it to be unpacked
-        assert faults == []
-    else:
-        assert any(re.search(expected, fault) for fault in faults), faults
-
-
 @pytest.mark.parametrize("how", ["hash", "unlisted", "gone", "no record"])
 def test_without_record(wheel: Path, how: str) -> None:
     BAD[how][0](wheel)

@@ -231,6 +231,7 @@ def refused_again(house: Wheelhouse, text: str) -> WheelmountError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_a_project(project: Path, house: Wheelhouse) -> None:
     wanted = Wanted.of(["./a project"])
     report = house.add(wanted, targets=[HERE])
@@ -245,6 +246,7 @@ def test_a_project(project: Path, house: Wheelhouse) -> None:
     assert str(project) not in lock
 
 
+@pytest.mark.slow
 def test_a_project_that_changed(project: Path, house: Wheelhouse) -> None:
     house.add(Wanted.of([str(project)]), targets=[HERE])
     before = house.wheels()[1].read_bytes()
@@ -310,6 +312,7 @@ def test_by_url(project: Path, house: Wheelhouse, uv_index: Index) -> None:
     assert not [f for f in house.directory.glob("*.*") if b"secret" in f.read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_repository(repository: Path, house: Wheelhouse) -> None:
     url = f"git+{repository.as_uri()}"
     house.add(Wanted.of([f"own-name @ {url}@v1#subdirectory=sub"]), targets=[HERE])
@@ -424,6 +427,7 @@ def test_a_build_that_does_not_end_is_killed_with_all_that_it_started(
     assert house.wheels() == []
 
 
+@pytest.mark.slow
 def test_git_is_not_told_what_is_monarchs(
     repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +446,7 @@ def test_git_is_not_told_what_is_monarchs(
     assert "secret" not in told
 
 
+@pytest.mark.slow
 def test_another_name_than_asked_for(repository: Path, house: Wheelhouse) -> None:
     with pytest.raises(ResolveError, match=r"builds own_name-1\.0"):
         house.add(
@@ -459,6 +464,7 @@ def test_what_is_not_meant_for_the_target(project: Path, house: Wheelhouse) -> N
     house.check().raise_if_any()
 
 
+@pytest.mark.slow
 def test_wheels_of_this_machine_are_for_it(project: Path, house: Wheelhouse) -> None:
     minor = HERE.python_version.partition(".")[2]
     (project / "tag").write_text(f"cp3{minor}-cp3{minor}-linux_{HERE.machine}\n")
@@ -471,6 +477,7 @@ def test_wheels_of_this_machine_are_for_it(project: Path, house: Wheelhouse) -> 
     house.check().raise_if_any()
 
 
+@pytest.mark.slow
 def test_pure_ones_are_for_all(project: Path, house: Wheelhouse) -> None:
     house.add(Wanted.of([str(project)]), targets=[ARM, HERE])
     house.check().raise_if_any()

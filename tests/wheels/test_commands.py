@@ -64,6 +64,7 @@ def test_many_at_once(cli: Cli, uv_index: Index, workplace: Path) -> None:
     assert not list((workplace / "work" / "wheels").glob("pylock.*.toml"))
 
 
+@pytest.mark.slow
 def test_a_bad_wheel_and_who_takes_it(cli: Cli, uv_index: Index, workplace: Path) -> None:
     wheel = make_wheel(uv_index.directory, "a")
     data = wheel.read_bytes()
@@ -91,6 +92,7 @@ def test_what_cannot_be_meant(cli: Cli) -> None:
         assert done.stderr.count("\n") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "unneeded"),
     [("wheels", {"monarch", "httpx", "installer", "filelock", "tarfile"}), ("run", {"httpx"})],
@@ -107,9 +109,10 @@ def test_hosts_of_this_machine_are_described_without_monarch() -> None:
     import sys
     from wheelmount.config import Settings
     from wheelmount.hosts.spec import parse
+    from wheelmount.operations.site import Site
     from wheelmount.operations.targets import of_hosts
     from wheelmount.progress import SILENT
-    (target,) = of_hosts(parse("local:2"), Settings(), SILENT)
+    (target,) = of_hosts(Site(parse("local:2"), Settings(), SILENT))
     print({"monarch"}.intersection(sys.modules), "%d.%d" % sys.version_info[:2] in str(target))
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]

@@ -260,6 +260,7 @@ def build_wheel(directory, config_settings=None, metadata_directory=None):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sandbox.available(), reason="no namespaces")
 def test_what_a_build_asks_for_goes_nowhere_else(uv_index: Index, tmp_path: Path) -> None:
     make_wheel(uv_index.directory, "late")

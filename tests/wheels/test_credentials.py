@@ -114,6 +114,7 @@ def serve(index: Index, place: Path, *, clients: bool = False) -> tuple[Path, Pa
     return key, certificate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["UV_INSECURE_HOST", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS"])
 def test_certificates(
     index: Index, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -165,6 +166,7 @@ def test_certificates_that_only_the_system_trusts(
         shutil.rmtree("house")
 
 
+@pytest.mark.slow
 def test_a_certificate_of_the_client(
     index: Index, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ def test_one_failure_ends_all(
     assert left(house) in ([f"{wheel.name}.part"], [])
 
 
+@pytest.mark.slow
 def test_interrupted(index: Index, house: Path, wheel: Path) -> None:
     quick = make_wheel(index.directory, "quick")
     index.faults[wheel.name] = [Fault(cut=20_000, hang=True)]

@@ -50,6 +50,7 @@ def test_unreadable_wheels_have_no_dependencies(tmp_path: Path) -> None:
     assert missing(tmp_path, "a", "odd") == ["odd (wanted by you)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 @pytest.mark.parametrize(
     ("requirement", "absent_one"),

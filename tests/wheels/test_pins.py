@@ -115,6 +115,7 @@ def test_a_pinned_wheel_that_another_request_replaced_is_found(
         house.add(wanted, targets=[TARGET])
 
 
+@pytest.mark.slow
 def test_another_hash_is_refused_by_install(
     wheel: Path, tmp_path: Path, cli: Cli, workplace: Path
 ) -> None:

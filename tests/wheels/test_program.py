@@ -36,6 +36,7 @@ def test_hosts_with_one_home_take_turns(tool: str, tmp_path: Path) -> None:
     assert not (tmp_path / "env" / ".wheelmount-cache").exists()
 
 
+@pytest.mark.slow
 def test_an_environment_of_another_python_is_refused(tmp_path: Path) -> None:
     make_wheel(tmp_path / "house", "own")
     common = ("uv", str(tmp_path / "house"), str(tmp_path / "env"), "own")
@@ -45,6 +46,7 @@ def test_an_environment_of_another_python_is_refused(tmp_path: Path) -> None:
     assert f"has Python {running_version()}, and the wheels are for 3.8\nhint: " in said
 
 
+@pytest.mark.slow
 def test_a_python_that_is_not_here(tmp_path: Path) -> None:
     make_wheel(tmp_path / "house", "own")
     common = ("uv", str(tmp_path / "house"), str(tmp_path / "env"), "own")

@@ -134,6 +134,7 @@ def test_plain_install(container: Path, tool: str) -> None:
     assert done.stdout.splitlines()[-1].startswith("1.0 /usr/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", INSTALL)
 def test_a_missing_package(container: Path, tool: str) -> None:
     done = namespace(f"{INSTALL[tool]} no-such-thing; code=$?; packets; exit $code", container)
@@ -201,6 +202,7 @@ def test_the_environment_outranks_files_that_say_otherwise(container: Path, tool
     assert int(done.stdout.split()[-1]) > 0, done.stderr
 
 
+@pytest.mark.slow
 def test_projects_and_virtual_environments_of_uv(container: Path) -> None:
     script = """
 printf '[project]\\nname="x"\\nversion="1"\\nrequires-python=">=3.8"\\n' > pyproject.toml
@@ -212,6 +214,7 @@ uv venv -q v && uv pip install -q -p v other && v/bin/python -c 'import other; p
     assert {"project 1.0", "with 1.0", "venv"} <= set(done.stdout.splitlines()), done.stderr
 
 
+@pytest.mark.slow
 def test_an_active_virtual_environment_where_people_work_in_one(container: Path) -> None:
     script = "uv venv -q v; . v/bin/activate; uv pip install -q own; ls v/lib/*/site-packages"
     assert "own.py" not in namespace(script, container).stdout

@@ -49,6 +49,7 @@ def test_what_was_asked_for_and_by_which_url(uv_index: Index, tmp_path: Path) ->
     assert plan["project"]["direct_url"] == {"url": project.as_uri(), "dir_info": {}}
 
 
+@pytest.mark.slow
 def test_a_tree_that_grows_keeps_what_it_has(uv_index: Index, tmp_path: Path) -> None:
     for name in ("one", "other"):
         make_wheel(uv_index.directory, name)

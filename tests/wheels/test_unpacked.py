@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,19 @@ def test_a_file_that_is_written_to_while_it_is_read_is_refused(tmp_path: Path) -
             threading.Event().wait(0.001)
             wheel.write_bytes(wheel.read_bytes())
             os.utime(wheel, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("spoil", [lambda file: file.unlink(), lambda file: file.write_bytes(b"")])
+def test_a_file_that_was_lost_is_unpacked_again(
+    tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    wheel, unpacked = make_wheel(tmp_path, "a"), Unpacked(tmp_path / "unpacked")
+    (recipe,) = unpacked.add([(wheel, sha256(wheel))])
+    file, link = Path(unpacked.object(recipe.files["purelib"]["a.py"])), tmp_path / "link"
+    link.hardlink_to(file)
+    before = file.stat()
+    spoil(file)
+    assert unpacked.add([(wheel, sha256(wheel))]) == [recipe]
+    after = file.stat()
+    assert (after.st_mtime_ns, after.st_mode) == (before.st_mtime_ns, before.st_mode)
+    assert file.read_bytes() == link.read_bytes() == b"VALUE = '1.0'\n"

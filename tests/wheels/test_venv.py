@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from wheelmount.wheels.archive import hash_file
 from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.interpreter import base_executable
 from wheelmount.wheels.target import Target
+from wheelmount.wheels.unpacked import Unpacked
 from wheelmount.wheels.venv import Environment
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
@@ -53,6 +55,7 @@ def said(*command: str | Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
+@pytest.mark.slow
 def test_it_is_made_once_and_works_elsewhere(tmp_path: Path) -> None:
     wheels = full(tmp_path / "given"), make_wheel(tmp_path / "given", "needs", requires=["full"])
     made, fresh = make(tmp_path, *wheels)
@@ -151,6 +154,25 @@ def test_the_cache_stays_as_it_is_whatever_an_environment_replaces(
     for file in objects.glob("*/*"):
         assert hash_file(file) == file.name.removesuffix("x")
     assert Environment.read(made.folder) == made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["needs.py", "full"])
+@pytest.mark.parametrize("spoil", [lambda file: file.unlink(), lambda file: file.write_bytes(b"")])
+def test_a_file_that_the_cache_lost_is_unpacked_again(
+    tmp_path: Path, path: str, spoil: Callable[[Path], object]
+) -> None:
+    wheels = full(tmp_path / "given"), make_wheel(tmp_path / "given", "needs", requires=["full"])
+    made, _ = make(tmp_path, *wheels)
+    files = {file: file.read_bytes() for file in made.folder.rglob("*") if file.is_file()}
+    unpacked = Unpacked(tmp_path / "cache" / "unpacked")
+    for recipe in unpacked.add([(wheel, hash_file(wheel)) for wheel in wheels]):
+        for _, contents in recipe.schemes():
+            if path in contents:
+                spoil(Path(unpacked.object(contents[path])))
+    made.folder.rename(tmp_path / "aside")
+    assert make(tmp_path, *wheels) == (made, True)
+    assert {file: file.read_bytes() for file in files} == files
 
 
 @pytest.mark.parametrize("path", ["wheelmount.json", "wheelmount.json/a", "pyvenv.cfg/a"])

@@ -80,6 +80,7 @@ def test_add(filled: Wheelhouse) -> None:
     filled.check(Wanted.of(["a", "b<2"]), targets=[TARGET]).raise_if_any()
 
 
+@pytest.mark.slow
 def test_add_again(filled: Wheelhouse, uv_index: Index) -> None:
     make_wheel(uv_index.directory, "d", requires=["c"])
     report = filled.add(Wanted.of(["d"]), targets=[TARGET])
@@ -143,6 +144,7 @@ def test_files_of_requirements(
     assert "d==1.0 (wanted by pylock.toml)" in refused(filled).message
 
 
+@pytest.mark.slow
 def test_a_requirement_by_url(filled: Wheelhouse, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "near", "own", requires=["c"])
     filled.add(Wanted.of([f"own @ {wheel.as_uri()}"]), targets=[TARGET])
@@ -267,6 +269,7 @@ def test_a_conflict(filled: Wheelhouse) -> None:
     assert "c<2" in error.message
 
 
+@pytest.mark.slow
 def test_another_target(filled: Wheelhouse, uv_index: Index) -> None:
     filled.check(targets=[ARM]).raise_if_any()  # all of it is pure Python
     make_wheel(uv_index.directory, "d", tag="cp311-cp311-manylinux_2_17_x86_64")
@@ -316,6 +319,7 @@ def test_every_wheel_is_read(filled: Wheelhouse) -> None:
     assert {one.wheel for one in filled.check().unsound} == {by_hand.name, "odd.whl"}
 
 
+@pytest.mark.slow
 def test_all_that_is_wrong_is_found_at_once(filled: Wheelhouse, uv_index: Index) -> None:
     make_wheel(uv_index.directory, "d", requires=["e"])
     make_wheel(uv_index.directory, "e")
@@ -388,6 +392,7 @@ def test_a_file_where_another_wheel_has_a_directory(filled: Wheelhouse, uv_index
 OTHER = "other-1.0.dist-info"
 
 
+@pytest.mark.slow
 def test_contents_that_were_published_wrong(filled: Wheelhouse, uv_index: Index) -> None:
     wheel = spoil(make_wheel(uv_index.directory, "odd"), {"odd.py": b"VALUE = 'other'\n"})
     with pytest.raises(WheelError, match=r"hash / size of odd\.py didn't match RECORD") as caught:
@@ -432,6 +437,7 @@ def test_a_wheel_that_was_built_anew(house: Wheelhouse, tmp_path: Path, how: str
     assert "another build than the one that was locked" in refused(house).message
 
 
+@pytest.mark.slow
 def test_check_uses_no_network_settings_or_cache(
     filled: Wheelhouse, uv_index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -537,6 +543,7 @@ def test_what_is_there_is_not_asked_for_again(filled: Wheelhouse, uv_index: Inde
     assert names(filled) == ["a-1.0", "b-1.0", "c-2.5", "c-3.0"]
 
 
+@pytest.mark.slow
 def test_what_changed_is_asked_for_again(
     filled: Wheelhouse, uv_index: Index, tmp_path: Path
 ) -> None:

@@ -33,7 +33,8 @@ def _of(find: Callable[[Settings], Iterable[tuple[str, str]]]) -> _Complete:
     return complete
 
 
-def _overlays(settings: Settings) -> Iterable[tuple[str, str]]:
+@_of
+def overlays(settings: Settings) -> Iterable[tuple[str, str]]:
     from wheelmount.containers.overlay import Overlay
 
     for each in Overlay.all(Path(settings.state_dir)):
@@ -47,7 +48,8 @@ def _instances(settings: Settings) -> Iterable[tuple[str, str]]:
         yield each.name, f"instance of {each.host}"
 
 
-def _sessions(settings: Settings) -> Iterable[tuple[str, str]]:
+@_of
+def sessions(settings: Settings) -> Iterable[tuple[str, str]]:
     from wheelmount.hosts.session import Session
 
     for each in Session.all(settings):
@@ -55,32 +57,27 @@ def _sessions(settings: Settings) -> Iterable[tuple[str, str]]:
 
 
 def _mounts(settings: Settings) -> Iterable[tuple[str, str]]:
-    from wheelmount.mount.serve import processes
-    from wheelmount.mount.serve.control import Task
-    from wheelmount.operations import records
+    from wheelmount.operations import standing
 
-    for directory in processes.find(settings):
-        task = Task.read(directory)
-        yield task.mntpoint, f"mount of {task.source}"
-        yield task.source, "source of a mount"
-    for session, note in records.all_mounts(settings):
-        yield note.mntpoint, f"mount of session {session.name}"
-        yield note.source, "source of a mount"
+    return standing.names(settings)
 
 
-def _logged(settings: Settings) -> Iterable[tuple[str, str]]:
+@_of
+def logged(settings: Settings) -> Iterable[tuple[str, str]]:
     yield from _mounts(settings)
     yield from _instances(settings)
 
 
-def _environments(settings: Settings) -> Iterable[tuple[str, str]]:
+@_of
+def environments(settings: Settings) -> Iterable[tuple[str, str]]:
     from wheelmount.wheels import venv
 
     for each in venv.every(Path(settings.cache_dir)):
         yield each.folder.name, " ".join(each.packages[:6])
 
 
-def _definitions(_settings: Settings) -> Iterable[tuple[str, str]]:
+@_of
+def own_definitions(_settings: Settings) -> Iterable[tuple[str, str]]:
     from wheelmount.containers import definitions
 
     for name in definitions.names():
@@ -113,13 +110,8 @@ def definitions(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete a definition: a name of the package's own, or a file."""
-    return _of(_definitions)(ctx, param, incomplete) + _files("*.def", incomplete)
+    return own_definitions(ctx, param, incomplete) + _files("*.def", incomplete)
 
 
-overlays = _of(_overlays)
 instances = _of(_instances)
-sessions = _of(_sessions)
 mounts = _of(_mounts)
-logged = _of(_logged)
-environments = _of(_environments)
-own_definitions = _of(_definitions)

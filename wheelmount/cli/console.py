@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from wheelmount import config
 from wheelmount.errors import WheelmountError
+from wheelmount.hosts.names import alike
 from wheelmount.progress import Task, number_of
 from wheelmount.urls import without_credentials
 
@@ -155,6 +156,19 @@ class ConsoleProgress:
         self.console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
         if error.hint:
             self.console.print(f"[bold cyan]hint:[/] {_plain(error.hint)}", highlight=False)
+
+    def errors(self, errors: Mapping[str, WheelmountError]) -> None:
+        """Print errors by host, once for all hosts with the same error."""
+        told = ((name, (type(each), each.message, each.hint)) for name, each in errors.items())
+        for hosts, (kind, message, hint) in alike(told):
+            self.error(kind(f"{hosts}: {message}", hint=hint))
+
+    def raise_first(self, errors: Sequence[WheelmountError]) -> None:
+        """Raise the first error, if there is one, after printing the others."""
+        for each in errors[1:]:
+            self.error(each)
+        if errors:
+            raise errors[0]
 
 
 _as_json = threading.Event()

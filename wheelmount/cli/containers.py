@@ -33,6 +33,7 @@ from wheelmount.operations import (
 from wheelmount.operations.environments import Needed
 from wheelmount.operations.image import BESIDE, ONE, Image
 from wheelmount.operations.launch import Launch
+from wheelmount.operations.site import Site
 
 packages_option = click.option(
     "--packages",
@@ -92,15 +93,13 @@ def execute(
                 "--interactive passes output on as it is", hint="omit --json and --output-dir"
             )
         return _pipe(spec, image, command, packages, launch, progress)
-    settings = config.load()
+    site = Site(spec, config.load(), progress)
     with show.open(progress) as told:
         launch = replace(launch, output=told, stdin=output.standard_input(), lent=show.lent())
         if found is not None:
-            results = environments.execute(
-                spec, found, command, image, packages, launch, settings, progress
-            )
+            results = environments.execute(site, found, command, image, packages, launch)
         else:
-            results = containers.execute(spec, image, command, packages, launch, settings, progress)
+            results = containers.execute(site, image, command, packages, launch)
     return show.end(results, progress)
 
 
@@ -133,7 +132,7 @@ def shell(
     if spec.kind != "local":
         with raw() as size:
             return _pipe(spec, image, argv, packages, launch, progress, size)
-    return shells.attach(spec, image, argv, packages, launch, config.load(), progress)
+    return shells.attach(Site(spec, config.load(), progress), image, argv, packages, launch)
 
 
 def _pipe(
@@ -150,13 +149,11 @@ def _pipe(
         target.write(data)
         target.flush()
 
-    settings = config.load()
+    site = Site(spec, config.load(), progress)
     launch = replace(
         launch, output=told, stdin=output.standard_input(), lent=output.lent("stdin", "stdout")
     )
-    results = shells.pipe(
-        spec, image, command, packages, launch, settings, progress, terminal=terminal
-    )
+    results = shells.pipe(site, image, command, packages, launch, terminal=terminal)
     return output.Show(as_json=False, live=True, directory=None).end(results, progress)
 
 
@@ -171,7 +168,7 @@ def overlay() -> None:
 def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
     """List overlays: name, host, kind, size, and the processes that use them."""
     if spec is not None:
-        return output.of_each_host(spec, "overlay", "ls", *_json(as_json))
+        return output.of_each_host(spec, ("overlay", "ls"), as_json=as_json)
     records = overlays.here(config.load())
     if as_json:
         print(json.dumps(records))
@@ -196,9 +193,8 @@ def overlay_ls(spec: HostSpec | None, as_json: bool) -> int:
 def overlay_prune(unused: float, spec: HostSpec | None, as_json: bool) -> int:
     """Delete overlays that were not used for some time, with all files in them."""
     if spec is not None:
-        return output.of_each_host(
-            spec, "overlay", "prune", "--unused", str(unused), *_json(as_json)
-        )
+        words = "--unused", str(unused)
+        return output.of_each_host(spec, ("overlay", "prune"), *words, as_json=as_json)
     gone = overlays.prune(config.load(), unused * 24 * 3600)
     if as_json:
         print(json.dumps(gone))
@@ -218,8 +214,8 @@ def overlay_rm(
 ) -> int:
     """Delete overlays with all files in them."""
     if spec is not None:
-        only = () if host is None else ("--on", host)
-        return output.of_each_host(spec, "overlay", "rm", *_json(as_json), *only, "--", *names)
+        words = (*(() if host is None else ("--on", host)), "--", *names)
+        return output.of_each_host(spec, ("overlay", "rm"), *words, as_json=as_json)
     every = [
         each
         for each in Overlay.all(Path(config.load().state_dir))
@@ -253,7 +249,7 @@ def instance() -> None:
 def instance_ls(spec: HostSpec | None, as_json: bool) -> int:
     """List instances: name, host, image, overlay and running time."""
     if spec is not None:
-        return output.of_each_host(spec, "instance", "ls", *_json(as_json))
+        return output.of_each_host(spec, ("instance", "ls"), as_json=as_json)
     records: list[dict[str, Any]] = []
     for each in instances.find(config.load()):
         record = each.remembered()
@@ -305,7 +301,7 @@ def instance_stop(
         raise InputError("nothing to stop", hint="give a name, or --all")
     if spec is not None:
         words = ("--all",) if everything else ("--", *names)
-        return output.of_each_host(spec, "instance", "stop", *_json(as_json), *words)
+        return output.of_each_host(spec, ("instance", "stop"), *words, as_json=as_json)
     settings = config.load()
     stopped = []
     for each in instances.find(settings, names):
@@ -316,10 +312,6 @@ def instance_stop(
     if as_json:
         print(json.dumps(stopped))
     return 0
-
-
-def _json(wanted: bool) -> tuple[str, ...]:
-    return ("--json",) if wanted else ()
 
 
 def _needed(image: Image | None) -> Image:

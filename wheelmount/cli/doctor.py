@@ -48,9 +48,10 @@ def examine(
     if fix:
         raise InputError("--fix is for this machine", hint="run it on the host by `wheelmount run`")
     from wheelmount.operations import survey  # with Monarch
+    from wheelmount.operations.site import Site
 
     progress = ConsoleProgress(quiet=quiet)
-    found = survey.survey(spec, config.load(), progress)
+    found = survey.survey(Site(spec, config.load(), progress))
     reports = {n: r for n, r in found.items() if not isinstance(r, WheelmountError)}
     for report in reports.values():
         _add(source, report)
@@ -63,10 +64,7 @@ def examine(
             print(f"{MARKS[doctor.POOR]}  {text}")
     codes = [_code(report) for report in reports.values()]
     errors = {n: e for n, e in found.items() if isinstance(e, WheelmountError)}
-    for hosts, (kind, message, hint) in alike(
-        (name, (type(error), error.message, error.hint)) for name, error in errors.items()
-    ):
-        progress.error(kind(f"{hosts}: {message}", hint=hint))
+    progress.errors(errors)
     codes += [error.exit_code for error in errors.values()]
     return max(codes)
 

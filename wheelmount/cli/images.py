@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uv
 
 from wheelmount import config
 from wheelmount.cli import completion, options
@@ -48,26 +47,11 @@ def build(
         values[name] = value
     file = definitions.find(definition)
     made = sif or Path(f"{file.stem}.sif")
-    built = build_named(file, made, values, ConsoleProgress(quiet=quiet))
+    built = images.build_with_base(file, made, values, ConsoleProgress(quiet=quiet))
     if as_json:
         print(json.dumps({"path": str(made), "built": built}))
     else:
         print(f"{made}: {'built' if built else 'up to date'}")
-
-
-def build_named(
-    definition: Path, sif: Path, values: dict[str, str], progress: ConsoleProgress
-) -> bool:
-    """Build an image, and before it the one that it starts from; gives whether it was built."""
-    wanted = definitions.arguments(definition)
-    if "uv" in wanted:
-        values.setdefault("uv", uv.find_uv_bin())
-    if definition.parent == definitions.place() and "base" in wanted and "base" not in values:
-        base = sif.absolute().with_name(f"{definitions.BASE}.sif")
-        if base != sif.absolute():
-            build_named(definitions.find(definitions.BASE), base, {}, progress)
-            values["base"] = str(base)
-    return images.build(definition, sif, build_args=values, progress=progress)
 
 
 @image.command()

@@ -15,6 +15,7 @@ from wheelmount.errors import InputError, WaitError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations import cache, installs
 from wheelmount.operations.image import Image
+from wheelmount.operations.site import Site
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -81,14 +82,12 @@ def install(
     if venv is not None and image is not None:
         raise InputError("--venv and --image exclude each other", hint="give one of them")
     into = installs.Venv(str(Path(venv or ".venv").absolute())) if image is None else image
-    progress = ConsoleProgress(quiet=quiet)
+    settings, progress = config.load(), ConsoleProgress(quiet=quiet)
     with show.open(progress) as told:
         results = installs.install(
-            spec,
+            Site(spec, settings, progress),
             wanted,
             into,
-            config.load(),
-            progress,
             tool=tool or ("wheelmount" if link_mode else "uv"),
             link_mode=link_mode or "copy",
             bytecode=bytecode,
@@ -96,7 +95,6 @@ def install(
             target=target,
             output=told,
         )
-    settings = config.load()
     if settings.cache_size:
         with contextlib.suppress(WaitError):  # another command uses it, and may do this itself
             cache.prune(settings, settings.cache_size)

@@ -49,9 +49,8 @@ def elsewhere(
     """
     if follow and as_json:
         raise InputError("--follow with --json is for this machine", hint="omit --json, or --hosts")
-    given = [*(["--json"] if as_json else []), *(["--follow"] if follow else [])]
-    named = ["--", target] if target else []
-    return output.of_each_host(spec, *command, *given, *named, live=follow)
+    words = [*(["--follow"] if follow else []), *(["--", target] if target else [])]
+    return output.of_each_host(spec, command, *words, as_json=as_json, live=follow)
 
 
 def show(books: Sequence[Logbook], *, follow: bool, as_json: bool) -> None:

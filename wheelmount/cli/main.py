@@ -14,6 +14,7 @@ try:
     import contextlib
     import errno
     import importlib
+    import itertools
     import json
     import logging
     import os
@@ -133,7 +134,8 @@ def _run() -> NoReturn:
         _tell(error)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        if "--json" in sys.argv:  # whether it was read already or not
+        own = itertools.takewhile(lambda word: word != "--", sys.argv)  # not the user's command
+        if "--json" in own:  # whether it was read already or not
             _tell_program(error.format_message(), error.exit_code)
         else:
             error.show()

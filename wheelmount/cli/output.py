@@ -146,12 +146,7 @@ class Show:
             name: result if isinstance(result, WheelmountError) else result.lacking
             for name, result in results.items()
         }
-        for hosts, (kind, message, hint) in alike(
-            (name, (type(error), error.message, error.hint))
-            for name, error in failed.items()
-            if error is not None
-        ):
-            progress.error(kind(f"{hosts}: {message}", hint=hint))
+        progress.errors({name: error for name, error in failed.items() if error is not None})
         if results.shortfall is not None:
             progress.error(results.shortfall)
         return worst(results)
@@ -174,23 +169,29 @@ class Show:
         print("]" if results else "[]")
 
 
-def of_each_host(spec: HostSpec, *words: str, live: bool = False) -> int:
+def of_each_host(
+    spec: HostSpec, command: Sequence[str], *words: str, as_json: bool, live: bool = False
+) -> int:
     """Have every host carry out a command about itself; show what it prints.
 
     Args:
         spec: the hosts.
-        words: the command and its arguments.
+        command: the command.
+        words: its arguments.
+        as_json: have it print JSON.
         live: show it as it comes, each line with its host's name.
 
     Returns:
         The exit code.
     """
     from wheelmount.operations import each_host  # with Monarch
+    from wheelmount.operations.site import Site
 
     progress = ConsoleProgress()
-    show = Show(as_json="--json" in words, live=live, directory=None)
+    show = Show(as_json=as_json, live=live, directory=None)
     with show.open(progress) if live else nullcontext() as told:
-        results = each_host.run(spec, words, config.load(), progress, told)
+        argv = [*command, *(["--json"] if as_json else []), *words]
+        results = each_host.run(Site(spec, config.load(), progress), argv, told)
     return show.end(results, progress)
 
 

@@ -19,6 +19,7 @@ from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations import scripts
 from wheelmount.operations.launch import Launch
+from wheelmount.operations.site import Site
 from wheelmount.wheels import inline
 from wheelmount.wheels.inline import Inline
 
@@ -126,8 +127,9 @@ def run(
             text = None
         if module is None and text is None:
             text = scripts.read(words[0])
+    program = scripts.Program(words, text)
     progress = ConsoleProgress(quiet=quiet)
-    settings = replace(config.load(), adapter=adapter)
+    site = Site(spec, replace(config.load(), adapter=adapter), progress)
     stdin = None if module is None and words[0] == "-" else output.standard_input()
     with show.open(progress) as told:
         launch = replace(launch, output=told, stdin=stdin)
@@ -135,23 +137,14 @@ def run(
             from wheelmount.operations import environments
 
             results = environments.run(
-                spec,
-                found,
-                words,
-                text,
-                image,
-                launch,
-                settings,
-                progress,
-                source=folder,
-                mntpoint=mntpoint,
+                site, found, program, image, launch, source=folder, mntpoint=mntpoint
             )
             return show.end(results, progress)
-        given = cast(Path, folder), words, text, mntpoint, launch, settings, progress
+        given = cast(Path, folder), program, mntpoint, launch
         if image is None:
-            results = scripts.run(spec, *given)
+            results = scripts.run(site, *given)
         else:
             from wheelmount.operations import containers
 
-            results = containers.script(spec, image, *given)
+            results = containers.script(site, image, *given)
     return show.end(results, progress)

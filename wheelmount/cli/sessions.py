@@ -10,7 +10,7 @@ import click
 from wheelmount import config
 from wheelmount.cli import completion, options
 from wheelmount.cli.console import ConsoleProgress
-from wheelmount.errors import InputError
+from wheelmount.errors import InputError, among
 from wheelmount.hosts.session import DEFAULT, Session
 from wheelmount.hosts.spec import HostSpec
 
@@ -52,6 +52,10 @@ def down(names: tuple[str, ...], everything: bool, as_json: bool, quiet: bool) -
     found = [Session(name, settings) for name in names or (DEFAULT,)]
     chosen = Session.all(settings) if everything else found
     works = [partial(sessions.down, session) for session in chosen]
-    apart.raise_first(apart.each(works, ConsoleProgress(quiet=quiet), "stop"))
-    if as_json:
-        print(json.dumps([session.name for session in chosen]))
+    progress = ConsoleProgress(quiet=quiet)
+    ends = apart.each(works, progress, "stop")
+    failed = among(ends)
+    if as_json and (not failed or len(failed) < len(ends)):
+        ended = (each for each, end in zip(chosen, ends, strict=True) if end is None)
+        print(json.dumps([session.name for session in ended]))
+    progress.raise_first(failed)

@@ -10,29 +10,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
 from wheelmount import config
 from wheelmount.cli import options
-from wheelmount.config import Settings
-from wheelmount.errors import WheelmountError
 from wheelmount.hosts.names import alike, fold
-from wheelmount.hosts.session import Session
-from wheelmount.mount.kernel.points import View
-from wheelmount.mount.serve import processes, traffic
-from wheelmount.mount.serve.control import Task
-from wheelmount.operations import overlays, records
-from wheelmount.progress import SILENT, number_of
+from wheelmount.mount.serve import traffic
+from wheelmount.operations import standing
+from wheelmount.progress import number_of
 
 EVERY = 1.0
 """Seconds between looks with --watch."""
-
-Found = dict[str, Any]
-"""What --json prints: sessions and mounts, or one of them."""
 
 
 @click.command()
@@ -46,12 +36,12 @@ def status(watch: bool, each: bool, as_json: bool) -> None:
     """
     settings = config.load()
     if not watch:
-        found = _look(settings)
+        found = standing.status(settings)
         print(json.dumps(found) if as_json else "\n".join(_lines(found, each)))
         return
     before: dict[tuple[str, str], tuple[float, int]] = {}
     while True:
-        found = _look(settings)
+        found = standing.status(settings)
         _rate(found["mounts"], before)
         if as_json:
             print(json.dumps(found), flush=True)
@@ -80,68 +70,13 @@ def _rate(
     now = time.monotonic()
     for record in mounts:
         if "held" in record:
-            key = _key(record)
+            key = standing.mount_key(record)
             last, held = before.get(key, (now, record["held"]))
             record["rate"] = max(0, record["held"] - held) / (now - last) if now > last else 0.0
             before[key] = now, record["held"]
 
 
-def _key(record: Mapping[str, Any]) -> tuple[str, str]:
-    return record["identity"], record["host"]
-
-
-def _look(settings: Settings) -> Found:
-    here = View.here().namespace
-    mounts = [_record(directory, here) for directory in processes.find(settings)]
-    sessions = Session.all(settings)
-    standing = list(map(records.state, sessions))
-    elsewhere = []
-    for session, state in zip(sessions, standing, strict=True):
-        if state["kind"] == "local":
-            own = [each for each in overlays.here(settings) if each["host"] in state["hosts"]]
-            state["overlays"] = own
-        elif state["lost"] is None:
-            elsewhere.append((session, state))
-    for state, found in _ask(elsewhere):
-        if isinstance(found, WheelmountError):
-            state["lost"] = found.message
-        else:
-            known = {_key(mount) for mount in mounts}  # this machine can be a host of it, too
-            for each in found[0]:
-                if _key(each) not in known:
-                    mounts.append(each | {"visible": not each.get("apart")})
-            state["overlays"] = found[1]
-    return {"sessions": standing, "mounts": mounts}
-
-
-def _ask(
-    standing: Sequence[tuple[Session, dict[str, Any]]],
-) -> Iterator[tuple[dict[str, Any], Any]]:
-    """What sessions on other machines say, each with what is known of it."""
-    if standing:
-        from wheelmount.operations import apart, sessions
-
-        works = [partial(sessions.ask, session) for session, _ in standing]
-        answers = apart.each(works, SILENT, "ask")
-        yield from zip([state for _, state in standing], answers, strict=True)
-
-
-def _record(directory: Path, here: int) -> dict[str, Any]:
-    task = Task.read(directory)
-    record: dict[str, Any] = {
-        "identity": processes.identity(directory),
-        "host": task.host,
-        "source": task.source,
-        "mntpoint": task.mntpoint,
-    }
-    try:
-        found = processes.status(directory)
-    except WheelmountError as error:
-        return record | {"error": error.message, "dead": processes.dead(directory)}
-    return record | found | {"visible": found["namespace"] == here}
-
-
-def _lines(found: Found, apart: bool) -> Iterator[str]:
+def _lines(found: Mapping[str, Any], apart: bool) -> Iterator[str]:
     for state in found["sessions"]:
         yield _session_line(state)
         said = [

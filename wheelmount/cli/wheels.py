@@ -12,6 +12,7 @@ from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.operations.site import Site
 from wheelmount.operations.targets import of_hosts
 from wheelmount.progress import number_of
 from wheelmount.wheels.target import Target
@@ -78,7 +79,7 @@ def download(
             house.prune(progress)
         return
     if not targets:
-        targets = of_hosts(spec, config.load(), progress)
+        targets = of_hosts(Site(spec, config.load(), progress))
     if dry_run:
         names = [name for each in targets for name in house.preview(wanted, each, progress)]
         print(json.dumps(names) if as_json else "\n".join(dict.fromkeys(names)))

@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 
 from spython.utils import run_command
 
-from wheelmount import child, logs, subordinate
+from wheelmount import child, linux, logs, subordinate
 from wheelmount.errors import ContainerError, UnavailableError
 
 CAP_SETGID, CAP_SETUID, CAP_SYS_RESOURCE = 6, 7, 24  # linux/capability.h
@@ -99,14 +99,14 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: environ[name] for name in kept if name in environ}
 
 
-def build_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of an environment for a build, which runs code of its base images.
+def build_environment() -> dict[str, str]:
+    """Return the variables for a build, which runs code of its base images.
 
     These are apptainer's settings, and variables that are needed to reach registries.
     """
-    own = {name: value for name, value in environ.items() if name.startswith(_OWN)}
-    kept = {name: environ[name] for name in _KEPT_FOR_BUILDS if name in environ}
-    return {**environment(environ), **kept, **own}
+    own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
+    kept = {name: os.environ[name] for name in _KEPT_FOR_BUILDS if name in os.environ}
+    return {**environment(), **kept, **own}
 
 
 def exec_privileges() -> list[str]:
@@ -125,7 +125,7 @@ def exec_privileges() -> list[str]:
         return []
     # apptainer requests every capability, and fails if one is refused. Many virtual machines and
     # job steps lack only this one.
-    if missing == 1 << CAP_SYS_RESOURCE:
+    if missing == {CAP_SYS_RESOURCE}:
         return ["--drop-caps", "CAP_SYS_RESOURCE"]
     return ["--no-privs"]
 
@@ -146,9 +146,7 @@ def own_ids() -> str:
 
 
 def _may_map() -> bool:
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    effective = int(re.findall(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[0], 16)
-    return all(effective >> number & 1 for number in (CAP_SETGID, CAP_SETUID))
+    return {CAP_SETGID, CAP_SETUID} <= linux.capabilities("CapEff")
 
 
 def _root_is_real() -> bool:
@@ -161,12 +159,10 @@ def build_privileges() -> list[str]:
     return ["--fakeroot"] if os.geteuid() != 0 or _missing_capabilities() else []
 
 
-def _missing_capabilities() -> int:
-    """Return the capabilities that this process lacks, as a bit mask."""
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    permitted = int(re.findall(r"^CapPrm:\s*(\w+)", status, re.MULTILINE)[0], 16)
+def _missing_capabilities() -> set[int]:
+    """Return the numbers of the capabilities that this process lacks."""
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
-    return ((2 << last) - 1) & ~permitted
+    return set(range(last + 1)) - linux.capabilities("CapPrm")
 
 
 def build(

@@ -146,7 +146,7 @@ class Container:
         options = [*privileges, "--containall", "--no-eval", "--network", "none"]
         # Leave out the binds that the machine's configuration gives every container.
         options += ["--no-mount", "bind-paths"]
-        options += ["--workdir", str(self._scratch), "--overlay", str(self._layer.absolute())]
+        options += ["--workdir", str(self._scratch), "--overlay", str(self.writer.layer.absolute())]
         for source, target, writable in self._binds():
             options += ["--bind", f"{source.absolute()}:{target}:{'rw' if writable else 'ro'}"]
         if self.memory is not None:
@@ -170,10 +170,6 @@ class Container:
     def _texts(self) -> dict[str, str]:
         host = socket.gethostname()
         return {**{path: text.format(host=host) for path, text in _NAMES.items()}, **self.files}
-
-    @property
-    def _layer(self) -> Path:
-        return self.writer.layer
 
     @property
     def writer(self) -> Overlay:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import uv
 
-from wheelmount.containers import apptainer
+from wheelmount.containers import apptainer, definitions
 from wheelmount.containers.inputs import fingerprint
 from wheelmount.containers.overlay import remove_tree
 from wheelmount.containers.sif import check
@@ -67,6 +68,31 @@ def state(sif: Path) -> str:
     if (now.size, now.mtime_ns) != (stamp.size, stamp.mtime_ns):
         return FOREIGN
     return CURRENT if now.same(stamp) else OUTDATED
+
+
+def build_with_base(
+    definition: Path, sif: Path, build_args: Mapping[str, str], progress: Progress
+) -> bool:
+    """Build an image as ``build`` does, and before it the image that it starts from.
+
+    The build argument ``uv`` is uv's program of this machine, unless given. For a definition of the
+    package, ``base`` is the image of ``definitions.BASE`` beside ``sif``, unless given.
+
+    Returns:
+        True if ``sif`` was built, False if it was there.
+
+    Raises:
+        WheelmountError: see ``build``.
+    """
+    values, wanted = dict(build_args), definitions.arguments(definition)
+    if "uv" in wanted:
+        values.setdefault("uv", uv.find_uv_bin())
+    if definition.parent == definitions.place() and "base" in wanted and "base" not in values:
+        base = sif.absolute().with_name(f"{definitions.BASE}.sif")
+        if base != sif.absolute():
+            build_with_base(definitions.find(definitions.BASE), base, {}, progress)
+            values["base"] = str(base)
+    return build(definition, sif, build_args=values, progress=progress)
 
 
 def build(

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import socket
 import time
@@ -129,17 +130,14 @@ class Overlay:
         elif (wanted or default_kind(self.path)) == "image":
             self._make_image()
         elif wanted == "memory":
-            (self.path / _MEMORY).symlink_to(self._in_memory)
+            # Not by its name alone: another state directory may have an overlay of that name, or
+            # have had one that is still in memory.
+            name = f"{self.name}={self.host}={secrets.token_hex(8)}"
+            (self.path / _MEMORY).symlink_to(SHM / f"wheelmount-{os.getuid()}-overlays" / name)
         if self.found == "memory":  # deleted when the machine restarted
-            private_directory(self._in_memory.parent)
-            private_directory(self._in_memory)
+            private_directory(self.layer.parent)
+            private_directory(self.layer)
         return self.layer
-
-    @property
-    def _in_memory(self) -> Path:
-        # Names may contain dots and dashes, but not this.
-        place = SHM / f"wheelmount-{os.getuid()}-overlays"
-        return place / f"{self.name}={self.host}"
 
     def _refuse_other(self, found: Kind, wanted: Kind | None) -> None:
         size = self.layer.stat().st_size if found == "image" else None
@@ -226,15 +224,15 @@ class Overlay:
         if not self.path.is_dir():
             return False
         with self.lock("remove"):
-            if self.found == "memory" and self._in_memory.is_dir():
-                remove_tree(self._in_memory)
+            memory = self.layer if self.found == "memory" else None
+            if memory is not None and memory.is_dir():
+                remove_tree(memory)
             remove_tree(self.path)
             self._base_file.unlink(missing_ok=True)
             self._lock_file.unlink()
-        with contextlib.suppress(OSError):  # other hosts' overlays of this name are still there
-            self.path.parent.rmdir()
-        with contextlib.suppress(OSError):
-            self._in_memory.parent.rmdir()
+        for folder in filter(None, (self.path.parent, memory and memory.parent)):
+            with contextlib.suppress(OSError):  # other overlays are still there
+                folder.rmdir()
         return True
 
     @contextlib.contextmanager

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
+
+from wheelmount import linux
 
 CAPABILITIES = {
     "CAP_CHOWN": 0,
@@ -66,10 +67,9 @@ def options(profile: Path, *, nv: bool) -> list[str]:
 
 def of_command(profile: Path) -> list[str]:
     """Return the options for a command in an instance that was started with `options`."""
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    permitted = int(re.findall(r"^CapPrm:\s*(\w+)", status, re.MULTILINE)[0], 16)
+    permitted = linux.capabilities("CapPrm")
     # apptainer fails if a capability is refused.
-    had = [name for name, number in CAPABILITIES.items() if permitted >> number & 1]
+    had = [name for name, number in CAPABILITIES.items() if number in permitted]
     # --no-privs also sets no_new_privs.
     return ["--no-privs", "--add-caps", ",".join(had), "--security", f"seccomp:{profile}"]
 

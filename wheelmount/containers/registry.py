@@ -20,16 +20,6 @@ FILE = "img.sif"
 _NOTE = "reference"
 
 
-def folder_of(reference: str, place: Path) -> Path:
-    """Return the directory of a pulled image.
-
-    Args:
-        reference: reference that it was pulled by.
-        place: directory of all pulled images.
-    """
-    return place / blake3(reference.encode()).hexdigest(16)
-
-
 def pull(reference: str, place: Path, progress: Progress, *, anew: bool = False) -> Path:
     """Pull an image from a registry unless it is there; return its file.
 
@@ -43,7 +33,7 @@ def pull(reference: str, place: Path, progress: Progress, *, anew: bool = False)
         ContainerError: the image cannot be pulled; an earlier pull of it is kept.
         UnavailableError: apptainer is missing.
     """
-    folder = folder_of(reference, place)
+    folder = place / blake3(reference.encode()).hexdigest(16)
     sif = folder / FILE
     with lock(folder, progress):
         if sif.is_file() and not anew:

@@ -20,6 +20,7 @@ import tty
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
+_STDIN, _STDOUT = 0, 1
 _CHUNK = 1 << 16
 
 _GLANCE = 0.1
@@ -31,15 +32,15 @@ Size = tuple[int, int]
 
 
 @contextlib.contextmanager
-def raw(stdin: int = 0) -> Iterator[Size]:
-    """Set a terminal to raw mode, in which keys such as ``^C`` are input too; yield its size."""
-    saved = termios.tcgetattr(stdin)
-    tty.setraw(stdin, termios.TCSADRAIN)  # keys typed ahead are for the command
+def raw() -> Iterator[Size]:
+    """Set the terminal to raw mode, in which keys such as ``^C`` are input too; yield its size."""
+    saved = termios.tcgetattr(_STDIN)
+    tty.setraw(_STDIN, termios.TCSADRAIN)  # keys typed ahead are for the command
     try:
-        size = os.get_terminal_size(stdin)
+        size = os.get_terminal_size(_STDIN)
         yield size.lines, size.columns
     finally:
-        termios.tcsetattr(stdin, termios.TCSAFLUSH, saved)
+        termios.tcsetattr(_STDIN, termios.TCSAFLUSH, saved)
 
 
 class Terminal:
@@ -48,13 +49,11 @@ class Terminal:
     In the context, this process's terminal is in raw mode; its former mode is restored at the end.
 
     Args:
-        stdin: descriptor of this process's terminal, or of input from a terminal elsewhere.
-        stdout: descriptor for the command's output.
-        size: size of the terminal elsewhere; None for this process's terminal.
+        size: size of a terminal elsewhere, whose keys are the input; None for this process's own.
     """
 
-    def __init__(self, stdin: int = 0, stdout: int = 1, size: Size | None = None) -> None:
-        self._stdin, self._stdout, self._size = stdin, stdout, size
+    def __init__(self, size: Size | None = None) -> None:
+        self._size = size
         self._ended = contextlib.ExitStack()
         self._outer = self.inner = -1
 
@@ -66,7 +65,7 @@ class Terminal:
         self._resize()
         before = signal.signal(signal.SIGWINCH, self._resize)
         self._ended.callback(signal.signal, signal.SIGWINCH, before)
-        self._ended.enter_context(raw(self._stdin))
+        self._ended.enter_context(raw())
         return self
 
     def __exit__(
@@ -116,12 +115,12 @@ class Terminal:
                 shown = _read(self._outer)
                 if shown == b"" or (shown is None and ended in ready):
                     return
-                _write(self._stdout, shown or b"")
+                _write(_STDOUT, shown or b"")
 
     def _type(self, ended: int) -> None:
-        while ended not in (ready := select.select([self._stdin, ended], [], [])[0]):
+        while ended not in (ready := select.select([_STDIN, ended], [], [])[0]):
             try:
-                typed = os.read(self._stdin, _CHUNK) if ready else b""
+                typed = os.read(_STDIN, _CHUNK) if ready else b""
             except OSError:
                 typed = b""
             rest = memoryview(typed or b"\x04")  # ^D: the end of input
@@ -138,7 +137,7 @@ class Terminal:
 
     def _resize(self, _number: int = 0, _frame: FrameType | None = None) -> None:
         with contextlib.suppress(OSError):
-            _set_size(self._outer, fcntl.ioctl(self._stdin, termios.TIOCGWINSZ, bytes(8)))
+            _set_size(self._outer, fcntl.ioctl(_STDIN, termios.TIOCGWINSZ, bytes(8)))
 
 
 def _set_size(terminal: int, size: bytes) -> None:

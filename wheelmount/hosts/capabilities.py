@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
-from wheelmount import subordinate
+from wheelmount import linux, subordinate
 
 _PR_CAP_AMBIENT, _RAISE, _LOWER = 47, 2, 3  # linux/prctl.h
-_SETGID, _SETUID, _SYS_ADMIN = 6, 7, 21  # linux/capability.h
+_SETGID, _SETUID = 6, 7  # linux/capability.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -30,12 +28,12 @@ def lowered() -> Iterator[None]:
     that, a program may become its user and those ids, as ``newuidmap`` lets it do anyway.
     Elsewhere, nothing changes.
     """
-    if maps_root():
+    if linux.maps_root():
         yield
         return
     ids = subordinate.ids()
     kept = {_SETGID, _SETUID} if ids is not None and ids.mapped() else set()
-    taken = _of("CapAmb") - kept
+    taken = linux.capabilities("CapAmb") - kept
     _set(_LOWER, taken)
     try:
         yield
@@ -45,20 +43,7 @@ def lowered() -> Iterator[None]:
 
 def mounting() -> bool:
     """Return whether this process may mount."""
-    return _SYS_ADMIN in _of("CapEff")
-
-
-def maps_root() -> bool:
-    """Return whether this process's user namespace has a root, as the machine's own has."""
-    lines = Path("/proc/self/uid_map").read_bytes().splitlines()
-    return any(line.split()[0] == b"0" for line in lines)
-
-
-def _of(kind: str) -> set[int]:
-    """Return the numbers of this thread's capabilities, of a kind as ``/proc`` names it."""
-    status = Path("/proc/thread-self/status").read_text(encoding="ascii", errors="replace")
-    mask = int(re.findall(rf"^{kind}:\s*(\w+)", status, re.MULTILINE)[0], 16)
-    return {number for number in range(mask.bit_length()) if mask >> number & 1}
+    return linux.SYS_ADMIN in linux.capabilities("CapEff")
 
 
 def _set(how: int, numbers: Collection[int]) -> None:

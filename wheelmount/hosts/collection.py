@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from wheelmount.child import last_words
 from wheelmount.errors import (
     InputError,
     SourceError,
@@ -168,8 +169,7 @@ class Inbox:
         self._thread.join()
         refused = f"not all that was sent is taken: {_some(self._refused, self._refusals)}"
         if code:
-            lines = self._said.decode(errors="replace").strip().splitlines()
-            said = lines[-1] if lines else f"it was not sent: exit code {code}"
+            said = last_words(self._said, f"it was not sent: exit code {code}")
             return SourceError(f"{said}; {refused}" if self._refused else said)
         if self._failure is None and self._refused:
             return TransferError(refused)

@@ -413,7 +413,7 @@ async def _ready(reading: Sequence[int] = (), writing: Sequence[int] = ()) -> No
             loop.remove_writer(descriptor)
 
 
-class CommandActor(Actor):  # type: ignore[misc]
+class CommandActor(Actor):
     """Runs commands on its host.
 
     Args:

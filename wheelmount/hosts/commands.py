@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
 from queue import SimpleQueue
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from wheelmount.errors import CommandError, HostError, TransferError, WaitError, WheelmountError
 from wheelmount.hosts import conduit, handshake, runtime, sockets
@@ -259,31 +259,29 @@ class Commands:
             listener.begin(list(commands))
 
         async def one(
-            name: str, command: Command, output_thread: _OutputThread | None, limit: int
+            name: str, command: Command, thread: _OutputThread | None, limit: int
         ) -> None:
             try:
                 await greetings[hosts[name]]
                 results[name] = await self._run(
-                    name, hosts[name], command, output, output_thread, stdin, limit, collect, lent
+                    name, hosts[name], command, thread, stdin, limit, collect, lent
                 )
             except WheelmountError as error:
                 results[name] = error
-            if output_thread is not None and listener is not None:
+            if thread is not None and listener is not None:
                 lost = isinstance(results[name], WheelmountError)
-                await output_thread(lambda: listener.end(name, lost=lost))
+                await thread(lambda: listener.end(name, lost=lost))
 
         async def everything() -> None:
-            output_thread = None if output is None else _OutputThread()
+            thread = None if output is None else _OutputThread(output)
             limit = max(TAIL, min(CHUNK, IN_FLIGHT // max(len(commands), 1)))
             for host in {hosts[name] for name in commands}:
                 greetings[host] = asyncio.create_task(self._greet(host))
             try:
-                await asyncio.gather(
-                    *(one(*item, output_thread, limit) for item in commands.items())
-                )
+                await asyncio.gather(*(one(*item, thread, limit) for item in commands.items()))
             finally:
-                if output_thread is not None:
-                    output_thread.close()
+                if thread is not None:
+                    thread.close()
 
         runtime.complete(everything())
         return Results({name: results[name] for name in commands})
@@ -332,8 +330,7 @@ class Commands:
         name: str,
         host: str,
         command: Command,
-        output: Output | None,
-        output_thread: _OutputThread | None,
+        thread: _OutputThread | None,
         stdin: RawIOBase | None,
         limit: int,
         collect: Collection | None = None,
@@ -348,10 +345,10 @@ class Commands:
             start = actor.start.call_one(key, command, stdin is not None)
             directories = await runtime.answer(start, self._timeout)
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        tasks = [asyncio.create_task(self._renew(actor, key, failure))]
+        running = _Running(actor, key, failure)
+        tasks = [asyncio.create_task(self._renew(running))]
         if stdin is not None:
-            reader = _Reader(stdin)
-            tasks.append(asyncio.create_task(self._feed(actor, key, reader, failure)))
+            tasks.append(asyncio.create_task(self._feed(running, _Reader(stdin))))
         streams = {"stdout": bytearray(), "stderr": bytearray()}
         bound = self._timeout + REPORT_WAIT
         reached = False
@@ -359,20 +356,20 @@ class Commands:
 
         def keep(stream: str, piece: bytes) -> Callable[[], None] | None:
             """Keep output for the result; return the call that passes it on, or None."""
-            if output is None:
+            if thread is None:
                 streams[stream] += piece
                 return None
             streams[stream] += piece[-TAIL:]
             del streams[stream][:-TAIL]
-            return partial(output, name, stream, piece) if piece else None
+            return partial(thread.output, name, stream, piece) if piece else None
 
         try:
             while True:
                 most = limit if reached else min(limit, CONNECTION_THRESHOLD)
                 report: Report = await runtime.answer(actor.report.call_one(key, most), bound)
                 for call in (keep("stdout", report.stdout), keep("stderr", report.stderr)):
-                    if call is not None and output_thread is not None:
-                        await output_thread(call)
+                    if call is not None and thread is not None:
+                        await thread(call)
                 if report.code is not None:
                     break
                 if failure.done():
@@ -380,11 +377,9 @@ class Commands:
                 if not reached and max(len(report.stdout), len(report.stderr)) >= most:
                     reached = True
                     frame = min(limit, FRAME)
-                    connection = await self._call(actor, key, conduit.TAKE, frame)
+                    connection = await self._call(running, conduit.TAKE, frame)
                     if connection is not None:
-                        await self._take(
-                            actor, key, connection, frame, keep, output_thread, failure
-                        )
+                        await self._take(running, connection, frame, keep, thread)
             if report.error is None and collect is not None and command.collect is not None:
                 selection = command.collect, *directories
                 lacking = await self._collect(name, host, selection, collect, limit)
@@ -410,12 +405,13 @@ class Commands:
     ) -> WheelmountError | None:
         """Collect the files that a command left; return the error if some are missing."""
         sender = Command(("python", "-m", "wheelmount.hosts.collection", *selection))
-        inbox, output_thread, code = collect.open(name), _OutputThread(), None
+        inbox = collect.open(name)
+        thread, code = _OutputThread(inbox), None
         try:
             with contextlib.suppress(TransferError):  # ``inbox.close`` returns the reason
-                code = (await self._run(name, host, sender, inbox, output_thread, None, limit)).code
+                code = (await self._run(name, host, sender, thread, None, limit)).code
         finally:
-            output_thread.close()
+            thread.close()
             lacking = await asyncio.to_thread(inbox.close, code)
         return lacking
 
@@ -454,31 +450,29 @@ class Commands:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, hand_over)
 
-    async def _call(self, actor: Any, key: str, direction: int, limit: int) -> socket.socket | None:
+    async def _call(self, running: _Running, direction: int, limit: int) -> socket.socket | None:
         """Connect for a stream of a command; return None if only Monarch's messages get through."""
-        ticket = await runtime.answer(actor.reach.call_one(), self._timeout)
+        ticket = await runtime.answer(running.actor.reach.call_one(), self._timeout)
         if ticket is None:
             return None
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(
-                self._threads, conduit.call, ticket, key, direction, limit
+                self._threads, conduit.call, ticket, running.key, direction, limit
             )
         except (WheelmountError, OSError):
             return None
 
     async def _take(
         self,
-        actor: Any,
-        key: str,
+        running: _Running,
         connection: socket.socket,
         limit: int,
         keep: Callable[[str, bytes], Callable[[], None] | None],
-        output_thread: _OutputThread | None,
-        failure: asyncio.Future[None],
+        thread: _OutputThread | None,
     ) -> None:
         """Pass on a command's output from a connection until the output ends."""
-        loop = asyncio.get_running_loop()
+        loop, failure = asyncio.get_running_loop(), running.failure
         output_failed: asyncio.Future[None] = loop.create_future()  # holds the ``Output``'s error
         free, stopped = threading.Semaphore(), threading.Event()
 
@@ -486,11 +480,11 @@ class Commands:
             # On one thread, because a switch between threads takes as long as 100 KB of output.
             while (frame := conduit.receive(connection, limit)) is not None:
                 call = keep(*frame)
-                if call is not None and output_thread is not None:
+                if call is not None and thread is not None:
                     free.acquire()  # waits until the previous piece was passed on
                     if stopped.is_set():
                         return
-                    output_thread.put(call, finished)
+                    thread.put(call, finished)
             free.acquire()
 
         def finished(error: Exception | None) -> None:
@@ -511,7 +505,8 @@ class Commands:
                     receiving.result()
                 except OSError:
                     # This call raises the reason if the host is lost or has ended the command.
-                    await runtime.answer(actor.report.call_one(key, 1), self._timeout + REPORT_WAIT)
+                    report = running.actor.report.call_one(running.key, 1)
+                    await runtime.answer(report, self._timeout + REPORT_WAIT)
                     raise HostError(
                         "the connection that carried a command's output was cut",
                         hint="check the network, and run the command again",
@@ -527,24 +522,22 @@ class Commands:
                 if not output_failed.cancel():
                     output_failed.exception()
 
-    async def _renew(self, actor: Any, key: str, failure: asyncio.Future[None]) -> None:
+    async def _renew(self, running: _Running) -> None:
         try:
             while True:
                 await asyncio.sleep(self._lease / 6)
-                await runtime.answer(actor.renew.call_one(key), self._timeout)
+                await runtime.answer(running.actor.renew.call_one(running.key), self._timeout)
         except WheelmountError as error:
-            _settle(failure, error)
+            _settle(running.failure, error)
 
-    async def _feed(
-        self, actor: Any, key: str, reader: _Reader, failure: asyncio.Future[None]
-    ) -> None:
+    async def _feed(self, running: _Running, reader: _Reader) -> None:
         """Send input to a command as fast as the command reads it."""
-        loop = asyncio.get_running_loop()
+        actor, key, loop = running.actor, running.key, asyncio.get_running_loop()
         with contextlib.suppress(WheelmountError):  # the command has ended
             while len(data := await reader.read()) < CONNECTION_THRESHOLD:
                 if not await runtime.answer(actor.feed.call_one(key, data), None) or not data:
                     return
-            connection = await self._call(actor, key, conduit.GIVE, CHUNK * 2)
+            connection = await self._call(running, conduit.GIVE, CHUNK * 2)
             while connection is None:
                 if not await runtime.answer(actor.feed.call_one(key, data), None) or not data:
                     return
@@ -566,7 +559,7 @@ class Commands:
                 "the connection that carried a command's input was cut",
                 hint="check the network, and run the command again",
             )
-            _settle(failure, error)
+            _settle(running.failure, error)
 
 
 @contextlib.contextmanager
@@ -579,10 +572,19 @@ def _open(connection: socket.socket) -> Iterator[None]:
             sockets.hang_up(connection)
 
 
+class _Running(NamedTuple):
+    """A command that runs: its host's actor, its key there, and the error that ends it."""
+
+    actor: Any
+    key: str
+    failure: asyncio.Future[None]
+
+
 class _OutputThread:
     """Calls an ``Output`` in a thread of its own, because the call may wait for a slow reader."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: Output) -> None:
+        self.output = output
         self._calls: SimpleQueue[
             tuple[Callable[[], None], Callable[[Exception | None], None]] | None
         ] = SimpleQueue()

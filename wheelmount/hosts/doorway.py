@@ -139,7 +139,7 @@ def _facts(caller: _Caller) -> tuple[int, int]:
     with contextlib.suppress(OSError):
         if os.fstat(caller.connection).st_ino == caller.inode:
             kind, place = _ACKED_RECEIVED
-            with _borrowed(caller.connection) as peer:
+            with borrowed(caller.connection) as peer:
                 facts = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, place + kind.size)
             if len(facts) < place + kind.size:  # of a kernel that does not count them
                 return 0, 0
@@ -149,13 +149,14 @@ def _facts(caller: _Caller) -> tuple[int, int]:
 
 
 def _hang_up(caller: _Caller) -> None:
-    with contextlib.suppress(OSError), _borrowed(caller.connection) as peer:
+    with contextlib.suppress(OSError), borrowed(caller.connection) as peer:
         if os.fstat(caller.connection).st_ino == caller.inode:
             peer.shutdown(socket.SHUT_RDWR)  # its owner sees that, and closes it
 
 
 @contextlib.contextmanager
-def _borrowed(connection: int) -> Iterator[socket.socket]:
+def borrowed(connection: int) -> Iterator[socket.socket]:
+    """Use another's descriptor as a socket during the context, and leave it open."""
     peer = socket.socket(fileno=connection)
     try:
         yield peer

@@ -1,7 +1,7 @@
 """The versions of the client and of its hosts, compared before anything else is said between them.
 
 Objects are pickled for hosts, and so both sides must have the same code. What the handshake itself
-sends is text only.
+sends is text only. The agent of a mount answers it by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def here() -> Versions:
     }
 
 
-class Handshake(Actor):  # type: ignore[misc]
+class Handshake(Actor):
     """The actor that answers on a host."""
 
     @concurrent_endpoint

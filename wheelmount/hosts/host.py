@@ -184,11 +184,9 @@ class Hosts(ABC):
 
     def _reached(self, answered: Collection[str] = ()) -> list[Host]:
         """Connect to running hosts, without those that have answered."""
+        runtime.expect(len(self._names))
         pairs = zip(self._names, self.addresses, strict=True)
         return [Host(name, runtime.attach(at)) for name, at in pairs if name not in answered]
-
-    @abstractmethod
-    def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Host]:
         return iter(self._hosts)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from wheelmount import logs, variables
+from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
 from wheelmount.hosts import launcher, pods
@@ -197,8 +198,7 @@ class KubernetesHosts(NetworkHosts):
         """Return the last line of standard error of the process that creates pods."""
         messages = cast(IO[bytes], self._messages)
         messages.seek(0)
-        lines = messages.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it gave no reason"
+        return last_words(messages.read(), "it gave no reason")
 
     def _forget_messages(self) -> None:
         self._bounded.set()
@@ -286,9 +286,6 @@ class KubernetesHosts(NetworkHosts):
         hosts._order, hosts._made = order, True
         hosts.recall(record)
         return hosts
-
-    def __len__(self) -> int:
-        return self._order.count
 
 
 def _read_message(stdout: IO[bytes], last_words: Callable[[], str]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from wheelmount import config, variables
+from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WheelmountError
 from wheelmount.hosts import local, worker
@@ -127,9 +128,9 @@ class Launcher:
             given.write(credentials.encode())
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(GRACE)
-            said = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            said = last_words(log.read_bytes(), "it said nothing")
             self.end()
-            raise HostError(f"the worker ended with code {code}: {said[-1]}")
+            raise HostError(f"the worker ended with code {code}: {said}")
         if not guarded:
             process.returncode = 0  # it goes on, and this process does not wait for it
         return process

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from wheelmount import config, linux, subordinate, variables
+from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError
 from wheelmount.hosts import capabilities, runtime, worker
@@ -145,12 +146,11 @@ class LocalHosts(Hosts):
                 time.sleep(0.01)
 
     def _failure(self, name: str, process: subprocess.Popen[bytes]) -> HostError:
-        said = self.directory / f"{name}.log"
-        text = said.read_text(errors="replace").strip().splitlines()
+        said = last_words((self.directory / f"{name}.log").read_bytes(), "it said nothing")
         code = process.poll()
         what = "does not come up" if code is None else f"ended with code {code}"
         return HostError(
-            f"{name} {what}: {text[-1] if text else 'it said nothing'}",
+            f"{name} {what}: {said}",
             hint="raise WHEELMOUNT_START_TIMEOUT, or run `wheelmount status`",
         )
 
@@ -189,9 +189,6 @@ class LocalHosts(Hosts):
             os.close(self._guard)
             self._guard = None
         shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _refusal(path: Path) -> str | None:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wheelmount import config
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import runtime
@@ -58,18 +57,12 @@ class NetworkHosts(Hosts):
     Args:
         addresses: where they listen.
         settings: say how long one may take to answer.
-        names: what to call them, if not as in their addresses.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        settings: Settings | None = None,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(names or called(addresses))
+    def __init__(self, addresses: Sequence[Address], settings: Settings) -> None:
+        super().__init__(called(addresses))
         self._addresses = list(addresses)
-        self._settings = settings or config.load()
+        self._settings = settings
         self._authority: Authority | None = None
 
     def authority(self) -> Authority:
@@ -199,9 +192,6 @@ class NetworkHosts(Hosts):
             from wheelmount.hosts.credentials import Authority
 
             self._authority = Authority.decode(record["authority"].encode())
-
-    def __len__(self) -> int:
-        return len(self._addresses)
 
 
 def called(addresses: Sequence[Address]) -> list[str]:

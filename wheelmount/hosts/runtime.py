@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
+import math
 import os
 import re
 import tempfile
@@ -48,6 +50,17 @@ SWITCHES = {
 VARIABLES_ONLY = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "MONARCH_FILE_LOG_LEVEL"
 """The switches that Monarch's ``configure`` does not know. Environment variables win over
 ``configure``, so the other switches are not set in a user's environment."""
+
+POLL, SILENCE = (
+    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY",
+    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE",
+)
+"""The switches for the time between two questions whether a host's processes run, and for the time
+in which the host has to answer."""
+
+AT_ONCE = 32
+"""Hosts that may be asked in each second. Each has up to seven processes and actors, and to ask
+for one takes a millisecond (``benchmarks.clients``): a quarter of a processor in all."""
 
 NAME = "wheelmount_"
 """Prefix of the names of wheelmount's processes and actors, which tells their failures from the
@@ -95,6 +108,7 @@ _identity: dict[str, str] = {}
 _checks: list[Callable[[], None]] = []
 _attached: set[str] = set()  # addresses, without their schemes, of hosts that were reached
 _without_agent: set[str] = set()  # those of them to which a message was lost since
+_watched_hosts = 0  # the most that were to be asked whether they run
 _own = False
 _hook_before: Callable[[Any], object] | None = None
 
@@ -315,6 +329,37 @@ def identity() -> Mapping[str, str]:
     return _identity or os.environ
 
 
+def expect(hosts: int) -> None:
+    """Have Monarch ask less often whether hosts run, if there are many.
+
+    Args:
+        hosts: their number; only the largest one counts that was given so far.
+    """
+    global _watched_hosts
+    before, _watched_hosts = _watched_hosts, max(_watched_hosts, hosts)
+    if _watched_hosts > max(before, AT_ONCE):
+        ask_every(_watched_hosts / AT_ONCE)
+
+
+def ask_every(seconds: float) -> None:
+    """Set the time between two questions of Monarch whether a host's processes run.
+
+    Values that are set in the environment stay.
+
+    Args:
+        seconds: the time; a host may take a quarter of it longer to answer, as all are asked at
+            the same time.
+    """
+    from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
+
+    values = {POLL: f"{seconds * 1e3:.0f}ms", SILENCE: f"{3e3 + seconds * 250:.0f}ms"}
+    given = {name for name in values if os.environ.get(name, SWITCHES[name]) != SWITCHES[name]}
+    lacking = {name: SWITCHES[name] for name in VARIABLES_ONLY if name not in os.environ}
+    changed = {name: value for name, value in values.items() if name not in given}
+    with variables({**lacking, **_identity, **changed}):
+        reload_config_from_env()
+
+
 def attach(address: str) -> Any:
     """Return a mesh of one running host; its ``initialized`` ends when the host has answered."""
     start()
@@ -399,18 +444,54 @@ def gather(
     """
     results: dict[Key, Any] = {}
 
-    async def one(key: Key, future: Any) -> None:
-        try:
-            results[key] = await answer(future, timeout)
-        except WheelmountError as error:
-            results[key] = error
-            failed(key, error)
-
     async def everything() -> None:
-        await asyncio.gather(*(one(key, future) for key, future in futures.items()))
+        # One timer for all: a thousand calls with some each would take most of the time.
+        loop, all_ended = asyncio.get_running_loop(), asyncio.Event()
+        deadline = math.inf if timeout is None else loop.time() + timeout
+        waiting: dict[Key, asyncio.Future[Any]] = {}
+
+        def end(key: Key, result: Any) -> None:
+            if key not in results:
+                results[key] = result
+                if isinstance(result, WheelmountError):
+                    failed(key, result)
+            if len(results) == len(futures):
+                all_ended.set()
+
+        def ended(key: Key, call: asyncio.Future[Any]) -> None:
+            if not call.cancelled():
+                error = call.exception()
+                end(key, translate(error) if isinstance(error, Exception) else call.result())
+
+        try:
+            for key, future in futures.items():
+                waiting[key] = asyncio.ensure_future(future.as_asyncio())
+                waiting[key].add_done_callback(functools.partial(ended, key))
+            while len(results) < len(futures):
+                bound = min(POLL_INTERVAL, max(0.0, deadline - loop.time()))
+                try:
+                    await asyncio.wait_for(all_ended.wait(), bound)
+                except (TimeoutError, asyncio.TimeoutError):
+                    error = _check() or (silence(timeout or 0) if loop.time() > deadline else None)
+                    if error is not None:
+                        for key in futures:
+                            end(key, error)
+        finally:
+            for call in waiting.values():
+                call.cancel()
 
     complete(everything())
     return {key: results[key] for key in futures}
+
+
+def _check() -> WheelmountError | None:
+    """Return the error of a check of ``watching``."""
+    try:
+        for check in _checks:
+            check()
+    except Exception as error:
+        return translate(error)
+    return None
 
 
 async def answer(future: Any, timeout: float | None) -> Any:

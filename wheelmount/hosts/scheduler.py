@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wheelmount import variables
+from wheelmount.child import last_words
 from wheelmount.errors import HostError, UnavailableError
 
 ASK_TIMEOUT = 60.0
@@ -79,8 +80,8 @@ def ask(
             f"{command[0]} does not answer within {ASK_TIMEOUT:g} s", hint="look at `scontrol ping`"
         ) from None
     if done.returncode and not ended:
-        said = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        raise HostError(f"{command[0]}: {said[-1].removeprefix(f'{command[0]}: error: ')}")
+        said = last_words(done.stderr, f"it ended with code {done.returncode}")
+        raise HostError(f"{command[0]}: {said.removeprefix(f'{command[0]}: error: ')}")
     return done.stdout
 
 

@@ -87,6 +87,22 @@ class Session:
         found = [cls(path.name, settings) for path in sorted(_directory(settings).iterdir())]
         return [session for session in found if session.exists]
 
+    @classmethod
+    def records(cls, settings: Settings) -> list[tuple[Session, Record]]:
+        """Return all sessions with their records, sorted by name.
+
+        Raises:
+            HostError: a session is of another version, or its record is damaged.
+        """
+        found = []
+        for session in cls.all(settings):
+            try:
+                found.append((session, session.read()))
+            except HostError:
+                if session.exists:  # else another command ended it meanwhile
+                    raise
+        return found
+
     @property
     def exists(self) -> bool:
         """Whether the session exists."""
@@ -96,20 +112,26 @@ class Session:
         """Return the record.
 
         Raises:
-            HostError: the session does not exist, or is of another version.
+            HostError: the session does not exist, is of another version, or its record is damaged.
         """
+        path = self.directory / _RECORD
         try:
-            record = json.loads((self.directory / _RECORD).read_text())
+            record = json.loads(path.read_bytes())
+            if record["version"] == VERSION:
+                return Record(**record)
         except FileNotFoundError:
             raise HostError(
                 f"there is no session {self.name}", hint=f"run `wheelmount up --name {self.name}`"
             ) from None
-        if record.get("version") != VERSION:
+        except (ValueError, LookupError, TypeError) as error:
             raise HostError(
-                f"session {self.name} was made by another version of wheelmount",
-                hint=f"end it with that version's `wheelmount down {self.name}`",
-            )
-        return Record(**record)
+                f"the record of session {self.name} is damaged: {path}: {error!r}",
+                hint=f"end what still runs on its hosts, and delete {self.directory}",
+            ) from error
+        raise HostError(
+            f"session {self.name} was made by another version of wheelmount",
+            hint=f"end it with that version's `wheelmount down {self.name}`",
+        )
 
     def write(self, record: Record) -> None:
         """Write the record; the caller must hold ``lock``."""

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from wheelmount import logs, variables
+from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import launcher, runtime
@@ -524,9 +525,9 @@ class SlurmHosts(NetworkHosts):
             output.seek(0)
             said = output.read()
         if process.returncode and command[0] == "sbcast":
-            lines = said.decode(errors="replace").strip().splitlines() or ["sbcast failed"]
             raise HostError(
-                lines[-1], hint="set WHEELMOUNT_PYTHON to a Python with wheelmount on the nodes"
+                last_words(said, "sbcast failed"),
+                hint="set WHEELMOUNT_PYTHON to a Python with wheelmount on the nodes",
             )
         return said
 
@@ -724,6 +725,3 @@ class SlurmHosts(NetworkHosts):
         hosts._job, hosts._token = record["job"], record["token"]
         hosts.recall(record)
         return hosts
-
-    def __len__(self) -> int:
-        return self._count

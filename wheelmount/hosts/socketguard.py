@@ -163,15 +163,13 @@ def _wait_for_descriptors(number: int) -> bool:
 
 def _watch(accepted: int) -> None:
     """Limit the time in which a caller from the network must show a certificate."""
-    peer = socket.socket(fileno=accepted)
+    networks = socket.AF_INET, socket.AF_INET6
     try:
-        networks = socket.AF_INET, socket.AF_INET6
-        if peer.family in networks and (door := _doorway()) is not None:
-            door.take(peer)
+        with doorway.borrowed(accepted) as peer:
+            if peer.family in networks and (door := _doorway()) is not None:
+                door.take(peer)
     except Exception:  # the connection is closed already, or no thread can be started
         log.debug("a caller is not watched", exc_info=True)
-    finally:
-        peer.detach()
 
 
 @functools.cache
@@ -188,8 +186,8 @@ def _doorway() -> Doorway | None:
 def _connect_own(caller: int, address: int | None, length: int) -> int:
     connected = int(_connect(caller, address, length))
     if connected == 0 and not _trusted(caller):
-        with contextlib.suppress(OSError):
-            _shut(caller)
+        with contextlib.suppress(OSError), doorway.borrowed(caller) as peer:
+            peer.shutdown(socket.SHUT_RDWR)
         ctypes.set_errno(errno.ECONNREFUSED)  # as without a listener
         return -1
     return connected
@@ -215,26 +213,11 @@ _QUIET = _callbacks(open64=_open_nowhere, mkdir=_mkdir_nowhere)
 def _trusted(connection: int) -> bool:
     """Return whether the peer is permitted; never raises, as native code calls it."""
     try:
-        return _own(connection)
+        with doorway.borrowed(connection) as peer:
+            return own(peer)
     except Exception:
         log.exception("security: refused a connection")
         return False
-
-
-def _shut(connection: int) -> None:
-    peer = socket.socket(fileno=connection)
-    try:
-        peer.shutdown(socket.SHUT_RDWR)
-    finally:
-        peer.detach()
-
-
-def _own(connection: int) -> bool:
-    peer = socket.socket(fileno=connection)
-    try:
-        return own(peer)
-    finally:
-        peer.detach()
 
 
 def own(peer: socket.socket) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from wheelmount import variables
+from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError
 from wheelmount.hosts import launcher
@@ -258,9 +259,6 @@ class SshHosts(NetworkHosts):
         hosts.recall(record)
         return hosts
 
-    def __len__(self) -> int:
-        return len(self._targets)
-
 
 def _names(targets: Sequence[Target]) -> list[str]:
     """Return names for hosts: ssh's names, with a number if several hosts have the same name."""
@@ -295,8 +293,7 @@ def _last_words(process: subprocess.Popen[bytes]) -> str:
     os.set_blocking(stderr, False)
     with contextlib.suppress(BlockingIOError):
         said = os.read(stderr, MAX_LINE)
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"ssh ended with code {process.returncode}"
+    return last_words(said, f"ssh ended with code {process.returncode}")
 
 
 def _hint(process: subprocess.Popen[bytes]) -> str:

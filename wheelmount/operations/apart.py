@@ -47,16 +47,6 @@ def each(
     return found
 
 
-def raise_first(found: Sequence[Found | WheelmountError]) -> list[Found]:
-    """Return the results of ``each``, or raise the first error among them."""
-    results = []
-    for result in found:
-        if isinstance(result, WheelmountError):
-            raise result
-        results.append(result)
-    return results
-
-
 def _settled(future: Future[Found]) -> Found | WheelmountError:
     try:
         return future.result()

@@ -18,7 +18,7 @@ from pathlib import Path
 from wheelmount.config import Settings
 from wheelmount.errors import WaitError
 from wheelmount.hosts.session import Session
-from wheelmount.operations.records import mounts_of
+from wheelmount.operations.records import all_mounts
 from wheelmount.wheels.scratch import abandoned, scratch
 
 _IN_USE = ".in-use"
@@ -157,8 +157,7 @@ def _held(settings: Settings) -> Iterator[int]:
 
 
 def _standing(settings: Settings) -> set[str]:
-    sessions = Session.all(settings)
-    return {f"session-{one.name}-{one.read().created:.0f}" for one in sessions}
+    return {f"session-{one.name}-{record.created:.0f}" for one, record in Session.records(settings)}
 
 
 def _clear(settings: Settings) -> None:
@@ -172,34 +171,45 @@ def _clear(settings: Settings) -> None:
 
 def _sweep(unpacked: Path) -> None:
     """Remove contents that no unpacked wheel has; trees have hard links to theirs."""
-    kept: set[str] = set()
-    for recipe in (unpacked / "wheels").glob("*.json"):
-        kept.update(_names(recipe))
+    kept = {name for recipe in (unpacked / "wheels").glob("*.json") for name in _names(recipe)}
     for folder in _folders(unpacked / "objects"):
         for file in folder.iterdir():
             if file.name not in kept:
                 file.unlink()
 
 
-def _names(recipe: Path) -> Iterator[str]:
-    """Yield the names of the files with the contents of an unpacked wheel."""
-    data = json.loads(recipe.read_text(encoding="utf-8"))
-    for files in (*data["files"].values(), data["bytecode"]):
-        for sha256, _, executable in files.values():
-            yield sha256 + ("x" if executable else "")
+def _names(recipe: Path) -> set[str]:
+    """Return the names of the files with the contents of an unpacked wheel; none if damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        data = json.loads(recipe.read_text(encoding="utf-8"))
+        files = (*data["files"].values(), data["bytecode"])
+        contents = (content for each in files for content in each.values())
+        return {sha256 + ("x" if executable else "") for sha256, _, executable in contents}
+    return set()
 
 
 def _contents(unpacked: Path, recipe: Path) -> int:
-    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
-        files = (unpacked / "objects" / name[:2] / name for name in set(_names(recipe)))
+    with contextlib.suppress(OSError):
+        files = (unpacked / "objects" / name[:2] / name for name in _names(recipe))
         return sum(file.stat().st_size for file in files)
     return 0
 
 
 def mounted(settings: Settings) -> set[Path]:
     """Return the directories that running sessions have mounted."""
-    records = (one.read() for one in Session.all(settings))
-    return {Path(note.source) for record in records for note in mounts_of(record).values()}
+    return {Path(note.source) for _, note in all_mounts(settings)}
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep an environment or an image from being removed during the context."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def removable(folder: Path) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from wheelmount.config import Settings
 from wheelmount.errors import InputError
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Result, Results
@@ -17,37 +15,32 @@ from wheelmount.operations import instances, pools, pulled, scripts
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.mounts import hosts_for
+from wheelmount.operations.site import Site
 from wheelmount.progress import Progress
 from wheelmount.wheels.missing import absent
-
-SCRIPT = "/run/wheelmount/script"
-"""Path of the script in a container."""
 
 _FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 
 
 def execute(
-    spec: HostSpec,
+    site: Site,
     image: Image,
     argv: Sequence[str],
     packages: Path | None,
     launch: Launch,
-    settings: Settings,
-    progress: Progress,
 ) -> Results:
     """Run a command on every host in an offline container.
 
     Args:
-        spec: the hosts.
+        site: the hosts.
         image: the container.
         argv: the command.
         packages: a wheelhouse to mount on the hosts and show at ``/packages``; or a directory with
             one in ``packages/`` and an image beside.
         launch: how to run it.
-        settings: in force.
-        progress: told about each step.
     """
-    with pulled.here(image, settings, progress) as image:
+    spec, settings = site.spec, site.settings
+    with pulled.here(image, site) as image:
         check(spec, image, argv)
         if launch.collect is not None and launch.collect.output and image.instance is not None:
             raise InputError(
@@ -64,13 +57,11 @@ def execute(
             return carry_out(order(host, image, shown, launch, settings), argv)
 
         if packages is not None and image.instance is not None:
-            results = instances.on_standing(
-                spec, image, packages, ordered, launch, settings, progress
-            )
+            results = instances.on_standing(site, image, packages, ordered, launch)
         elif packages is not None:
             point = packages_point(spec, packages)
             with (
-                hosts_for(spec, point, settings, progress) as pool,
+                hosts_for(site, point) as pool,
                 pulled.shown(image, pool, spec) as seen,
             ):
                 results = pool.run_on_mounts(
@@ -84,25 +75,22 @@ def execute(
             lasts = image.instance is not None
             with (
                 # Instances are entered by later commands, which have other namespaces.
-                pools.at(spec, settings, progress, namespaces=False, visible=lasts) as pool,
+                pools.at(site, namespaces=False, visible=lasts) as pool,
                 pulled.shown(image, pool, spec) as seen,
             ):
                 commands = {host.name: ordered(seen, host.name, None) for host in pool.chosen}
                 results = pool.run(commands, "run", launch)
-        explain(results, image, packages, progress)
+        explain(results, image, packages, site.progress)
         return results
 
 
 def script(
-    spec: HostSpec,
+    site: Site,
     image: Image,
     source: Path,
-    words: Sequence[str],
-    text: bytes | None,
+    program: scripts.Program,
     mntpoint: str | None,
     launch: Launch,
-    settings: Settings,
-    progress: Progress,
 ) -> Results:
     """Mount a directory on all hosts and run a script on each, in a container that shows it.
 
@@ -111,22 +99,17 @@ def script(
     the host. Wheels in the directory, or in its ``packages/``, are at ``/packages``, too.
 
     Args:
-        spec: the hosts.
+        site: the hosts.
         image: the container.
         source: the directory.
-        words: name of the script, or a command, and its arguments.
-        text: text of the script; None for a command.
+        program: the script or command.
         mntpoint: mount point on the hosts.
         launch: how to run it.
-        settings: in force.
-        progress: told about each step.
     """
-    with pulled.here(image, settings, progress) as image:
-        argv = list(words)
+    spec, settings = site.spec, site.settings
+    with pulled.here(image, site) as image:
         inside = scripts.is_environment(source)
-        if text is not None:
-            through = scripts.interpreter(text, words[0], environment=inside)
-            argv = [*through, SCRIPT, *words[1:]]
+        argv = program.inside(program.through(environment=inside))
         check(spec, image, argv)
         if image.instance is not None:
             raise InputError(
@@ -135,25 +118,20 @@ def script(
             )
 
         def ordered(image: Image, host: str, path: str) -> Command:
-            plain = order(host, image, Shown(source, path), launch, settings, path)
-            shown = dataclasses.replace(
-                plain,
-                binds=[*plain.binds, (path, path, False)],
-                environment={**plain.environment, "WHEELMOUNT_MOUNT": path},
-                files=plain.files if text is None else {**plain.files, SCRIPT: os.fsdecode(text)},
-            )
+            shown = Shown(source, path)
+            ordered = order(host, image, shown, launch, settings, there=True, script=program.text)
             if inside:
-                return carry_out(shown, scripts.activated(path, argv, image.variables))
-            return carry_out(shown, argv)
+                return carry_out(ordered, scripts.activated(path, argv, image.variables))
+            return carry_out(ordered, argv)
 
         with (
-            hosts_for(spec, mntpoint, settings, progress) as pool,
+            hosts_for(site, mntpoint) as pool,
             pulled.shown(image, pool, spec) as seen,
         ):
             results = pool.run_on_mounts(
                 source, mntpoint, lambda host, path: ordered(seen, host, path), "run", launch
             )
-        explain(results, image, source, progress)
+        explain(results, image, source, site.progress)
         return results
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -17,14 +15,13 @@ from wheelmount.containers import probe
 from wheelmount.errors import InputError, MountError, WaitError
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Results
-from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.mount.snapshot.tree import Tree
 from wheelmount.operations import cache, containers, pools, pulled, scripts, targets
-from wheelmount.operations.containers import SCRIPT
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
-from wheelmount.progress import Progress
+from wheelmount.operations.scripts import Program
+from wheelmount.operations.site import Site
 from wheelmount.wheels import carried, venv
 from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.interpreter import base_executable
@@ -56,14 +53,11 @@ class Needed:
 
 
 def run(
-    spec: HostSpec,
+    site: Site,
     needed: Needed,
-    words: Sequence[str],
-    text: bytes | None,
+    program: Program,
     image: Image | None,
     launch: Launch,
-    settings: Settings,
-    progress: Progress,
     *,
     source: Path | None = None,
     mntpoint: str | None = None,
@@ -71,89 +65,71 @@ def run(
     """Run a script or a command on every host in an environment that is mounted there.
 
     Args:
-        spec: the hosts.
+        site: the hosts.
         needed: the environment.
-        words: what the script is called, or the command, and its arguments.
-        text: of the script; None for a command.
+        program: the script or command.
         image: the container to run it in, if any.
         launch: how to run it.
-        settings: in force.
-        progress: told about each step.
         source: another directory to mount, in which the command starts.
         mntpoint: mount point of that directory on the hosts.
     """
-    name, *arguments = words
-    interpreter: Sequence[str] = ()
-    if text is not None:
-        plain = name == "-" and not text.startswith(b"#!")
-        interpreter = scripts.PYTHON if plain else scripts.interpreter(text, name, environment=True)
+    through = program.through(environment=True)
+    if program.text is not None and program.words[0] == "-" and program.text[:2] != b"#!":
+        through = scripts.PYTHON
 
     def command(image: Image | None, host: str, path: str | None, environment: str) -> Command:
-        more = dict(launch.variables)
-        if path is not None:
-            more["WHEELMOUNT_MOUNT"] = path
         if image is not None:
             shown = None if path is None or source is None else Shown(source, path)
-            plain = order(host, image, shown, launch, settings, path)
-            seen = [one for one in (environment, path) if one is not None]
-            ordered = dataclasses.replace(
-                plain,
-                binds=[*plain.binds, *((one, one, False) for one in seen)],
-                environment={**plain.environment, **more},
-                files=plain.files if text is None else {**plain.files, SCRIPT: os.fsdecode(text)},
+            ordered = order(
+                host,
+                image,
+                shown,
+                launch,
+                site.settings,
+                there=True,
+                environment=environment,
+                script=program.text,
             )
-            argv = words if text is None else (*interpreter, SCRIPT, *arguments)
+            argv = program.inside(through)
             return carry_out(ordered, scripts.activated(environment, argv, image.variables))
-        through = scripts.activated(environment, words if text is None else interpreter, more)
-        return Command(
-            through if text is None else tuple(arguments),
-            text,
-            through,
-            environment=more,
-            cwd=launch.within(path),
-            timeout=launch.timeout,
-        )
+        variables = dict(launch.variables)
+        if path is not None:
+            variables["WHEELMOUNT_MOUNT"] = path
+        activated = scripts.activated(environment, through, variables)
+        return program.command(activated, variables, launch, path)
 
-    return _on_mounts(spec, needed, source, mntpoint, command, image, launch, settings, progress)
+    return _on_mounts(site, needed, source, mntpoint, command, image, launch)
 
 
 def execute(
-    spec: HostSpec,
+    site: Site,
     needed: Needed,
     argv: Sequence[str],
     image: Image,
     packages: Path | None,
     launch: Launch,
-    settings: Settings,
-    progress: Progress,
 ) -> Results:
     """Run a command on every host in an offline container that has an environment.
 
     Args:
-        spec: the hosts.
+        site: the hosts.
         needed: the environment.
         argv: the command.
         image: the container.
         packages: see ``containers.execute``.
         launch: how to run it.
-        settings: in force.
-        progress: told about each step.
     """
 
     def command(seen: Image | None, host: str, path: str | None, environment: str) -> Command:
         shown = None if path is None or packages is None else Shown(packages, path)
-        plain = order(host, seen or image, shown, launch, settings)
-        ordered = dataclasses.replace(
-            plain, binds=[*plain.binds, (environment, environment, False)]
-        )
+        used = seen or image
+        ordered = order(host, used, shown, launch, site.settings, environment=environment)
         return carry_out(ordered, scripts.activated(environment, argv, image.variables))
 
-    if image.instance is not None:  # what a command leaves there runs on, and would hold them open
-        launch = dataclasses.replace(launch, lent={})
-    point = None if packages is None else packages_point(spec, packages)
-    with pulled.here(image, settings, progress) as found:
-        containers.check(spec, found, argv)
-        return _on_mounts(spec, needed, packages, point, command, found, launch, settings, progress)
+    point = None if packages is None else packages_point(site.spec, packages)
+    with pulled.here(image, site) as found:
+        containers.check(site.spec, found, argv)
+        return _on_mounts(site, needed, packages, point, command, found, launch)
 
 
 def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
@@ -190,15 +166,13 @@ def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
 
 
 def _on_mounts(
-    spec: HostSpec,
+    site: Site,
     needed: Needed,
     source: Path | None,
     mntpoint: str | None,
     command: _Made,
     image: Image | None,
     launch: Launch,
-    settings: Settings,
-    progress: Progress,
 ) -> Results:
     """Mount the environment and maybe a directory, and run a command on each host."""
     if image is not None and image.instance is not None:
@@ -208,16 +182,16 @@ def _on_mounts(
         )
     with contextlib.ExitStack() as stack:
         if image is not None:
-            image = stack.enter_context(pulled.here(image, settings, progress))
+            image = stack.enter_context(pulled.here(image, site))
 
         def hosts() -> pools.HostPool:
-            return stack.enter_context(pools.at(spec, settings, progress, namespaces=True))
+            return stack.enter_context(pools.at(site, namespaces=True))
 
-        pool = hosts() if image is None and spec.kind != "local" else None
-        folder, make = stack.enter_context(_planned(needed, image, pool, settings, progress))
+        pool = hosts() if image is None and site.spec.kind != "local" else None
+        folder, make = stack.enter_context(_planned(site, needed, image, pool))
         pool = pool or hosts()
         if image is not None:
-            image = stack.enter_context(pulled.shown(image, pool, spec))
+            image = stack.enter_context(pulled.shown(image, pool, site.spec))
         seen = image
         point = f"{PRIVATE}/environment-{folder.name}"  # in the user's own directory on hosts
         with pool.mount(folder, point, fixed=True, make=make) as mounted:
@@ -239,11 +213,10 @@ def _on_mounts(
 
 @contextlib.contextmanager
 def _planned(
+    site: Site,
     needed: Needed,
     image: Image | None,
     pool: pools.HostPool | None,
-    settings: Settings,
-    progress: Progress,
 ) -> Iterator[tuple[Path, Callable[[], Tree | None] | None]]:
     """The directory of the environment, and a function that makes it; None if it is there.
 
@@ -255,6 +228,7 @@ def _planned(
             f"the script requires Python {needed.python}, and this is {target.python_version}",
             hint="send such a Python along: --python 3.12",
         )
+    settings, progress = site.settings, site.progress
     place = Path(settings.cache_dir)
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as used:
         used.enter_context(cache.used(settings))
@@ -270,10 +244,7 @@ def _planned(
         def make() -> Tree | None:
             with used:
                 tree = planned.make()
-                held = os.open(planned.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                ends.callback(os.close, held)
-                with contextlib.suppress(OSError):  # of a file system without locks
-                    fcntl.flock(held, fcntl.LOCK_SH)
+                ends.enter_context(cache.hold(planned.folder))
             return tree
 
         if planned.items is not None:

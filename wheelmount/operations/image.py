@@ -21,6 +21,7 @@ from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.operations.launch import Launch
+from wheelmount.operations.scripts import SCRIPT
 from wheelmount.wheels import redirect
 
 ONE = "give --image; `wheelmount image build python` makes one"
@@ -186,7 +187,10 @@ def order(
     shown: Shown | None,
     launch: Launch,
     settings: Settings,
-    usual: str | None = None,
+    *,
+    there: bool = False,
+    environment: str | None = None,
+    script: bytes | None = None,
 ) -> Order:
     """Return the order for a host.
 
@@ -196,8 +200,16 @@ def order(
         shown: a mounted directory on the host.
         launch: how to run a command.
         settings: the settings in force.
-        usual: directory in which commands start by default; None for the home directory.
+        there: whether commands start in that directory, which the container then shows at its own
+            path, too, by default. ``WHEELMOUNT_MOUNT`` has that path.
+        environment: path of a mounted environment on the host; the container shows it there.
+        script: content of the file ``SCRIPT``; None for no such file.
     """
+    usual = shown.mntpoint if there and shown is not None else None
+    variables = {} if usual is None else {"WHEELMOUNT_MOUNT": usual}
+    files = {redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()}
+    if script is not None:
+        files[SCRIPT] = os.fsdecode(script)
     return Order(
         host=host,
         image=image.on(host, shown),
@@ -208,9 +220,9 @@ def order(
         overlay_size=image.overlay_size,
         instance=image.instance,
         packages=None if shown is None else shown.packages,
-        binds=image.binds,
-        environment={**redirect.environment(), **image.variables},
-        files={redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()},
+        binds=[*image.binds, *((path, path, False) for path in (environment, usual) if path)],
+        environment={**redirect.environment(), **image.variables, **variables},
+        files=files,
         nv=image.nv,
         privileged=image.privileged,
         memory=image.memory,

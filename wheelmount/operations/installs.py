@@ -25,7 +25,7 @@ from wheelmount.operations.containers import execute
 from wheelmount.operations.image import ONE, Image, packages_point
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.pools import HostPool
-from wheelmount.progress import Progress
+from wheelmount.operations.site import Site
 from wheelmount.wheels.install import pinned
 from wheelmount.wheels.redirect import PACKAGES
 from wheelmount.wheels.shipment import Shipment, prepare
@@ -52,11 +52,9 @@ class Venv:
 
 
 def install(
-    spec: HostSpec,
+    site: Site,
     wanted: Wanted,
     into: Venv | Image,
-    settings: Settings,
-    progress: Progress,
     *,
     tool: Tool = "uv",
     link_mode: LinkMode = "copy",
@@ -70,11 +68,9 @@ def install(
     Nothing is installed unless the wheels are proven to be complete.
 
     Args:
-        spec: the hosts.
+        site: the hosts.
         wanted: the packages to install.
         into: the virtual environments, or the image, to install into.
-        settings: the settings in force.
-        progress: told about each step.
         tool: the installer. With ``pip`` and ``uv`` the wheelhouse is mounted, and each host
             unpacks the wheels. With ``wheelmount`` this process unpacks them, and the result is
             mounted.
@@ -95,11 +91,12 @@ def install(
     """
     if link_mode != "copy" and tool != "wheelmount":
         raise InputError(f"{tool} makes no links", hint="omit --tool or --link-mode")
+    spec, settings, progress = site.spec, site.settings, site.progress
     with contextlib.ExitStack() as stack:
         if isinstance(into, Image):
-            into = stack.enter_context(pulled.here(into, settings, progress))
+            into = stack.enter_context(pulled.here(into, site))
         stack.enter_context(cache.used(settings))
-        found, hosts = stack.enter_context(_targets(spec, into, target, settings, progress))
+        found, hosts = stack.enter_context(_targets(site, into, target))
         if tool == "wheelmount" and len(found) > 1:
             raise InputError(
                 f"different Pythons: {', '.join(map(str, found))}",
@@ -118,9 +115,7 @@ def install(
                 bytecode=bytecode,
                 tree=_growing_tree(spec, into, link_mode, settings),
             )
-            return _place(
-                spec, hosts, shipment, into, link_mode, target, settings, progress, output
-            )
+            return _place(site, hosts, shipment, into, link_mode, target, output)
         if len(found) == 1:  # exactly the packages that were proven to be complete
             packages = ["-r", report.requests[0]]
         elif wanted.by_name:
@@ -134,7 +129,7 @@ def install(
                 argv += [*pinned(tool), "-r", f"{PACKAGES}/{report.requests[0]}"]
             else:
                 argv += ["--", *packages]
-            return execute(spec, into, argv, house.directory, Launch(output), settings, progress)
+            return execute(site, into, argv, house.directory, Launch(output))
         venv = _venv(into, spec)
 
         def command(host: str, path: str) -> Command:
@@ -148,16 +143,14 @@ def install(
 
 @contextlib.contextmanager
 def _targets(
-    spec: HostSpec,
-    into: Venv | Image,
-    target: Target | None,
-    settings: Settings,
-    progress: Progress,
+    site: Site, into: Venv | Image, target: Target | None
 ) -> Iterator[tuple[list[Target], _Hosts]]:
     """Yield the targets of the wheels, and the hosts; hosts started to be asked are used again."""
 
+    spec = site.spec
+
     def hosts() -> AbstractContextManager[HostPool]:
-        return pools.at(spec, settings, progress, namespaces=False)
+        return pools.at(site, namespaces=False)
 
     if target is not None:
         yield [target], hosts
@@ -181,21 +174,19 @@ def _of_images(image: Image) -> list[Target]:
 
 
 def _place(
-    spec: HostSpec,
+    site: Site,
     hosts: _Hosts,
     shipment: Shipment,
     into: Venv | Image,
     link_mode: LinkMode,
     target: Target | None,
-    settings: Settings,
-    progress: Progress,
     output: Output | None,
 ) -> Results:
     """Mount unpacked wheels, and copy or link them into environments."""
-    tree = shipment.tree
+    spec, progress, tree = site.spec, site.progress, shipment.tree
     if isinstance(into, Image):
         argv = shipment.command("python3", PACKAGES, link_mode)
-        results = execute(spec, into, argv, tree, Launch(output), settings, progress)
+        results = execute(site, into, argv, tree, Launch(output))
         if link_mode != "copy":
             progress.log(
                 f"packages in the overlay are links into {PACKAGES}: use the overlay with "
@@ -214,7 +205,7 @@ def _place(
         with hosts() as pool:
             return pool.run_on_mounts(tree, point, command, "install", Launch(output))
     point = f"{PRIVATE}/links-{tree.name}-{{host}}"
-    results, points = _on_kept_mounts(hosts, shipment, point, command, settings, output)
+    results, points = _on_kept_mounts(hosts, shipment, point, command, output)
     if _linked(results):
         progress.log(
             f"environments contain links into {', '.join(points)}, which stays mounted: "
@@ -250,7 +241,6 @@ def _on_kept_mounts(
     shipment: Shipment,
     mntpoint: str,
     command: Callable[[str, str], Command],
-    settings: Settings,
     output: Output | None,
 ) -> tuple[Results, Sequence[str]]:
     """Run commands on mounts of a shipment; keep mounts that environments link into.
@@ -261,7 +251,7 @@ def _on_kept_mounts(
         Results and errors of the commands by host, and the mount points.
     """
     with hosts() as pool:
-        points = pool.places(mntpoint, settings)
+        points = pool.places(mntpoint)
         commands = {name: command(name, point) for name, point in points.items()}
         plans = {name: f"{point}/{shipment.plan}" for name, point in points.items()}
         probes = {name: Command(("test", "-e", plan)) for name, plan in plans.items()}

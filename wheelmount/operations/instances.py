@@ -11,7 +11,6 @@ from wheelmount.containers.instance import Instance
 from wheelmount.errors import ContainerError, MountError
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Result, Results
-from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.mount.serve import processes
@@ -19,26 +18,25 @@ from wheelmount.operations import pools, pulled
 from wheelmount.operations.image import Image, Shown, carry_out, mark_of, order, packages_point
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.pools import HostPool
-from wheelmount.progress import Progress
+from wheelmount.operations.site import Site
 
 _OWN = "instance-"
 """Prefix of the names of instances' mount points."""
 
 
 def on_standing(
-    spec: HostSpec,
+    site: Site,
     image: Image,
     packages: Path,
     command: Callable[[Image, str, Shown], Command],
     launch: Launch,
-    settings: Settings,
-    progress: Progress,
 ) -> Results:
     """Run a command in instances, with a mount that stays as long as they run.
 
     Raises:
         ContainerError: the instance runs on only some of the hosts.
     """
+    spec = site.spec
     if spec.session is not None:
         where = packages_point(spec, packages)
     else:
@@ -48,17 +46,17 @@ def on_standing(
 
     def running(pool: HostPool, places: Mapping[str, Shown]) -> list[str]:
         asked = {
-            host: carry_out(order(host, image, shown, Launch(), settings), ())
+            host: carry_out(order(host, image, shown, Launch(), site.settings), ())
             for host, shown in places.items()
         }
         answers = pool.commands.run(asked)
         return [name for name, r in answers.items() if isinstance(r, Result) and r.code == 0]
 
     with (
-        pools.at(spec, settings, progress, namespaces=False, visible=True) as pool,
+        pools.at(site, namespaces=False, visible=True) as pool,
         pulled.shown(image, pool, spec) as image,
     ):
-        points = pool.places(where, settings)
+        points = pool.places(where)
         places = {host: Shown(packages, path) for host, path in points.items()}
         commands = {host: command(image, host, shown) for host, shown in places.items()}
         found = running(pool, places)

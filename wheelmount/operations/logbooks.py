@@ -10,9 +10,8 @@ from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.containers.instance import Instance
-from wheelmount.errors import InputError
+from wheelmount.errors import InputError, MountError
 from wheelmount.mount.serve import processes
-from wheelmount.mount.serve.control import Task
 
 POLL_INTERVAL = 0.2
 """Seconds between checks for new lines."""
@@ -44,7 +43,11 @@ def find(settings: Settings, target: str = "") -> list[Logbook]:
     wanted = {target, os.path.abspath(target)} if target else set()  # noqa: PTH100 - not followed
     found = []
     for directory in processes.find(settings):
-        task, identity = Task.read(directory), processes.identity(directory)
+        identity = processes.identity(directory)
+        try:
+            task = processes.task(directory)
+        except MountError:  # its log is gone, too
+            continue
         if not wanted or wanted & {identity, task.source, task.mntpoint}:
             found.append(Logbook(f"mount {identity} {task.host}", directory / "log"))
     for path in sorted(

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
 from wheelmount.hosts import runtime
-from wheelmount.hosts.command_actor import Command
-from wheelmount.hosts.commands import Results
 from wheelmount.hosts.local import LocalHosts
-from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.client.seen import Seen
 from wheelmount.mount.serve import processes
-from wheelmount.mount.serve.control import Task
 from wheelmount.mount.snapshot import access
 from wheelmount.mount.store.verify import Verified
 from wheelmount.operations import pools
-from wheelmount.operations.launch import Launch
+from wheelmount.operations.records import Refreshed
+from wheelmount.operations.site import Site
 from wheelmount.progress import Progress
-
-Refreshed = tuple[bool, dict[str, str], WheelmountError | None]
-"""Of a refresh: whether anything had changed, where it is mounted by host, and an error that names
-the files which cannot be read there."""
 
 ATTENTION = 200
 """Milliseconds after which a watch yields without a change, so that it can be interrupted."""
 
 
 def mount(
-    spec: HostSpec, source: Path, mntpoint: str | None, settings: Settings, progress: Progress
+    site: Site, source: Path, mntpoint: str | None
 ) -> tuple[dict[str, str], WheelmountError | None]:
     """Mount a directory that stays mounted; return when all bytes have arrived.
 
@@ -43,11 +36,12 @@ def mount(
     Raises:
         WheelmountError: it could not be; nothing stays mounted.
     """
+    spec, settings, progress = site.spec, site.settings, site.progress
     if settings.access == access.SOURCE and os.getuid() == 0 and (above := access.closed(source)):
         progress.log(f"only root may come in, as {above} is closed to others; or give --public")
     if spec.session is not None:
         with (
-            pools.at(spec, settings, progress, namespaces=True) as pool,
+            pools.at(site, namespaces=True) as pool,
             pool.mount(source, mntpoint) as standing,
         ):
             mount = standing
@@ -86,7 +80,7 @@ def refresh(
     progress: Progress,
     occasions: Iterable[object] = (None,),
     seen: Seen | None = None,
-) -> Iterator[tuple[bool, WheelmountError | None]]:
+) -> Iterator[Refreshed]:
     """Refresh an existing mount repeatedly.
 
     Args:
@@ -95,13 +89,11 @@ def refresh(
         progress: told about each step.
         occasions: the mount is refreshed for each item; the first comes at once.
         seen: see ``RemoteMount.adopt``.
-
-    Yields:
-        Whether anything had changed, and an error that names the files which cannot be read.
     """
     with _standing(directories, settings, progress, seen) as mount:
         for _ in occasions:
-            yield mount.refresh(warn=False), mount.shortfall()
+            changed = mount.refresh(warn=False)
+            yield Refreshed(changed, mount.mntpoints, mount.shortfall())
 
 
 @contextlib.contextmanager
@@ -114,7 +106,7 @@ def _standing(
     """Reattach to an existing mount of this machine during the context."""
     within = {}
     for directory in directories:
-        task = Task.read(directory)
+        task = processes.task(directory)
         within[task.host] = processes.status(directory)["pid"]
     identity = processes.identity(directories[0])
     try:
@@ -130,9 +122,8 @@ def refreshed(
     directories: Sequence[Path], settings: Settings, seen: Seen | None, progress: Progress
 ) -> Refreshed:
     """Refresh an existing mount once; ``seen`` as of ``RemoteMount.adopt``."""
-    ((changed, shortfall),) = refresh(directories, settings, progress, seen=seen)
-    tasks = map(Task.read, directories)
-    return changed, {task.host: task.mntpoint for task in tasks}, shortfall
+    (found,) = refresh(directories, settings, progress, seen=seen)
+    return found
 
 
 def verified(
@@ -167,28 +158,12 @@ def changes(source: Path) -> Iterator[None]:
             yield
 
 
-def on_mounts(
-    spec: HostSpec,
-    source: Path,
-    mntpoint: str | None,
-    command: Callable[[str, str], Command],
-    settings: Settings,
-    progress: Progress,
-    step: str,
-    launch: Launch,
-) -> Results:
-    """Mount a directory on all hosts; run a command on each, made of its name and mount point.
-
-    Without a mount point, the directory is mounted at its own path. Hosts on this machine need
-    mount namespaces for that.
-    """
-    with hosts_for(spec, mntpoint, settings, progress) as pool:
-        return pool.run_on_mounts(source, mntpoint, command, step, launch)
-
-
 def hosts_for(
-    spec: HostSpec, mntpoint: str | None, settings: Settings, progress: Progress
+    site: Site, mntpoint: str | None
 ) -> contextlib.AbstractContextManager[pools.HostPool]:
-    """Hosts that can have a directory at a mount point, or at its own path."""
-    namespaces = mntpoint is None or (spec.shared and "{host}" not in mntpoint)
-    return pools.at(spec, settings, progress, namespaces=namespaces)
+    """Hosts that can have a directory at a mount point, or at its own path.
+
+    Hosts on this machine need mount namespaces for the latter.
+    """
+    namespaces = mntpoint is None or (site.spec.shared and "{host}" not in mntpoint)
+    return pools.at(site, namespaces=namespaces)

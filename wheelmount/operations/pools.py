@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,16 +14,15 @@ from copy import copy as duplicate
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, MountError, WaitError, WheelmountError
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Commands, Results
 from wheelmount.hosts.host import Host, Hosts
-from wheelmount.hosts.session import Session
+from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import HostSpec
+from wheelmount.lock import try_lock
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.kernel import points
 from wheelmount.mount.snapshot.tree import Tree
@@ -30,6 +30,7 @@ from wheelmount.mount.store.verify import Verified
 from wheelmount.operations import records
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.records import MOUNTS, MountNote, mounts_of
+from wheelmount.operations.site import Site
 from wheelmount.progress import Progress, number_of
 
 COMMANDS = "commands"
@@ -51,6 +52,7 @@ class HostPool(ABC):
         hosts: the hosts.
         only: names of the hosts that run commands; empty for all.
         commands: runs commands on the hosts.
+        settings: in force.
         progress: told about each step.
 
     Attributes:
@@ -58,11 +60,16 @@ class HostPool(ABC):
     """
 
     def __init__(
-        self, hosts: Hosts, only: Sequence[str], commands: Commands, progress: Progress
+        self,
+        hosts: Hosts,
+        only: Sequence[str],
+        commands: Commands,
+        settings: Settings,
+        progress: Progress,
     ) -> None:
         self.hosts, self.commands = hosts, commands
         self.chosen = _chosen(hosts, only)
-        self._progress = progress
+        self._settings, self._progress = settings, progress
         self._mounts: list[RemoteMount] = []
 
     def run(
@@ -116,9 +123,9 @@ class HostPool(ABC):
         results.shortfall = next(filter(None, failures), None)
         return results
 
-    def places(self, mntpoint: str, settings: Settings) -> dict[str, str]:
+    def places(self, mntpoint: str) -> dict[str, str]:
         """Return each host's path of a mount point with ``{host}`` or ``points.PRIVATE`` in it."""
-        private = self.commands.private(settings.runtime_dir)
+        private = self.commands.private(self._settings.runtime_dir)
         return {
             host.name: points.within(mntpoint.replace("{host}", host.name), private[host.name])
             for host in self.chosen
@@ -220,20 +227,11 @@ def explain(hosts: Hosts, errors: Iterable[object]) -> None:
 
 
 @contextlib.contextmanager
-def at(
-    spec: HostSpec,
-    settings: Settings,
-    progress: Progress,
-    *,
-    namespaces: bool,
-    visible: bool = False,
-) -> Iterator[HostPool]:
+def at(site: Site, *, namespaces: bool, visible: bool = False) -> Iterator[HostPool]:
     """Start hosts for one operation, or connect to those of a session.
 
     Args:
-        spec: the hosts.
-        settings: in force.
-        progress: told about each step.
+        site: the hosts.
         namespaces: give started hosts of this machine mount namespaces; those of a session have
             them.
         visible: whether what others start on the hosts has to see the mounts, or to be seen by
@@ -242,6 +240,7 @@ def at(
     Yields:
         The pool; started hosts end with the context.
     """
+    spec, settings, progress = site.spec, site.settings, site.progress
     if isinstance(spec, Held):
         yield spec.pool if not spec.only else spec.pool.narrowed(spec.only)
         return
@@ -280,40 +279,26 @@ class Held(HostSpec):
 
 
 @contextlib.contextmanager
-def hold(
-    spec: HostSpec, settings: Settings, progress: Progress, *, namespaces: bool
-) -> Iterator[Held]:
+def hold(site: Site, *, namespaces: bool) -> Iterator[Held]:
     """Keep hosts and their mounts for several operations.
 
     Args:
-        spec: the hosts.
-        settings: in force.
-        progress: told about each step.
+        site: the hosts.
         namespaces: as for ``at``; without, the mounts are ``visible``.
 
     Yields:
-        Replaces ``spec`` during the context.
+        Replaces the hosts of ``site`` during the context.
     """
-    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(HostSpec)}
+    fields = {field.name: getattr(site.spec, field.name) for field in dataclasses.fields(HostSpec)}
     with contextlib.ExitStack() as ends:
-        own = {"namespaces": namespaces, "visible": not namespaces}
-        pool = ends.enter_context(at(spec, settings, progress, **own))
+        pool = ends.enter_context(at(site, namespaces=namespaces, visible=not namespaces))
         if isinstance(pool, _Passing):
             pool = _Lasting(pool, ends)
         yield Held(**fields, pool=pool)
 
 
 class _Passing(HostPool):
-    def __init__(
-        self,
-        hosts: Hosts,
-        only: Sequence[str],
-        commands: Commands,
-        settings: Settings,
-        progress: Progress,
-    ) -> None:
-        super().__init__(hosts, only, commands, progress)
-        self._settings = settings
+    """A pool that unmounts at the end of each context."""
 
     def mount(
         self,
@@ -396,7 +381,7 @@ def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iter
             actors = session.handles()[COMMANDS]
             try:
                 with Commands(list(hosts), session.settings.start_timeout, actors) as commands:
-                    yield Standing(session, hosts, commands, progress, only)
+                    yield Standing(session, record, hosts, commands, progress, only)
             finally:
                 hosts.settle()
     except HostError as error:
@@ -411,6 +396,7 @@ class Standing(HostPool):
 
     Args:
         session: the session.
+        record: its record.
         hosts: its hosts.
         commands: runs commands on the hosts.
         progress: told about each step.
@@ -423,14 +409,29 @@ class Standing(HostPool):
     def __init__(
         self,
         session: Session,
+        record: Record,
         hosts: Hosts,
         commands: Commands,
         progress: Progress,
         only: Sequence[str] = (),
     ) -> None:
-        super().__init__(hosts, only, commands, progress)
+        super().__init__(hosts, only, commands, session.settings, progress)
         self.refreshed = 0
-        self._session = session
+        self._session, self._record = session, record
+
+    def run(
+        self, commands: Mapping[str, Command], step: str, launch: Launch | None = None
+    ) -> Results:
+        """Run commands as ``HostPool.run``; ``shortfall`` also tells that the session was ended."""
+        results = super().run(commands, step, launch)
+        ended = (isinstance(each, WheelmountError) or each.code > 128 for each in results.values())
+        if any(ended):  # maybe by `wheelmount down`, which has the lock until all is ended
+            try:
+                with contextlib.suppress(WaitError), self._session.lock():
+                    self._session.check(self._record)
+            except HostError as error:
+                results.shortfall = error
+        return results
 
     @contextlib.contextmanager
     def mount(
@@ -456,23 +457,66 @@ class Standing(HostPool):
             elif not (resumed or fixed):
                 self.refreshed += made.refresh(warn=False)
             if made.delivering:
+                lock = try_lock(self._lock_of(made.identity))
                 self._note(key, made, client=os.getpid())
         self._mounts.append(made)
         if not made.delivering:
             yield made
             return
         try:
-            if resumed:
+            with self._kept_once_whole(key, made, refresh=resumed):
+                yield made
+        finally:
+            if lock is not None:
+                self._lock_of(made.identity).unlink(missing_ok=True)
+                os.close(lock)
+
+    @contextlib.contextmanager
+    def _kept_once_whole(self, key: str, made: RemoteMount, *, refresh: bool) -> Iterator[None]:
+        """Leave a mount to other clients as soon as all its bytes have arrived.
+
+        After the context they have arrived. If it fails before that, the mount is taken down.
+
+        Args:
+            key: of the mount.
+            made: the mount, which this process delivers.
+            refresh: whether to refresh it first.
+        """
+        session, turn = self._session, threading.Lock()
+        kept = failed = False
+
+        def keep() -> None:
+            nonlocal kept
+            made.wait(warn=False)
+            with session.lock(), turn:
+                if not kept and not failed:
+                    made.keep()
+                    self._note(key, made)
+                    kept = True
+
+        def keep_early() -> None:
+            with contextlib.suppress(WheelmountError):  # ``keep`` below raises it
+                keep()
+
+        early = threading.Thread(target=keep_early, daemon=True)
+        try:
+            if refresh:
                 self.refreshed += made.refresh(warn=False)
-            yield made
-            made.keep()
-            with session.lock():
-                self._note(key, made)
+            early.start()
+            yield
+            if not kept:
+                keep()
         except BaseException:
-            made.clear()
-            with contextlib.suppress(HostError), session.lock():  # the session has ended
-                self._drop(key, made.identity)
+            with turn:
+                failed = True
+            if not kept:
+                made.clear()
+                with contextlib.suppress(HostError), session.lock():  # the session has ended
+                    self._drop(key, made.identity)
             raise
+        finally:
+            if early.ident is not None:
+                early.join()
 
     @contextlib.contextmanager
     def _settled(self, key: str) -> Iterator[None]:
@@ -481,15 +525,29 @@ class Standing(HostPool):
         while True:
             with self._session.lock():
                 note = mounts_of(self._session.read()).get(key)
-                client = None if note is None else note.client
-                if client in (None, os.getpid()) or not psutil.pid_exists(client):
+                if note is None or not self._delivered_elsewhere(note):
                     yield
                     return
             if time.monotonic() > deadline:
                 raise WaitError(
-                    f"process {client} still delivers {key}", hint="wait for it, or end it"
+                    f"process {note.client} still delivers {key}", hint="wait for it, or end it"
                 )
             time.sleep(POLL_INTERVAL)
+
+    def _delivered_elsewhere(self, note: MountNote) -> bool:
+        """Return whether another process delivers a mount: whether it has locked the delivery.
+
+        Its number may belong to another process by now, or to one that has ended as a zombie.
+        """
+        if note.client in (None, os.getpid()):
+            return False
+        lock = try_lock(self._lock_of(note.identity))
+        if lock is not None:
+            os.close(lock)
+        return lock is None
+
+    def _lock_of(self, identity: str) -> Path:
+        return self._session.directory / f"delivery-{identity}"
 
     def unmount(self, identity: str, *, force: bool) -> None:
         """Unmount one of the session's mounts.
@@ -530,7 +588,7 @@ class Standing(HostPool):
         raise MountError(f"session {self._session.name} no longer has the mount {identity}")
 
     def _new(self, source: str, mntpoint: str | None, identity: str | None = None) -> RemoteMount:
-        settings, progress = self._session.settings, self._progress
+        settings, progress = self._settings, self._progress
         return RemoteMount(self.hosts, source, mntpoint, settings, progress, identity=identity)
 
     def _mounted(self, key: str, *, fixed: bool) -> RemoteMount | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +15,7 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations import cache
 from wheelmount.operations.image import Image, point_of
 from wheelmount.operations.pools import HostPool
+from wheelmount.operations.site import Site
 from wheelmount.progress import Progress
 
 
@@ -42,7 +42,7 @@ def pull(reference: str, settings: Settings, progress: Progress) -> Path:
 
 
 @contextlib.contextmanager
-def here(image: Image, settings: Settings, progress: Progress) -> Iterator[Image]:
+def here(image: Image, site: Site) -> Iterator[Image]:
     """Have the images of registries on this machine, and kept from being removed meanwhile.
 
     Yields:
@@ -55,13 +55,10 @@ def here(image: Image, settings: Settings, progress: Progress) -> Iterator[Image
     paths = dict(image.paths)
     with contextlib.ExitStack() as stack:
         for name, reference in image.references.items():
-            with cache.used(settings):
-                paths[name] = registry.pull(reference, place(settings), progress)
+            with cache.used(site.settings):
+                paths[name] = registry.pull(reference, place(site.settings), site.progress)
                 folder = paths[name].parent
-                held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                stack.callback(os.close, held)
-                with contextlib.suppress(OSError):  # of a file system without locks
-                    fcntl.flock(held, fcntl.LOCK_SH)
+                stack.enter_context(cache.hold(folder))
             os.utime(folder)  # used now
         yield replace(image, paths=paths)
 

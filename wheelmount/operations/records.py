@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from wheelmount.config import Settings
-from wheelmount.errors import HostError
+from wheelmount.errors import HostError, WheelmountError
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import KINDS
@@ -35,6 +35,20 @@ class MountNote:
     client: int | None = None
 
 
+class Refreshed(NamedTuple):
+    """The result of a refresh.
+
+    Attributes:
+        changed: whether anything had changed.
+        mntpoints: mount points by host.
+        shortfall: an error that names the files which cannot be read there.
+    """
+
+    changed: bool
+    mntpoints: dict[str, str]
+    shortfall: WheelmountError | None
+
+
 def mounts_of(record: Record) -> dict[str, MountNote]:
     """Return the mounts of a session by ``key``."""
     notes: dict[str, dict[str, Any]] = record.notes.get(MOUNTS, {})
@@ -50,8 +64,8 @@ def all_mounts(settings: Settings) -> list[tuple[Session, MountNote]]:
     """Return the mounts of all sessions."""
     return [
         (session, note)
-        for session in Session.all(settings)
-        for note in mounts_of(session.read()).values()
+        for session, record in Session.records(settings)
+        for note in mounts_of(record).values()
     ]
 
 
@@ -60,12 +74,11 @@ def hosts_of(session: Session, record: Record) -> Hosts:
     return KINDS[record.kind].resume(record.hosts, session.settings)
 
 
-def state(session: Session) -> dict[str, Any]:
+def state(session: Session, record: Record) -> dict[str, Any]:
     """Return the state of a session, as JSON has it.
 
     ``lost`` is the reason why the session cannot be used, or None.
     """
-    record = session.read()
     lost = None
     try:
         hosts_of(session, record).check()

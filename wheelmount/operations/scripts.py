@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from wheelmount.config import Settings
 from wheelmount.errors import InputError, SourceError
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Results
-from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations.launch import Launch
-from wheelmount.operations.mounts import on_mounts
-from wheelmount.progress import Progress
+from wheelmount.operations.mounts import hosts_for
+from wheelmount.operations.site import Site
 
 LARGEST = 8 << 20
 """Largest script in bytes; it travels in one message."""
@@ -23,15 +22,63 @@ PYTHON = ("python3",)
 """Interpreter of Python scripts: that of a mounted environment, else the first on ``PATH``."""
 
 
+SCRIPT = "/run/wheelmount/script"
+"""Path of the script in a container."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A script of this machine, or a command, with its arguments.
+
+    Attributes:
+        words: name of the script, or the command; and the arguments.
+        text: content of the script; None for a command.
+    """
+
+    words: tuple[str, ...]
+    text: bytes | None = None
+
+    def through(self, *, environment: bool = False) -> tuple[str, ...]:
+        """Return the interpreter of the script, see ``interpreter``; or the whole command."""
+        if self.text is None:
+            return self.words
+        return interpreter(self.text, self.words[0], environment=environment)
+
+    def inside(self, through: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the words that run it in a container, which has a script at ``SCRIPT``.
+
+        Args:
+            through: result of the method of this name.
+        """
+        return through if self.text is None else (*through, SCRIPT, *self.words[1:])
+
+    def command(
+        self,
+        through: tuple[str, ...],
+        variables: Mapping[str, str],
+        launch: Launch,
+        usual: str | None,
+    ) -> Command:
+        """Return the command that runs it on a host.
+
+        Args:
+            through: result of the method of this name, maybe ``activated``.
+            variables: environment variables to set.
+            launch: how to run it.
+            usual: directory in which it starts by default, as for ``Launch.within``.
+        """
+        return Command(
+            through if self.text is None else self.words[1:],
+            self.text,
+            through,
+            environment=variables,
+            cwd=launch.within(usual),
+            timeout=launch.timeout,
+        )
+
+
 def run(
-    spec: HostSpec,
-    source: Path,
-    words: Sequence[str],
-    text: bytes | None,
-    mntpoint: str | None,
-    launch: Launch,
-    settings: Settings,
-    progress: Progress,
+    site: Site, source: Path, program: Program, mntpoint: str | None, launch: Launch
 ) -> Results:
     """Mount a directory on all hosts and run a script or command on each, in that directory.
 
@@ -40,33 +87,24 @@ def run(
     environment, its programs come first on ``PATH``.
 
     Args:
-        spec: the hosts.
+        site: the hosts.
         source: the directory.
-        words: the script or command, and its arguments.
-        text: content of the script; None for a command.
+        program: the script or command.
         mntpoint: where hosts mount the directory, as for ``remotemount``.
         launch: how to run it.
-        settings: in force.
-        progress: told about each step.
     """
 
     inside = is_environment(source)
 
     def command(_host: str, path: str) -> Command:
-        environment = {**launch.variables, "WHEELMOUNT_MOUNT": path}
-        through = tuple(words) if text is None else interpreter(text, words[0], environment=inside)
+        through = program.through(environment=inside)
         if inside:
             through = activated(path, through, launch.variables)
-        return Command(
-            through if text is None else tuple(words[1:]),
-            text,
-            through,
-            environment=environment,
-            cwd=launch.within(path),
-            timeout=launch.timeout,
-        )
+        variables = {**launch.variables, "WHEELMOUNT_MOUNT": path}
+        return program.command(through, variables, launch, path)
 
-    return on_mounts(spec, source, mntpoint, command, settings, progress, "run", launch)
+    with hosts_for(site, mntpoint) as pool:
+        return pool.run_on_mounts(source, mntpoint, command, "run", launch)
 
 
 def interpreter(script: bytes, name: str = "", *, environment: bool = False) -> tuple[str, ...]:
@@ -88,9 +126,7 @@ def interpreter(script: bytes, name: str = "", *, environment: bool = False) -> 
     return tuple(words) or (PYTHON if python else ("bash",))
 
 
-def activated(
-    environment: str, argv: Sequence[str], given: Collection[str] = ()
-) -> tuple[str, ...]:
+def activated(environment: str, argv: Sequence[str], given: Collection[str]) -> tuple[str, ...]:
     """Return a command that runs in an activated virtual environment.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from wheelmount.errors import HostError, InputError, WheelmountError
+from wheelmount.errors import HostError, InputError, MountError, WheelmountError
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Commands
@@ -19,9 +19,8 @@ from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.serve import processes
 from wheelmount.mount.store.verify import Verified
 from wheelmount.operations import overlays
-from wheelmount.operations.mounts import Refreshed
 from wheelmount.operations.pools import COMMANDS, join
-from wheelmount.operations.records import VERSIONS, MountNote, hosts_of, mounts_of
+from wheelmount.operations.records import VERSIONS, MountNote, Refreshed, hosts_of, mounts_of
 from wheelmount.progress import SILENT, Progress
 
 ANSWER_TIMEOUT = 10.0
@@ -128,15 +127,12 @@ def refresh(
         note: the session's note of the mount.
         progress: told about each step.
         occasions: the mount is refreshed for each item; the first comes at once.
-
-    Yields:
-        Results as in ``mounts.Refreshed``.
     """
     with join(session, progress) as pool:
         for _ in occasions:
             before = pool.refreshed
             with pool.mount(Path(note.source), note.mntpoint) as mount:
-                yield pool.refreshed > before, mount.mntpoints, mount.shortfall()
+                yield Refreshed(pool.refreshed > before, mount.mntpoints, mount.shortfall())
 
 
 def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshed:
@@ -153,15 +149,22 @@ def verified(
         return pool.verify(note.identity, repair=repair)
 
 
-def unmount(session: Session, identities: Sequence[str], force: bool, _progress: Progress) -> None:
+def unmount(
+    session: Session, identities: Sequence[str], force: bool, _progress: Progress
+) -> dict[str, MountError]:
     """Unmount some of a session's mounts.
 
-    Raises:
-        MountError: a mount is in use on a host; the message names the processes.
+    Returns:
+        Errors by identity: a mount is in use on a host; the message names the processes.
     """
+    failed = {}
     with join(session, SILENT) as pool:
         for identity in identities:
-            pool.unmount(identity, force=force)
+            try:
+                pool.unmount(identity, force=force)
+            except MountError as error:
+                failed[identity] = error
+    return failed
 
 
 def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

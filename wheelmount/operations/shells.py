@@ -8,54 +8,49 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from wheelmount.config import Settings
 from wheelmount.containers.terminal import Size, Terminal
 from wheelmount.errors import InputError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.commands import Results
-from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import remotemount
 from wheelmount.operations import pools, pulled
 from wheelmount.operations.containers import check
 from wheelmount.operations.image import Image, Shown, carry_out, order, packages_point
 from wheelmount.operations.launch import Launch
-from wheelmount.progress import Progress
+from wheelmount.operations.site import Site
 
 
 def pipe(
-    spec: HostSpec,
+    site: Site,
     image: Image,
     argv: Sequence[str],
     packages: Path | None,
     launch: Launch,
-    settings: Settings,
-    progress: Progress,
     *,
     terminal: Size | None = None,
 ) -> Results:
     """Run a command in a container of one host, with input; output is passed on as it comes.
 
     Args:
-        spec: the hosts.
+        site: the hosts.
         image: the container.
         argv: the command.
         packages: directory of wheels for the container, as for ``containers.execute``.
         launch: how to run it.
-        settings: in force.
-        progress: told about each step.
         terminal: size of the command's terminal, whose keys are the input; None for no terminal.
 
     Raises:
         InputError: more than one host is chosen.
     """
-    with pulled.here(image, settings, progress) as image:
+    spec = site.spec
+    with pulled.here(image, site) as image:
         check(spec, image, argv)
         _refuse_new_instance(image, packages)
         if spec.kind == "local":
             _choose(spec.local_names, spec.only)
         lasts = image.instance is not None  # later commands with other namespaces enter it
         with (
-            pools.at(spec, settings, progress, namespaces=False, visible=lasts) as pool,
+            pools.at(site, namespaces=False, visible=lasts) as pool,
             pulled.shown(image, pool, spec) as image,
         ):
             names = [each.name for each in pool.hosts]
@@ -67,7 +62,7 @@ def pipe(
                         pool.mount(packages, packages_point(spec, packages))
                     )
                     shown = Shown(packages, mount.mntpoints[chosen])
-                ordered = order(chosen, image, shown, launch, settings)
+                ordered = order(chosen, image, shown, launch, site.settings)
                 if terminal is not None:
                     ordered = dataclasses.replace(
                         ordered, terminal=terminal, environment={**ordered.environment, **_kind()}
@@ -79,24 +74,20 @@ def pipe(
 
 
 def attach(
-    spec: HostSpec,
+    site: Site,
     image: Image,
     argv: Sequence[str],
     packages: Path | None,
     launch: Launch,
-    settings: Settings,
-    progress: Progress,
 ) -> int:
     """Run a command in a container of a host of this machine, on this process's terminal.
 
     Args:
-        spec: the hosts.
+        site: the hosts.
         image: the container.
         argv: the command.
         packages: directory of wheels for the container, as for ``containers.execute``.
         launch: how to run it.
-        settings: in force.
-        progress: told about each step.
 
     Returns:
         The command's exit code.
@@ -104,7 +95,8 @@ def attach(
     Raises:
         InputError: more than one host is chosen.
     """
-    with pulled.here(image, settings, progress) as image:
+    spec = site.spec
+    with pulled.here(image, site) as image:
         check(spec, image, argv)
         _refuse_new_instance(image, packages)
         names = spec.local_names
@@ -112,7 +104,7 @@ def attach(
         only = dataclasses.replace(image, paths={"": image.own(chosen)} if image.paths else {})
 
         def run(shown: Shown | None) -> int:
-            ordered = order(chosen, only, shown, launch, settings)
+            ordered = order(chosen, only, shown, launch, site.settings)
             who = {"WHEELMOUNT_HOST": chosen, "WHEELMOUNT_RANK": str(names.index(chosen))}
             ordered = dataclasses.replace(ordered, environment={**ordered.environment, **who})
             with Terminal() as terminal:
@@ -123,10 +115,10 @@ def attach(
         # Here and not on a session's host, whose mounts are in a namespace of its own.
         here = dataclasses.replace(spec, count=1, session=None)
         where = packages_point(here, packages).replace("{host}", chosen)
-        with here.make(settings, namespaces=False) as hosts:
+        with here.make(site.settings, namespaces=False) as hosts:
             try:
                 with remotemount(
-                    hosts, packages, where, settings=settings, progress=progress
+                    hosts, packages, where, settings=site.settings, progress=site.progress
                 ) as mount:
                     return run(Shown(packages, next(iter(mount.mntpoints.values()))))
             finally:

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from wheelmount.config import Settings
+from wheelmount.child import last_words
 from wheelmount.errors import HostError, WheelmountError
-from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations import each_host
-from wheelmount.progress import Progress
+from wheelmount.operations.site import Site
 
 SAME = "python", "versions", "kernel"
 """Findings that should be the same on all hosts."""
@@ -24,15 +23,13 @@ Report = dict[str, Any]
 """The object that ``wheelmount doctor --json`` prints."""
 
 
-def survey(
-    spec: HostSpec, settings: Settings, progress: Progress
-) -> dict[str, Report | WheelmountError]:
+def survey(site: Site) -> dict[str, Report | WheelmountError]:
     """Run the checks of ``doctor`` on every host.
 
     Returns:
         Reports by host, with ``skew``: seconds by which the host's clock is ahead of this one.
     """
-    results = each_host.run(spec, ["doctor", "--json"], settings, progress)
+    results = each_host.run(site, ["doctor", "--json"])
     now = time.time()
     found: dict[str, Report | WheelmountError] = {}
     for name, result in results.items():
@@ -43,8 +40,7 @@ def survey(
             report = json.loads(result.stdout)
             ahead = report["time"] - now
         except (ValueError, TypeError, KeyError):
-            said = result.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
-            found[name] = HostError(f"doctor said {said[-1]} there")
+            found[name] = HostError(f"doctor said {last_words(result.stderr, 'nothing')} there")
         else:
             found[name] = report | {"skew": ahead if ahead > 0 else min(0, ahead + result.seconds)}
     return found

@@ -6,10 +6,10 @@ import subprocess
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from wheelmount.config import Settings
+from wheelmount.child import last_words
 from wheelmount.errors import HostError, InputError, WheelmountError
 from wheelmount.hosts.spec import HostSpec
-from wheelmount.progress import Progress
+from wheelmount.operations.site import Site
 from wheelmount.wheels.interpreter import describe
 from wheelmount.wheels.target import Target
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:  # Monarch, half a second, is imported to ask hosts of other m
 _HINT = "name its Python with --python-version and --platform"
 
 
-def of_hosts(spec: HostSpec, settings: Settings, progress: Progress) -> list[Target]:
+def of_hosts(site: Site) -> list[Target]:
     """Return the targets of hosts, each once; hosts on this machine are not started for this.
 
     Raises:
         HostError: a host does not report its Python.
         WheelmountError: the hosts cannot be started.
     """
-    if spec.kind == "local":
-        return here(spec)
+    if site.spec.kind == "local":
+        return here(site.spec)
     from wheelmount.operations import pools
 
-    with pools.at(spec, settings, progress, namespaces=False) as pool:
+    with pools.at(site, namespaces=False) as pool:
         return ask(pool, {host.name: "" for host in pool.hosts})
 
 
@@ -72,7 +72,8 @@ def ask(pool: HostPool, venvs: Mapping[str, str]) -> list[Target]:
     program = ("python", "-m", "wheelmount.wheels.interpreter")
     commands = {name: Command((*program, venv)) for name, venv in venvs.items()}
     results = pool.run(commands, "ask")
-    return list(dict.fromkeys(_target(name, result) for name, result in results.items()))
+    answers = ((name, _answer(name, result)) for name, result in results.items())
+    return list(dict.fromkeys(_parse(name, answer) for name, answer in answers))
 
 
 def ask_bases(pool: HostPool) -> list[tuple[Target, str]]:
@@ -92,17 +93,12 @@ def ask_bases(pool: HostPool) -> list[tuple[Target, str]]:
     return found
 
 
-def _target(name: str, result: Result | WheelmountError) -> Target:
-    return _parse(name, _answer(name, result))
-
-
 def _answer(name: str, result: Result | WheelmountError) -> str:
     """Return the output of the command that describes a host's Python."""
     if isinstance(result, WheelmountError):
         raise result
     if result.code:
-        lines = result.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {result.code}"
+        reason = last_words(result.stderr, f"exit code {result.code}")
         raise HostError(f"{name} does not report its Python: {reason}", hint=_HINT)
     return result.stdout.decode(errors="replace")
 

@@ -130,7 +130,7 @@ def opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
 
 
 def find_faults(
-    file: Path | BinaryIO, name: str | None = None, *, record: bool = True, contents: bool = True
+    file: Path | BinaryIO, name: str | None = None, *, record: bool = True
 ) -> list[str]:
     """Check a wheel; return its faults in words, none if the wheel is sound.
 
@@ -144,8 +144,6 @@ def find_faults(
         file: the wheel, as a path or an open file.
         name: file name of the wheel, if ``file`` is open or has another name.
         record: check RECORD; otherwise the archive's own checksums are checked.
-        contents: unpack all files, at some 50 MB of wheel a second; without it, a hundred times
-            as much.
     """
     name = name or Path(file.name).name
     try:
@@ -157,8 +155,8 @@ def find_faults(
             archive.filename = name  # installer reads name and version from it
             faults = list(_faults(archive, name))
             if not faults and record:
-                faults += _wrong_record(archive, name, contents=contents)
-            elif not faults and contents and (broken := archive.testzip()) is not None:
+                faults += _wrong_record(archive, name)
+            elif not faults and (broken := archive.testzip()) is not None:
                 faults.append(f"broken archive: {broken}")
             return faults
     except UNREADABLE as error:
@@ -225,11 +223,11 @@ def _faults(archive: zipfile.ZipFile, name: str) -> Iterator[str]:
     yield from _other_identity(archive, info, name)
 
 
-def _wrong_record(archive: zipfile.ZipFile, name: str, *, contents: bool) -> Iterator[str]:
+def _wrong_record(archive: zipfile.ZipFile, name: str) -> Iterator[str]:
     from installer.sources import WheelFile  # loaded only where a wheel is unpacked
 
     try:
-        WheelFile(archive).validate_record(validate_contents=contents)
+        WheelFile(archive).validate_record(validate_contents=True)
     except WheelFile.validation_error as error:
         for issue in getattr(error, "issues", [str(error)]):
             issue = issue.removeprefix(f"In {name}, ")

@@ -36,7 +36,7 @@ from wheelmount.wheels import sandbox, uvsettings
 from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
 from wheelmount.wheels.download import locked
-from wheelmount.wheels.lockfile import chosen_source, parse_lock
+from wheelmount.wheels.lockfile import Wheel, chosen_source, parse_lock
 from wheelmount.wheels.pins import ALGORITHMS, Pins
 from wheelmount.wheels.reqfile import Line, read_lines, rewrite
 from wheelmount.wheels.resolve import error_of
@@ -240,8 +240,6 @@ def _download(
     pins: Pins,
     bounds: Wanted,
 ) -> tuple[Path, str]:
-    from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
-
     lines = ["--no-deps", "--format", "pylock.toml", *options]
     # Give uv the metadata, so that it does not run code of the source to get them.
     told: dict[str, object] = {"name": one.name, "requires-dist": []}
@@ -257,7 +255,13 @@ def _download(
     if isinstance(answer, Failure):
         raise error_of(answer, target)
     (package,) = pins.apply(parse_lock(answer), target).packages
-    source = chosen_source(package)
+    return bring(chosen_source(package), folder)
+
+
+def bring(source: Wheel, folder: Path) -> tuple[Path, str]:
+    """Fetch a source distribution; return its path, and where it is from without credentials."""
+    from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
+
     with SILENT.task("download") as task:
         fetch([source], folder, task, 1)
     return folder / source.filename, without_credentials(source.source)

@@ -17,6 +17,7 @@ from typing import Any
 import uv
 
 from wheelmount.errors import WheelmountError
+from wheelmount.toml import tomllib
 from wheelmount.wheels import sandbox
 from wheelmount.wheels.compiler import build_wheel
 from wheelmount.wheels.download import download
@@ -24,11 +25,6 @@ from wheelmount.wheels.missing import absent
 from wheelmount.wheels.resolve import resolve
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _ROUNDS = 8
 """Most times that a build may require more packages."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -17,12 +16,8 @@ from packaging.pylock import (
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from wheelmount.errors import ResolveError, WheelError
+from wheelmount.toml import tomllib
 from wheelmount.wheels.target import Target
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 LOCK_NAME = "pylock.toml"
 

@@ -15,6 +15,10 @@ from wheelmount.mount.snapshot.tree import ROOT, Inode, Tree
 from wheelmount.wheels.linktree import link
 
 
+class SpoiltError(Exception):
+    """A file to link is missing, or has another size than it should have."""
+
+
 class Making:
     """A directory that is being made, and that no other process changes.
 
@@ -75,22 +79,27 @@ class Making:
         self._tree.limit += 1
         return self._tree.limit - 1
 
-    def link(self, source: str, name: str) -> None:
+    def link(self, source: str, name: str, size: int) -> None:
         """Link a file into the current directory. The tree is without its extended attributes.
 
         Args:
             source: path of the file.
             name: the new name.
+            size: bytes that the file should have.
 
         Raises:
             FileExistsError: the directory has that name.
+            SpoiltError: the file is missing, or has another size.
         """
         try:
             link(source, name, self._descriptor)
         except FileExistsError:
             exists = errno.EEXIST
             raise FileExistsError(exists, os.strerror(exists), f"{self.path}/{name}") from None
-        self._add(name)
+        except FileNotFoundError:
+            raise SpoiltError from None
+        if self._add(name) != size:
+            raise SpoiltError
 
     def write(self, name: str, data: bytes, mode: int = 0o644) -> None:
         """Write a file of the current directory, and remove one that has its name.
@@ -115,8 +124,8 @@ class Making:
             os.unlink(f"{self.path}/{name}")  # noqa: PTH108
             self.known = False
 
-    def _add(self, name: str) -> None:
-        """Add a file or symlink of the current directory to the tree."""
+    def _add(self, name: str) -> int:
+        """Add a file or symlink of the current directory to the tree, and return its size."""
         status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
         tree, encoded = self._tree, os.fsencode(name)
         number = self._files.get(status.st_ino)
@@ -125,12 +134,13 @@ class Making:
             inode = inode_of(self._below + encoded, where, status, plain=True)
             if inode is None:
                 self.known = False
-                return
+                return status.st_size
             self._files[status.st_ino] = number = self._new_number()
             tree.inodes[number] = inode
         self._counts[number] += 1
         tree.stamps[number] = stamp_of(status)  # a further name changes the ctime
         self._names[encoded] = number
+        return status.st_size
 
     def tree(self, root: str) -> Tree | None:
         """Return the tree, or None if it is not known.

@@ -26,6 +26,7 @@ from packaging.utils import parse_wheel_filename
 
 from wheelmount.errors import WheelError
 from wheelmount.urls import public, without_credentials
+from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.scratch import write_whole
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
@@ -255,10 +256,7 @@ class Manifest:
 
     def _is_pinned_to_these(self, request: Request) -> bool:
         """Whether its wheels have hashes that it pins; another request may have replaced some."""
-        pinned: dict[str, set[str]] = {}
-        for text in request.pinned:
-            package, _, one = text.partition(" ")
-            pinned.setdefault(package, set()).add(one)
+        pinned = Pins.of_texts(request.pinned).hashes
         foreign = [name for name in request.wheels if name not in self.built]
         allowed = {name: pinned.get(parse_wheel_filename(name)[0]) for name in foreign}
         return all(

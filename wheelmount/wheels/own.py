@@ -6,7 +6,6 @@ These come from strangers, so directories that they name are built in a sandbox.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,14 +14,10 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from wheelmount.toml import tomllib
 from wheelmount.wheels.given import is_fetched
 from wheelmount.wheels.reqfile import read_lines
 from wheelmount.wheels.wanted import PROJECT_NAME, Wanted
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _MALFORMED = OSError, ValueError, KeyError, TypeError, AttributeError, InvalidRequirement
 """What a ``pyproject.toml`` that uv takes none of may raise."""

@@ -25,9 +25,9 @@ from packaging.version import Version
 
 from wheelmount.errors import SourceError
 from wheelmount.progress import SILENT, Progress
-from wheelmount.urls import public, without_credentials
+from wheelmount.urls import public
 from wheelmount.wheels.archive import hash_file
-from wheelmount.wheels.build import build, clone, keep
+from wheelmount.wheels.build import bring, build, clone, keep
 from wheelmount.wheels.given import is_fetched
 from wheelmount.wheels.lockfile import chosen_source, chosen_wheels, selected, wheel_name
 from wheelmount.wheels.scratch import scratch
@@ -116,8 +116,6 @@ def build_locked(
 
 def _bring(package: Package, base: Path, folder: Path) -> tuple[Path, str]:
     """Return the directory or source distribution to build, and its origin."""
-    from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
-
     if isinstance(package.vcs, PackageVcs):
         if package.vcs.type != "git":
             raise SourceError(
@@ -133,9 +131,7 @@ def _bring(package: Package, base: Path, folder: Path) -> tuple[Path, str]:
     source = chosen_source(package)
     if "://" not in source.source:
         source = dataclasses.replace(source, source=(base / source.source).resolve().as_uri())
-    with SILENT.task("download") as task:
-        fetch([source], folder, task, 1)
-    return folder / source.filename, without_credentials(source.source)
+    return bring(source, folder)
 
 
 def _as_wheel(package: Package, wheel: Path) -> Package:

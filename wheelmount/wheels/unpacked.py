@@ -19,6 +19,7 @@ import io
 import json
 import os
 import posixpath
+import shutil
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,6 +137,8 @@ class Unpacked:
         wheels: Sequence[tuple[Path, str]],
         compiler: Compiler | None = None,
         progress: Progress = SILENT,
+        *,
+        sizes: bool = True,
     ) -> list[Recipe]:
         """Unpack the wheels that the cache lacks.
 
@@ -143,6 +146,8 @@ class Unpacked:
             wheels: files and the SHA-256 that each must have.
             compiler: compiles their bytecode; None for no bytecode.
             progress: informed of the steps ``unpack`` and ``compile``, if they are needed.
+            sizes: whether to compare the sizes of files, as a power failure may leave files without
+                bytes; otherwise the caller does.
 
         Returns:
             The recipe of each wheel, in order.
@@ -155,7 +160,7 @@ class Unpacked:
         with disk_errors(self.directory):
             for name in ("wheels", "objects"):
                 (self.directory / name).mkdir(parents=True, exist_ok=True)
-            known = [self._find(digest, compiler) for _, digest in wheels]
+            known = [self._find(digest, compiler, sizes) for _, digest in wheels]
             found = {recipe.sha256: recipe for recipe in known if recipe}
             if missing := [wheel for wheel in wheels if wheel[1] not in found]:
                 for recipe in self._unpack(missing, compiler, progress):
@@ -171,11 +176,10 @@ class Unpacked:
         suffix = f"-{compiler.tag}" if compiler else ""
         return self.directory / "wheels" / f"{digest}{suffix}.json"
 
-    def _find(self, digest: str, compiler: Compiler | None) -> Recipe | None:
+    def _find(self, digest: str, compiler: Compiler | None, sizes: bool) -> Recipe | None:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             recipe = Recipe.read(self._recipe(digest, compiler))
-            # Compare sizes, too: a power failure may leave files without bytes.
-            contents = (c for _, files in recipe.schemes() for c in files.values())
+            contents = (c for _, files in recipe.schemes() for c in files.values() if sizes)
             if all(os.stat(self.object(c)).st_size == c.size for c in contents):  # noqa: PTH116
                 os.utime(self._recipe(digest, compiler))  # the last use, for ``cache prune``
                 return recipe
@@ -220,10 +224,21 @@ class Unpacked:
         """Move contents to their places by hash."""
         for scheme, files in recipe.schemes():
             for path, content in files.items():
-                file = Path(self.object(content))
+                file, made = Path(self.object(content)), folder / scheme / path
                 if not file.exists():
                     file.parent.mkdir(exist_ok=True)
-                    (folder / scheme / path).replace(file)
+                    made.replace(file)
+                elif file.stat().st_size != content.size:
+                    _mend(file, made)
+
+
+def _mend(file: Path, good: Path) -> None:
+    """Write the content of ``good`` to a file, so that all its hardlinks have that, too."""
+    status = good.stat()
+    file.chmod(0o600)
+    shutil.copyfile(good, file)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    file.chmod(status.st_mode)
 
 
 class _StopError(Exception):

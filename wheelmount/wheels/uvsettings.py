@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from wheelmount.toml import tomllib
 
 _OF_INDEXES = frozenset(
     {

@@ -16,7 +16,7 @@ import json
 import os
 import posixpath
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +28,11 @@ from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.environment.files import row_of
 from wheelmount.wheels.linktree import Item, find_conflicts, record_of
-from wheelmount.wheels.making import Making
+from wheelmount.wheels.making import Making, SpoiltError
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.shipment import items_of
 from wheelmount.wheels.target import Target
-from wheelmount.wheels.unpacked import Unpacked
+from wheelmount.wheels.unpacked import Recipe, Unpacked
 
 _VERSION = 1
 """Version of the layout; environments of other versions are made again."""
@@ -83,6 +83,7 @@ class Planned:
         target: the target that its wheels were chosen for.
         python: path of the interpreter on hosts, or an interpreter to put into it.
         items: its wheels; None if it is there.
+        unpack: unpacks those wheels again of which the cache lacks files, or has spoilt ones.
         unpacked: the cache of unpacked wheels.
         progress: informed of the step ``environment``.
     """
@@ -91,6 +92,7 @@ class Planned:
     target: Target
     python: str | Carried
     items: Sequence[Item] | None
+    unpack: Callable[[], object]
     unpacked: Unpacked
     progress: Progress
 
@@ -106,10 +108,18 @@ class Planned:
             SourceError: the cache cannot be written.
             StoreError: no space is left.
         """
-        items, folder, progress = self.items, self.folder, self.progress
+        items, progress = self.items, self.progress
         if items is None:
             return None
         replaced = find_conflicts(items, progress)
+        try:
+            return self._make(items, replaced)
+        except SpoiltError:
+            self.unpack()
+            return self._make(items, replaced)
+
+    def _make(self, items: Sequence[Item], replaced: list[list[tuple[str, str]]]) -> Tree | None:
+        folder, progress = self.folder, self.progress
         with disk_errors(folder), progress.task("environment", unit="package") as task:
             task.total(len(items))
             with scratch(folder.parent) as place:
@@ -182,19 +192,19 @@ class Planned:
                     current = folder
                 source = self.unpacked.object(content)
                 if scheme == "scripts":
-                    data = _script(Path(source).read_bytes())
+                    data = _script(source, content.size)
                     making.write(name, data, 0o755)
                     rows.append((os.path.relpath(file, library), *row_of(data)))
                     continue
                 try:
-                    making.link(source, name)
+                    making.link(source, name, content.size)
                 except FileExistsError:  # of the interpreter, or metadata of another package
                     there = f"{making.path}/{name}"
                     own = os.path.islink(there) or file == NOTE  # noqa: PTH114
                     if own or not os.path.isfile(there):  # noqa: PTH113
                         raise
                     making.remove(name)
-                    making.link(source, name)
+                    making.link(source, name, content.size)
                 if scheme != recipe.root:
                     rows.append((os.path.relpath(file, library), *content.row))
         texts = {"INSTALLER": _INSTALLER}
@@ -243,20 +253,22 @@ def plan(
     text = repr((_VERSION, str(target), python, each))
     folder = directory(cache) / hashlib.sha256(text.encode()).hexdigest()[:16]
     unpacked = Unpacked(cache / "unpacked")
+
+    def unpack(*, sizes: bool = True) -> list[Recipe]:
+        compiler = python.compiler() if isinstance(python, Carried) else Compiler.find(target)
+        files = [(house / one.filename, one.sha256) for one in chosen]
+        return unpacked.add(files, compiler, progress, sizes=sizes)
+
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         Environment.read(folder)
         os.utime(folder)  # time of the last use, for ``cache prune``
-        return Planned(folder, target, python, None, unpacked, progress)
-    recipes = unpacked.add(
-        [(house / one.filename, one.sha256) for one in chosen],
-        python.compiler() if isinstance(python, Carried) else Compiler.find(target),
-        progress,
-    )
+        return Planned(folder, target, python, None, unpack, unpacked, progress)
+    recipes = unpack(sizes=False)  # compared when the files are linked
     items = [
         Item(one.filename, recipe, direct_url=one.direct_url)
         for one, recipe in zip(chosen, recipes, strict=True)
     ]
-    return Planned(folder, target, python, items, unpacked, progress)
+    return Planned(folder, target, python, items, unpack, unpacked, progress)
 
 
 def every(cache: Path) -> Iterator[Environment]:
@@ -292,8 +304,22 @@ def _library(target: Target) -> str:
     return f"lib/{pypy}{target.minor_release}{free}/site-packages"
 
 
-def _script(script: bytes) -> bytes:
-    """Return a script whose first line starts the interpreter beside it."""
+def _script(source: str, size: int) -> bytes:
+    """Return a script of a cache; its first line starts the interpreter beside it.
+
+    Args:
+        source: path of the script.
+        size: bytes that it should have.
+
+    Raises:
+        SpoiltError: the file is missing, or has another size.
+    """
+    try:
+        script = Path(source).read_bytes()
+    except FileNotFoundError:
+        raise SpoiltError from None
+    if len(script) != size:
+        raise SpoiltError
     if not script.startswith(b"#!python"):
         return script
     return _SHEBANG + script.partition(b"\n")[2]

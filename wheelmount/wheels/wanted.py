@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, is_normalized_name
 
 from wheelmount.errors import InputError
+from wheelmount.toml import tomllib
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.reqfile import Line
 from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PROJECT_NAME = "pyproject.toml"
 UV_LOCK_NAME = "uv.lock"

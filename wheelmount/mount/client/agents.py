@@ -7,8 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from wheelmount.config import Settings
+from wheelmount.errors import WheelmountError
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.host import Host
+
+EXPLANATION = 15.0
+"""Seconds in which a host whose agent failed may say that it has another version."""
 
 
 class Agents(Mapping[str, Any]):
@@ -24,20 +28,21 @@ class Agents(Mapping[str, Any]):
         self._settings = settings
         self._agents: dict[str, Any] = {}
         self._procs: dict[str, Any] = {}
-        self._greetings: dict[str, Any] = {}
+        self._greetings: dict[str, tuple[Host, Any]] = {}
 
     def spawn(self, hosts: Iterable[Host]) -> None:
         """Start an agent on each of the given hosts."""
         from wheelmount.mount.host.agent import Agent
 
+        settings = asdict(self._settings)
         for host in hosts:
-            procs = host.mesh.spawn_procs({"procs": 1}, name=f"{runtime.NAME}mount")
-            self._procs[host.name] = procs
-            self._greetings[host.name] = handshake.begin(procs)
+            self._procs[host.name] = procs = _start(host)
             identity = f"{self._identity}-{host.name}"
-            self._agents[host.name] = procs.spawn(
-                f"{runtime.NAME}agent", Agent, host.name, asdict(self._settings), identity
+            self._agents[host.name] = agent = procs.spawn(
+                f"{runtime.NAME}agent", Agent, host.name, settings, identity
             )
+            self._greetings[host.name] = host, agent.versions.call_one()
+        runtime.expect(len(self._agents))
 
     def greet(self) -> None:
         """Check that hosts run the same versions as this process.
@@ -48,9 +53,20 @@ class Agents(Mapping[str, Any]):
             WaitError: a host does not answer.
         """
         greetings, self._greetings = self._greetings, {}
-        answers = runtime.gather(greetings, self._settings.start_timeout)
-        for name, versions in runtime.raise_first(answers).items():
-            handshake.compare(name, versions)
+        calls = {name: greeting for name, (_, greeting) in greetings.items()}
+        answers = runtime.gather(calls, self._settings.start_timeout)
+        failed = runtime.errors(answers)
+        if failed:
+            # The agent of another version may fail, and its process with it. A handshake is the
+            # same in all versions.
+            procs = {name: _start(greetings[name][0]) for name in failed}
+            begun = {name: handshake.begin(each) for name, each in procs.items()}
+            answers |= runtime.gather(begun, EXPLANATION)
+            runtime.stop_meshes(*procs.values())
+        for name, versions in answers.items():
+            if not isinstance(versions, WheelmountError):
+                handshake.compare(name, versions)
+        runtime.raise_first(failed)
 
     def take(self, agents: Mapping[str, Any]) -> None:
         """Use the agents that another process started."""
@@ -108,3 +124,8 @@ class Agents(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._agents)
+
+
+def _start(host: Host) -> Any:
+    """Start a process on a host."""
+    return host.mesh.spawn_procs({"procs": 1}, name=f"{runtime.NAME}mount")

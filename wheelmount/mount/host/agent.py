@@ -17,7 +17,7 @@ from typing import Any
 
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, StoreError
-from wheelmount.hosts import process, runtime
+from wheelmount.hosts import handshake, process, runtime
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.mount.host.reattach import Adopted
 from wheelmount.mount.kernel import points, syscalls
@@ -64,7 +64,7 @@ class Order:
     keep: bool
 
 
-class Agent(Actor):  # type: ignore[misc]
+class Agent(Actor):
     """Works for one mount on one host, on behalf of the client.
 
     Args:
@@ -93,6 +93,11 @@ class Agent(Actor):  # type: ignore[misc]
         self._traced = False  # whether the client is still to be told what was read
 
     @concurrent_endpoint
+    async def versions(self) -> dict[str, str]:
+        """Return what ``Handshake.versions`` does, without one more actor on each host."""
+        return dict(handshake.here())
+
+    @concurrent_endpoint
     async def view(self) -> View:
         """Return which file systems this host sees, to compare hosts."""
         return View.here(str(self._settings.private_runtime()))
@@ -110,6 +115,7 @@ class Agent(Actor):  # type: ignore[misc]
         await asyncio.to_thread(processes.clear, settings, mntpoint)
         own = settings.store == MEMORY and syscalls.may_mount()
         store = settings.private_store(mounted=own) / self._directory.name
+        description = await fetch_description(source, settings.fetch_timeout)
         made = points.prepare(mntpoint, cover=order.cover)  # last: it is to be taken back
         task = Task(
             self._host,
@@ -122,7 +128,6 @@ class Agent(Actor):  # type: ignore[misc]
             settings.verify_rate * 1e6,
         )
         try:
-            description = await fetch_description(source, settings.fetch_timeout)
             with processes.making(self._directory):
                 task.write(self._directory)
                 self._store = await asyncio.to_thread(
@@ -137,13 +142,17 @@ class Agent(Actor):  # type: ignore[misc]
             raise
 
     async def _receive(
-        self, store: Store | ReblockedStore, source: Origin, route: Route
+        self,
+        store: Store | ReblockedStore,
+        source: Origin,
+        route: Route,
+        earlier: Store | None = None,
     ) -> Receiver:
         settings = self._settings
         look = kept = None
         if isinstance(store, Store):
             kept = await asyncio.to_thread(Kept.open, settings)
-            look = functools.partial(dedup.find, settings, self._directory, store, kept)
+            look = functools.partial(dedup.find, settings, self._directory, store, kept, earlier)
         key, timeout = store.layout.key, settings.fetch_timeout
         traffic = Traffic(certain=settings.transport == RDMA)
         receiver = Receiver(
@@ -343,7 +352,7 @@ class Agent(Actor):  # type: ignore[misc]
                     "the mount was refreshed by another client meanwhile", hint="refresh again"
                 )
             self._next = made = await asyncio.to_thread(self._make_next, description)
-            receiver = await self._receive(made, source, route)
+            receiver = await self._receive(made, source, route, self._shown)
             await receiver.run()
             await asyncio.to_thread(made.finish)
         except BaseException:
@@ -432,10 +441,7 @@ class Agent(Actor):  # type: ignore[misc]
             verify.note(self._directory, self._verified)
 
     def _task(self) -> Task:
-        try:
-            return Task.read(self._directory)
-        except FileNotFoundError:
-            raise MountError("the mount is gone") from None
+        return processes.task(self._directory)
 
     @concurrent_endpoint
     async def status(self) -> control.Message:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wheelmount import linux
 from wheelmount.errors import InputError, MountError, UnavailableError
-from wheelmount.hosts import capabilities
 from wheelmount.mount.kernel import syscalls
 
 FILE_SYSTEM = "fuse.wheelmount"
@@ -60,7 +60,7 @@ def apart() -> bool:
     """Return whether this process has a mount namespace of its own, not the machine's."""
     with contextlib.suppress(PermissionError):  # of an ordinary user
         return not Path("/proc/1/ns/mnt").samefile("/proc/self/ns/mnt")
-    return not capabilities.maps_root()
+    return not linux.maps_root()
 
 
 def place(

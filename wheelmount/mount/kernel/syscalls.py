@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from wheelmount import linux
+
 _MOUNT_SETATTR, _OPEN_TREE, _MOVE_MOUNT = 442, 428, 429
 _OPEN_TREE_CLONE, _RECURSIVE = 1, 0x8000
 _MOVE_EMPTY_PATH, _MOVE_BENEATH = 0x4, 0x200
@@ -27,7 +29,6 @@ _RDONLY, _NOSUID, _NODEV, _REMOUNT = 1, 2, 4, 32
 _FLAGS = {"noexec": 0x8, "nosymfollow": 0x200000}
 _MS_PRIVATE = 1 << 18
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
-_CAP_SYS_ADMIN = 21
 _PR_SET_PDEATHSIG = 1
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 _MEMORY = frozenset({0x01021994, 0x858458F6})  # TMPFS_MAGIC, RAMFS_MAGIC
@@ -91,10 +92,7 @@ def _statx(fd: int, path: bytes, flags: int) -> Found:
 
 def may_mount() -> bool:
     """Return whether this process may mount file systems: as root, or in its own namespace."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
-    return False
+    return linux.SYS_ADMIN in linux.capabilities("CapEff")
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:

@@ -44,6 +44,9 @@ class Adapter(Protocol):
     def end(self) -> None:
         """End ``serve`` although the mount is in use."""
 
+    def mounted(self) -> bool:
+        """Return whether the file system is still mounted anywhere; the kernel is asked."""
+
     def knows(self, number: int) -> bool:
         """Return whether the kernel holds an inode."""
 

@@ -11,8 +11,9 @@ import gc
 import logging
 import os
 import stat
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -93,6 +94,7 @@ class Generations:
         self._task = task
         self._kept = [store, *earlier]
         self._adapter: Adapter | None = None
+        self._replaced: Root | None = None  # of the FUSE mount that a bind mount replaced
         self._nursery: trio.Nursery | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         inodes = store.tree.inodes.keys()
@@ -171,6 +173,8 @@ class Generations:
                 return
             binds = self._task.adapter == "bind" and (store.bindable or self.bound is not None)
             if binds and await trio.to_thread.run_sync(self._bind, store):
+                if self.bound is None and self._nursery is not None:
+                    self._nursery.start_soon(self._follow)
                 self.bound = store
                 log.info("generation %d is shown by the kernel alone", generation)
             elif store is not self.shown:
@@ -208,14 +212,41 @@ class Generations:
                 return False
             raise OSError(errno.EBUSY, "another mount is above it")
         points.remember(self._directory, (made, root.device, root.path))
-        former = {Root.of(each.root): each for each in self._kept if each is not store}
         if served:
-            former[Root(mount.device, "/")] = self.vfs.store
-        self._exchange_views(former, store, made)
+            self._replaced = Root(mount.device, "/")
+        self._exchange_views([each for each in self._kept if each is not store], store, made)
         return True
 
-    def _exchange_views(self, former: dict[Root, Store], store: Store, own: int) -> None:
-        """Make all other mounts that show an earlier tree of this mount show a generation."""
+    async def _follow(self) -> None:
+        """Exchange views of the FUSE server's mount that appeared while it was replaced.
+
+        A container that was being started then had a copy of the mount where no search finds it.
+        """
+        pause = AGAIN
+        while self.served:
+            await trio.sleep(pause)
+            pause = min(2 * pause, SELDOM)
+            async with self.changing:
+                await trio.to_thread.run_sync(self._exchange_again, [])
+
+    def _exchange_views(self, earlier: Iterable[Store], store: Store, own: int) -> None:
+        """Make all other mounts that show an earlier tree of this mount show a generation.
+
+        Args:
+            earlier: the earlier trees. What the FUSE server serves counts too, once it is replaced.
+            store: the generation to show.
+            own: id of the mount itself.
+        """
+        former = {Root.of(each.root): each for each in earlier}
+        adapter, replaced = self._adapter, self._replaced
+        if adapter is not None and replaced is not None:
+            former[replaced] = self.vfs.store
+
+        def agree(root: Root, _made: int) -> bool:
+            # If the server's file system is still mounted now, after a mount with its device number
+            # was found, the mount is of this file system: see ``views.held``.
+            return root != replaced or (adapter is not None and adapter.mounted())
+
         for space in views.spaces():
             for mount in space.reached():
                 for root, before in former.items():
@@ -227,7 +258,7 @@ class Generations:
                         log.debug("%s keeps what it shows: there is no %s", mount.path, part)
                         continue
                     try:
-                        done = views.exchange(space, mount, place)
+                        done = views.exchange(space, mount, place, partial(agree, root))
                     except OSError as error:
                         done = False
                         log.debug("%s keeps what it shows: %s", mount.path, error)
@@ -240,8 +271,7 @@ class Generations:
         before = self.vfs.store
         change = await trio.to_thread.run_sync(self.vfs.changes, store)
         await self._adapter.refresh(change, lambda: self.vfs.replace(store))
-        gone = before.tree.inodes.keys() - store.tree.inodes.keys()
-        self._held[before] = self._hold(before, gone)
+        self._hold(before, before.tree.inodes.keys() - store.tree.inodes.keys())
         if self._inhabited and not self._dropping and self._nursery is not None:
             self._dropping = True
             self._nursery.start_soon(self._drop_names)
@@ -271,9 +301,11 @@ class Generations:
             pause = min(2 * pause, SELDOM)
         self._dropping = False
 
-    def _hold(self, store: Store, gone: Set[int]) -> Held:
-        """Free the files of ``gone`` that no process can reach any more; return the others."""
+    def _hold(self, store: Store, gone: Set[int]) -> None:
+        """Free the files of ``gone`` that no process can reach any more; hold the others."""
         adapter, inodes, names = self._adapter, store.tree.inodes, store.tree.names
+        # Noted before the adapter is asked: otherwise, what the kernel forgets in between is lost.
+        self._held[store] = Held(set(gone))
         known = {number for number in gone if adapter is not None and adapter.knows(number)}
         held = Held(known, {number for number in known if inodes[number].is_directory})
         pending = list(held.directories)
@@ -285,7 +317,7 @@ class Generations:
         for number in gone - known - held.below:
             if not any(number in below for below in reachable):
                 store.free(number)
-        return held
+        self._held[store] = held
 
     def forgotten(self, number: int) -> None:
         """Free a file that only the kernel still referred to. May be called on any thread."""
@@ -302,9 +334,8 @@ class Generations:
             if number in held.directories:
                 held.directories.discard(number)
                 if not held.directories:  # only now: a search for each would cost the tree
-                    del self._held[store]
                     left = (held.known | held.below) - self.shown.tree.inodes.keys()
-                    self._held[store] = self._hold(store, left)
+                    self._hold(store, left)
             elif number not in held.below:
                 store.free(number)
         self._retire()
@@ -354,8 +385,7 @@ class Generations:
         mount = points.standing(self._directory)
         if self.bound is not None and mount is not None:
             with contextlib.suppress(OSError):  # the next search tries again
-                former = {Root.of(store.root): store for store in leaving}
-                self._exchange_views(former, self.bound, mount.id)
+                self._exchange_views(leaving, self.bound, mount.id)
 
     def _find_users(self, leaving: list[Store]) -> dict[Store, list[str]]:
         if self._task.adapter != "bind":  # under FUSE, the kernel reports to the server

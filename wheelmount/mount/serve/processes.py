@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from wheelmount.child import last_words
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import MountError, UnavailableError
 from wheelmount.hosts import process
@@ -73,6 +74,20 @@ def find(settings: Settings, *targets: str) -> list[Path]:
             hint="run `wheelmount status` for what is mounted",
         )
     return found
+
+
+def task(directory: Path) -> Task:
+    """Return the task of a mount that was found.
+
+    Raises:
+        MountError: the mount was taken down meanwhile.
+    """
+    try:
+        return Task.read(directory)
+    except FileNotFoundError:
+        raise MountError(
+            f"the mount {identity(directory)} is gone", hint="another command took it down"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -200,10 +215,10 @@ def start(directory: Path, timeout: float) -> None:
         os.close(read)
     if word != "ok":
         server.wait(timeout)
-        lines = []
+        said = b""
         with contextlib.suppress(FileNotFoundError):  # the process has cleaned up
-            lines = (directory / "log").read_text(errors="replace").strip().splitlines()
-        reason = word or (lines[-1] if lines else "it said nothing")
+            said = (directory / "log").read_bytes()
+        reason = word or last_words(said, "it said nothing")
         raise UnavailableError(
             f"cannot mount: {reason}",
             hint="FUSE must be allowed for you on the host",

@@ -331,11 +331,12 @@ def _copy(source: bytes, target: bytes) -> None:
 
 
 def _delete(path: bytes) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
         shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):  # a hard link that was never made
-            os.unlink(path)
+    except FileNotFoundError:  # a hard link that was never made
+        pass
 
 
 def _set_attributes(inode: Inode, place: int | bytes) -> None:

@@ -6,18 +6,22 @@ block of a deleted generation is not written to another one. Next to the directo
 ``N`` are ``N.tree``, the encoded layout; ``N.summary``, a few totals; ``N.have``, one byte for each
 block; and ``N.changed``, one byte for each file that is sent for this generation. The last two are
 mapped by the receiving and the serving process, so both see immediately which blocks have arrived,
-and a restarted serving process finds them unchanged.
+and a restarted serving process finds them unchanged. Both hold a shared lock on the directory of
+the store, as ``in_use`` finds out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import mmap
 import os
 import shutil
+import socket
 import threading
+import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from functools import cached_property
@@ -42,6 +46,10 @@ LAST = "last"
 CURRENT = "current"
 """Name of the file in a store that contains the number of the current generation. Without this
 file, the first one is current."""
+
+MACHINE = "machine"
+"""Name of the file in a store that contains the name of the machine whose store it is: several
+machines may share a file system."""
 
 LEAVE = 10.0
 """Seconds that ``forget`` waits for the writers of a generation before it deletes the files."""
@@ -87,6 +95,10 @@ class Store:
         self._access = threading.Condition()
         self._writers = 0
         self._forgotten = False
+        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, held)
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     @property
     def layout(self) -> Layout:
@@ -147,7 +159,9 @@ class Store:
         directory.mkdir(mode=0o700)
         if mounted:
             syscalls.mount_tmpfs(directory, need.file_system)
-        return cls._begin(directory, 1, layout, description, set_attributes=set_attributes)
+        store = cls._begin(directory, 1, layout, description, set_attributes=set_attributes)
+        (directory / MACHINE).write_text(socket.gethostname())
+        return store
 
     @classmethod
     def open(cls, directory: Path, generation: int | None = None) -> Store:
@@ -533,6 +547,26 @@ def earlier(directory: Path, generation: int) -> list[int]:
     """Return numbers of generations before the given one, newest first."""
     numbers = (int(path.stem) for path in directory.glob("*.tree"))
     return sorted((number for number in numbers if number < generation), reverse=True)
+
+
+def in_use(directory: Path) -> bool:
+    """Return whether a process has a store open, or may have: the store is another machine's."""
+    with contextlib.suppress(FileNotFoundError):  # its creation did not end
+        if (directory / MACHINE).read_text() != socket.gethostname():
+            return True
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:  # deleted meanwhile
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # some file systems have no locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def remove(directory: Path) -> None:

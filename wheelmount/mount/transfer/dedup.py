@@ -25,34 +25,67 @@ FEW = 0.25
 LEAST = 64 << 10
 """Bytes of a tree below which sending is faster than searching."""
 
+SEARCHED = 1000
+"""Bytes that a link of 1 Gbit/s carries in the time in which one file of another tree is searched
+(8 µs). All files of other stores are searched only if more bytes than that lack for each."""
+
 
 class LocalCopies:
     """Finds blocks of a layout among the files of other stores, and among kept blocks.
 
-    A file is searched by its size and, in this order, by its path, the last two parts of it,
-    or its name alone.
-
     Args:
         layout: whose blocks are wanted.
-        stores: where to search. A store that is deleted or refreshed meanwhile does no harm: its
-            files are not found any more.
-        kept: blocks of earlier mounts, where to search after all complete stores.
+        kept: blocks of earlier mounts.
     """
 
-    def __init__(self, layout: Layout, stores: Sequence[Store], kept: Kept | None = None) -> None:
+    def __init__(self, layout: Layout, kept: Kept | None = None) -> None:
         self._layout = layout
         self._kept = kept
         self._places: dict[int, tuple[Store | KeptFiles, int]] = {}
         self._doubtful: set[int] = set()  # files that have another time of change where they are
         inodes = layout.tree.inodes
-        fresh = {n: _keys(inodes[n].path, inodes[n].size) for n in layout.fresh if inodes[n].size}
+        self._wanted = {number for number in layout.fresh if inodes[number].size}
+
+    @property
+    def lacking(self) -> int:
+        """Bytes of the files that were not found."""
+        inodes = self._layout.tree.inodes
+        return sum(inodes[number].held for number in self._wanted - self._places.keys())
+
+    def search_paths(self, store: Store) -> None:
+        """Search a store for files of the same path and size.
+
+        Takes time for each file of the layout only, not for those of the store.
+        """
+        tree = store.layout.tree
+        for number in self._wanted:
+            inode = self._layout.tree.inodes[number]
+            earlier = tree.find(inode.path)
+            if earlier is not None:
+                old = tree.inodes[earlier]
+                if old.is_file and old.size == inode.size:
+                    self._note(number, store, earlier, old.mtime_ns)
+
+    def search(self, stores: Sequence[Store]) -> None:
+        """Search all files of stores, and of kept blocks, for those that were not found.
+
+        A file is searched by its size and, in this order, by its path, the last two parts of it,
+        or its name alone.
+
+        Args:
+            stores: where to search; kept blocks come after all complete stores. A store that is
+                deleted or refreshed meanwhile does no harm: its files are not found any more.
+        """
+        inodes = self._layout.tree.inodes
+        lacking = self._wanted - self._places.keys()
+        fresh = {number: _keys(inodes[number].path, inodes[number].size) for number in lacking}
         wanted = {key for keys in fresh.values() for key in keys}
         sources: list[Store | KeptFiles] = [*stores]
-        if kept is not None:
+        if self._kept is not None:
             behind = sum(not store.missing() for store in stores)
             sources.insert(
                 behind,
-                kept.files(lambda path, size: not wanted.isdisjoint(_keys(path, size))),
+                self._kept.files(lambda path, size: not wanted.isdisjoint(_keys(path, size))),
             )
         found: dict[int, tuple[Store | KeptFiles, int, int]] = {}
         for source in sources:
@@ -63,9 +96,13 @@ class LocalCopies:
         for number, keys in fresh.items():
             place = next((found[key] for key in keys if key in found), None)
             if place is not None:
-                self._places[number] = place[:2]
-                if place[2] != inodes[number].mtime_ns:
-                    self._doubtful.add(number)
+                self._note(number, *place)
+
+    def _note(self, number: int, source: Store | KeptFiles, place: int, mtime_ns: int) -> None:
+        """Note where a file may be found, and the mtime that it has there."""
+        self._places[number] = source, place
+        if mtime_ns != self._layout.tree.inodes[number].mtime_ns:
+            self._doubtful.add(number)
 
     def __bool__(self) -> bool:
         """Whether any block may be found."""
@@ -142,10 +179,15 @@ def _keys(path: bytes, size: int) -> tuple[int, int, int]:
 
 
 def find(
-    settings: Settings, own: Path, store: Store, kept: Kept | None = None
+    settings: Settings,
+    own: Path,
+    store: Store,
+    kept: Kept | None = None,
+    before: Store | None = None,
 ) -> LocalCopies | None:
-    """Search other mounts, and blocks of earlier ones, for the files of a store to be filled.
+    """Search this host for the files of a store to be filled.
 
+    They are searched in the generation ahead, in other mounts, and in blocks of earlier ones.
     Takes about a second for 100,000 files in other mounts.
 
     Args:
@@ -154,25 +196,32 @@ def find(
             hosts may share a machine, and still count as separate.
         store: the store of that mount.
         kept: blocks of earlier mounts.
+        before: the generation ahead of the store's.
 
     Returns:
         None if no file may be found.
     """
     if store.layout.size < LEAST:
         return None
-    others = []
+    found = LocalCopies(store.layout, kept)
+    stores = []
+    if before is not None:
+        found.search_paths(before)  # mostly files written again as they were
+        stores.append(before)
     for directory in processes.find(settings):
-        if directory == own or processes.identity(directory) != processes.identity(own):
+        if processes.identity(directory) != processes.identity(own):
             # Just being made or removed, of another version, in another namespace: whatever
             # is wrong with another mount, this one does without.
             with contextlib.suppress(Exception):
-                other = Store.open(Path(Task.read(directory).store))
-                if (other.directory, other.generation) != (store.directory, store.generation):
-                    other.missing()  # a complete store need not be asked for each block
-                    _ = other.tree  # stays readable from here on, even if the mount is removed
-                    others.append(other)
-    if not others and kept is None:
-        return None
-    others.sort(key=lambda other: len(other.missing()))
-    found = LocalCopies(store.layout, others, kept)
+                stores.append(Store.open(Path(Task.read(directory).store)))
+    if sum(store.summary.files for store in stores) * SEARCHED > found.lacking:
+        stores = []
+    readable = []
+    for other in stores:
+        with contextlib.suppress(Exception):
+            other.missing()  # a complete store need not be asked for each block
+            _ = other.tree  # stays readable from here on, even if the mount is removed
+            readable.append(other)
+    if readable or kept is not None:
+        found.search(sorted(readable, key=lambda other: len(other.missing())))
     return found if found else None

@@ -217,10 +217,12 @@ class Origin:
     Attributes:
         actor: the client's ``SourceActor``.
         name: of the delivery, unique in the client.
+        description: of its tree.
     """
 
     actor: Any
     name: str
+    description: Description = Description(0, b"")
 
 
 @dataclass(slots=True)
@@ -232,7 +234,6 @@ class _Offered:
     timeout: float
     tree: bytes
     arrived: Callable[[str, int], None]
-    description: Description = field(init=False)
     offer: Offer = field(init=False)
 
 
@@ -246,7 +247,7 @@ def _find(name: str) -> _Offered:
     return _offered[name]
 
 
-class SourceActor(Actor):  # type: ignore[misc]
+class SourceActor(Actor):
     """Offers the rings of all deliveries of a client; lives in the client's own process.
 
     There is one for all deliveries, as Monarch keeps some 225 KiB of each actor that has ended
@@ -258,7 +259,6 @@ class SourceActor(Actor):  # type: ignore[misc]
     async def open(self, name: str) -> None:
         """Prepare a delivery for hosts."""
         made = _find(name)
-        made.description = Description(len(made.tree), blake3(made.tree).digest())
         made.offer = Offer(made.ring, made.timeout)
         await made.offer.prepare()
 
@@ -268,11 +268,6 @@ class SourceActor(Actor):  # type: ignore[misc]
         made = _offered.pop(name)
         made.offer.close()
         await made.offer.drop()
-
-    @concurrent_endpoint
-    async def describe(self, name: str) -> Description:
-        """Return what the tree's description is to be."""
-        return _find(name).description
 
     @concurrent_endpoint
     async def piece(self, name: str, offset: int) -> bytes:
@@ -348,7 +343,8 @@ def offer(
         if key not in _actors:
             name = f"{runtime.NAME}source_{secrets.token_hex(4)}"
             _actors[key] = this_proc().spawn(name, SourceActor)
-    origin = Origin(_actors[key], secrets.token_hex(8))
+    promised = Description(len(description), blake3(description).digest())
+    origin = Origin(_actors[key], secrets.token_hex(8), promised)
     _offered[origin.name] = _Offered(ring, ticket, timeout, description, arrived)
     try:
         runtime.one(origin.actor.open.call_one(origin.name), start_timeout)
@@ -375,16 +371,12 @@ async def fetch_description(source: Origin, timeout: float) -> bytes:
     Raises:
         TransferError: it did not arrive whole.
     """
-    actor, name = source.actor, source.name
-
-    async def answer(call: Any) -> Any:
-        return await asyncio.wait_for(call.as_asyncio(), timeout)
-
-    description: Description = await answer(actor.describe.call_one(name))
+    actor, name, description = source.actor, source.name, source.description
     data = bytearray(description.size)
     for offset in range(0, len(data), PIECE):
         # By RDMABuffer without a device Monarch would keep some 45 KiB of each read (0.7.0).
-        data[offset : offset + PIECE] = await answer(actor.piece.call_one(name, offset))
+        piece = actor.piece.call_one(name, offset).as_asyncio()
+        data[offset : offset + PIECE] = await asyncio.wait_for(piece, timeout)
     if blake3(data).digest() != description.digest:
         raise TransferError("the description of the tree arrived damaged", hint="try again")
     return bytes(data)

@@ -124,7 +124,8 @@ class Relay:
 
     def release(self, block: int, packed: bool, sent: int) -> None:
         """Release a block of which ``sent`` bytes were fetched (0: the fetch failed)."""
-        self._ring.release(block, packed, sent)
+        if self._offer is not None:
+            self._offer.release(block, packed, sent)
         self._traffic.sent = self._ring.sent
 
     @contextmanager

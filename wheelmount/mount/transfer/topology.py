@@ -10,7 +10,8 @@ about as much as it receives, and no link carries more than another. The idea is
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import pickle
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -71,6 +72,32 @@ def block_size(size: int, hosts: int, fanout: int = 0, *, device: bool = False) 
     return min(max(1 << round(math.log2(max(best, 1))), LEAST_BLOCK), MOST_BLOCK)
 
 
+class Peers(Mapping[str, Any]):
+    """Agents of hosts by name, each made of its pickled form when it is first asked for.
+
+    Each host receives references to about twenty agents, and calls a few of these. Monarch takes
+    milliseconds to pickle or to unpickle a reference.
+
+    Args:
+        pickled: of the agents, by name of the host.
+    """
+
+    def __init__(self, pickled: Mapping[str, bytes]) -> None:
+        self._pickled = pickled
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = pickle.loads(self._pickled[name])  # noqa: S301 - from the client
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pickled)
+
+    def __len__(self) -> int:
+        return len(self._pickled)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """The hosts that one host asks for blocks.
@@ -111,10 +138,12 @@ def routes(
     early = [name for name in agents if name not in later]
     topology = Topology(early, size, fanout, list(later), racks)
     report = max(REPORT, len(agents) / 256)
+    # Not when they are sent: Monarch then takes references out of what it pickles.
+    pickled = {name: pickle.dumps(agent) for name, agent in agents.items()}
     found = {}
     for name in agents:
         trees = topology.route(name)
-        peers = {host: agents[host] for above in trees for host in above}
+        peers = Peers({host: pickled[host] for above in trees for host in above})
         found[name] = Route(trees, peers, topology.below(name), report, first)
     return found
 

@@ -30,6 +30,11 @@ TRIALS = 2
 makes the connection."""
 
 
+LATE = 6
+"""A block that can be sent by stream instead must arrive by RDMA within this part of the time-out:
+a device brings it within milliseconds, or never."""
+
+
 class Wire(Protocol):
     """The network as a ``Receiver`` needs it.
 
@@ -120,6 +125,11 @@ class Link:
         self._begun[chosen] += 1
         return chosen
 
+    def limit(self, timeout: float) -> int:
+        """Return the seconds, out of a time-out, in which a block must arrive by RDMA."""
+        alone = self._only or self.ticket is None
+        return max(1, int(timeout if alone else timeout / LATE))
+
     def note(self, by_device: bool, size: int, took: float) -> None:
         """Note that the ``size`` bytes of a block took ``took`` seconds to arrive."""
         if not self.device or self._fewest() >= TRIALS:
@@ -166,23 +176,25 @@ class Upstream:
         traffic: Traffic,
     ) -> None:
         self._origin = source
-        self._actors = {**peers, CLIENT: source.actor}
+        self._peers = peers
         self._names: dict[str, LayoutKey | str] = dict.fromkeys(peers, key) | {CLIENT: source.name}
         self._timeout = timeout
         self._client = BlockClient(timeout)
         self._transport = transport
         self._traffic = traffic
         self._links: dict[str, Link] = {}
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._closed = False
 
     async def digest(self, host: str, block: int) -> BlockInfo:
         """Ask a host or ``CLIENT`` for the hash and the changed files of a block."""
-        actor, name = self._actors[host], self._names[host]
+        actor, name = self._actor(host), self._names[host]
         info: BlockInfo = await self._ask(lambda: actor.digest.call_one(name, block))
         return info
 
     async def parts(self, host: str, block: int, parts: list[tuple[int, int]]) -> Parts:
         """Ask like ``digest``, and for parts of the block, each with its begin and end."""
-        actor, name = self._actors[host], self._names[host]
+        actor, name = self._actor(host), self._names[host]
         found: Parts = await self._ask(lambda: actor.parts.call_one(name, block, parts))
         return found
 
@@ -199,7 +211,7 @@ class Upstream:
         link = await self._link(host)
         if link.by_device():
             try:
-                staged, took = await self._read_buffer(host, block, False, memory)
+                staged, took = await self._read_buffer(host, link, block, False, memory)
             except UnreachableError as error:
                 link.fail(error)
                 self._traffic.explain(host, link.reason)
@@ -214,7 +226,7 @@ class Upstream:
             else:
                 self._time(host, link, False, len(memory), pace.took)
                 return result, pace, way(ticket.where)
-        staged, took = await self._read_buffer(host, block, packed, memory)
+        staged, took = await self._read_buffer(host, link, block, packed, memory)
         return await asyncio.to_thread(then, staged), Pace(0.0, took), MESSAGES
 
     async def report(self, host: str, length: int) -> None:
@@ -227,11 +239,14 @@ class Upstream:
         self._client.rest()
 
     def close(self) -> None:
-        """Abort streams; a transfer by ``RDMABuffer`` goes on.
+        """Abort streams and calls; a transfer by ``RDMABuffer`` goes on.
 
         If it were aborted, Monarch's fallback over TCP would fail at the sender, for all hosts.
         """
+        self._closed = True
         self._client.close()
+        for call in self._calls:
+            call.cancel()
 
     def _time(self, host: str, link: Link, by_device: bool, size: int, took: float) -> None:
         """Note how long a block took; report the reason if no more blocks come by RDMA."""
@@ -239,21 +254,24 @@ class Upstream:
         if link.reason:
             self._traffic.explain(host, link.reason)
 
+    def _actor(self, host: str) -> Any:
+        return self._origin.actor if host == CLIENT else self._peers[host]
+
     async def _link(self, host: str) -> Link:
         if host not in self._links:
-            ways = await self._answer(self._actors[host].ways.call_one(self._names[host]))
+            ways = await self._answer(self._actor(host).ways.call_one(self._names[host]))
             self._links.setdefault(host, Link(ways, self._transport))
         return self._links[host]
 
     async def _read_buffer(
-        self, host: str, block: int, packed: bool, memory: memoryview
+        self, host: str, link: Link, block: int, packed: bool, memory: memoryview
     ) -> tuple[Staged, float]:
         """Fetch a block by ``RDMABuffer``; return its description, and the seconds that it took.
 
         Raises:
             UnreachableError: its bytes did not arrive.
         """
-        actor, name = self._actors[host], self._names[host]
+        actor, name = self._actor(host), self._names[host]
         staged: Staged
         try:
             staged, buffer = await self._ask(lambda: actor.stage.call_one(name, block, packed))
@@ -263,7 +281,7 @@ class Upstream:
             landing = pool.take(buffer.size())
         else:  # no device is used, so no memory need be registered
             landing = Registered(memory)
-        sent, began, timeout = 0, time.monotonic(), max(1, int(self._timeout))
+        sent, began, timeout = 0, time.monotonic(), link.limit(self._timeout)
         try:
             await buffer.read_into(landing.view, timeout=timeout)
             sent = staged.size
@@ -291,4 +309,12 @@ class Upstream:
         raise TransferError(f"the block did not arrive within {STUCK_AFTER * self._timeout:g} s")
 
     async def _answer(self, call: Any) -> Any:
-        return await asyncio.wait_for(call.as_asyncio(), self._timeout)
+        answer = asyncio.ensure_future(call.as_asyncio())
+        self._calls.add(answer)
+        answer.add_done_callback(self._calls.discard)
+        try:
+            return await asyncio.wait_for(answer, self._timeout)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            raise TransferError("nothing is fetched any more") from None

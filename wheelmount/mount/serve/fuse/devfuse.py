@@ -158,6 +158,10 @@ class DirectFuse:
         """Have ``serve`` return although the mount is in use; the process has to end then."""
         self._nursery.cancel_scope.cancel()
 
+    def mounted(self) -> bool:
+        """Return whether the file system is still mounted anywhere; the kernel is asked."""
+        return self._wire.connected()
+
     def references(self, number: int) -> int:
         """Return the kernel's references to an inode; see the class."""
         return self._references.of(number)

@@ -53,6 +53,10 @@ class FuseOperations(pyfuse3.Operations):  # type: ignore[misc]
         """End ``serve`` although the mount is in use."""
         pyfuse3.terminate()
 
+    def mounted(self) -> bool:
+        """Return False. Only a mount that a bind mount replaced is asked for; this never is one."""
+        return False
+
     def knows(self, number: int) -> bool:
         """Return whether the kernel holds an inode."""
         return self._references.of(number) > 0

@@ -54,6 +54,12 @@ class Wire:
                 if error.errno != errno.ENOENT:  # it was withdrawn meanwhile
                     raise
 
+    def connected(self) -> bool:
+        """Return whether the kernel still has the file system."""
+        state = select.poll()
+        state.register(self._fd, 0)
+        return not state.poll(0)
+
     def answer(self, unique: int, *parts: bytes | memoryview, error: int = 0) -> bool:
         """Answer a request.
 

@@ -1,0 +1,73 @@
+"""Calls to several hosts that are awaited together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from wheelmount.errors import HostError, InputError, WaitError
+from wheelmount.hosts import runtime
+
+
+class _Call:
+    """As much of a future of Monarch as is awaited.
+
+    Args:
+        work: makes what it waits for.
+    """
+
+    def __init__(self, work: Callable[[], Awaitable[object]]) -> None:
+        self._work = work
+
+    def as_asyncio(self) -> Awaitable[object]:
+        return self._work()
+
+
+def _returns(value: object) -> _Call:
+    return _Call(lambda: asyncio.sleep(0.01, value))
+
+
+def _raises(error: Exception) -> _Call:
+    async def work() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    return _Call(work)
+
+
+NEVER = _Call(lambda: asyncio.sleep(1000))
+
+
+def test_results_and_errors_are_in_the_order_of_the_calls() -> None:
+    error, told = InputError("no"), []
+    calls = {"a": _returns(1), "b": _raises(error), "c": _returns(None), "d": _raises(OSError("x"))}
+    found = runtime.gather(calls, 10, lambda key, _: told.append(key))
+    assert list(found) == ["a", "b", "c", "d"]
+    assert (found["a"], found["b"], found["c"]) == (1, error, None)
+    assert isinstance(found["d"], HostError)
+    assert sorted(told) == ["b", "d"]
+    assert runtime.gather({}, 10) == {}
+
+
+def test_what_does_not_come_in_time_is_an_error_and_the_rest_is_kept() -> None:
+    found = runtime.gather({"a": NEVER, "b": _returns(2)}, 0.1)
+    assert isinstance(found["a"], WaitError)
+    assert found["b"] == 2
+
+
+def test_a_check_ends_all_calls_that_are_awaited() -> None:
+    lost = HostError("the session is gone")
+
+    def check() -> None:
+        raise lost
+
+    with runtime.watching(check):
+        found = runtime.gather({"a": NEVER, "b": _returns(2), "c": NEVER}, None)
+    assert found == {"a": lost, "b": 2, "c": lost}
+
+
+def test_in_a_running_loop() -> None:
+    async def work() -> dict[str, object]:
+        return runtime.gather({"a": _returns(1)}, 10)
+
+    assert asyncio.run(work()) == {"a": 1}
