@@ -1,16 +1,19 @@
-"""Progress on a terminal."""
+"""Progress on a terminal, and text that neither controls a terminal nor fails to be written."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import read_terminal
+from tests.conftest import Cli, read_terminal
 from wheelmount.cli.console import ConsoleProgress
+from wheelmount.errors import SourceError
 from wheelmount.progress import number_of
 
 CODE = """
@@ -54,3 +57,42 @@ def test_a_step_says_its_only_host_in_the_singular(capfd: pytest.CaptureFixture[
     run, check = capfd.readouterr().err.splitlines()
     assert run.startswith("run: 1 host in ")
     assert check.startswith("check: 0 of 1 request in ")
+
+
+ODD = os.fsdecode(b"odd\xff\x1b[31m[red]")
+"""Name of a file that is no text and would change a terminal's colour."""
+
+SHOWN = rb"odd\xff\x1b[31m[red]"
+
+
+def test_an_error_names_any_path(cli: Cli, workplace: Path) -> None:
+    done = cli("mount", workplace / ODD)
+    assert done.returncode == SourceError.exit_code
+    assert done.stderr.startswith(f"error: there is no directory {workplace}/{SHOWN.decode()}\n")
+    done = cli("mount", "--json", workplace / ODD)
+    assert json.loads(done.stderr)["message"].endswith(ODD)
+
+
+def on_terminal(*arguments: str | Path) -> bytes:
+    """What a command writes to a terminal."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "wheelmount.cli.main", *map(str, arguments)]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower):
+        os.close(follower)
+        return read_terminal(leader)
+
+
+def test_an_error_does_not_control_a_terminal(workplace: Path) -> None:
+    shown = on_terminal("mount", workplace / ODD)
+    assert f"there is no directory {workplace}/".encode() + SHOWN in shown
+
+
+@pytest.mark.fuse
+@pytest.mark.hosts
+def test_paths_are_printed_as_they_are_except_to_a_terminal(cli: Cli, workplace: Path) -> None:
+    source, mntpoint = workplace / "source", workplace / ODD
+    source.mkdir()
+    assert cli("mount", source, mntpoint).stdout == f"host0 {mntpoint}\n"
+    assert f"{source} at {mntpoint} " in cli("status").stdout
+    assert f"{source} at {workplace}/".encode() + SHOWN in on_terminal("status")
+    assert cli("umount", mntpoint).returncode == 0

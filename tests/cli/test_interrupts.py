@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-OF_COMMANDS = "click", "rich.console", "wheelmount.errors", "wheelmount.cli.settings"
+OF_COMMANDS = "click", "wheelmount.cli.console", "wheelmount.errors", "wheelmount.cli.settings"
 
 OF_HOSTS = "wheelmount.mount.client.remote", "monarch.actor", "monarch._src.actor.actor_mesh"
 

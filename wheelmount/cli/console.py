@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from wheelmount import config
 from wheelmount.errors import WheelmountError
@@ -21,18 +21,25 @@ from wheelmount.progress import Task, number_of
 from wheelmount.urls import without_credentials
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 PLAIN_EVERY = 10.0
 """Seconds between lines about a long step where there is no terminal."""
 
 
+AS_TERMINAL = {"FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
+"""Variables by which rich takes for a terminal what is none, and the other way round."""
+
+
 class _Step:
     """A task as shown here; ``bar`` is None where there is no terminal."""
 
-    def __init__(self, name: str, unit: str, bar: Progress | None, console: Console) -> None:
+    def __init__(
+        self, name: str, unit: str, bar: Progress | None, say: Callable[[str], None]
+    ) -> None:
         self.text = ""
-        self._name, self._unit, self._bar, self._console = name, unit, bar, console
+        self._name, self._unit, self._bar, self._say = name, unit, bar, say
         self._done = 0
         self._amount: int | None = None
         self._started = self._spoken = time.monotonic()
@@ -51,7 +58,7 @@ class _Step:
                 self._bar.update(self._id, advance=amount, amounts=self.amounts())
             elif time.monotonic() - self._spoken > PLAIN_EVERY:
                 self._spoken = time.monotonic()
-                self._console.print(f"{self._name}: {self.amounts()}", highlight=False)
+                self._say(f"{self._name}: {self.amounts()}")
 
     def note(self, text: str) -> None:
         self.text = text
@@ -77,17 +84,30 @@ class ConsoleProgress:
 
     def __init__(self, *, quiet: bool = False) -> None:
         # A descriptor of its own: standard error itself is closed to Monarch's noise at times.
-        self.console = Console(file=os.fdopen(os.dup(2), "w"), quiet=quiet, soft_wrap=True)
+        self._file = _standard_error()
+        self._quiet = quiet
         self._bar: Progress | None = None
         self._steps = 0
         self._lock = threading.Lock()
+
+    @functools.cached_property
+    def console(self) -> Console:
+        """What is drawn on a terminal; its import takes a tenth of a short command."""
+        from rich.console import Console
+
+        return Console(file=self._file, soft_wrap=True)
+
+    @functools.cached_property
+    def _is_terminal(self) -> bool:
+        forced = AS_TERMINAL & os.environ.keys()
+        return self.console.is_terminal if forced else self._file.isatty()
 
     @contextmanager
     def task(self, name: str, *, unit: str = "") -> Iterator[Task]:
         """Show a step: a bar while it runs on a terminal, one line when it ends."""
         started = time.monotonic()
-        bar = self._open_bar() if self.console.is_terminal else None
-        step = _Step(name, unit, bar, self.console)
+        bar = self._open_bar() if self._is_terminal and not self._quiet else None
+        step = _Step(name, unit, bar, self.log)
         try:
             yield step
         finally:
@@ -143,19 +163,29 @@ class ConsoleProgress:
                 self._bar.start()
 
     def log(self, text: str) -> None:
-        """Print one line to standard error, without credentials."""
-        self.console.print(without_credentials(text), markup=False, highlight=False)
+        """Print one line to standard error, without credentials, unless all is to be quiet."""
+        if not self._quiet:
+            self._print(without_credentials(text))
+
+    def _print(self, text: str, kind: str = "", style: str = "") -> None:
+        """Print a line, with its kind (``error``) in a style before it."""
+        kind, text = kind and f"{kind}: ", printable(text)
+        if self._is_terminal:
+            self.console.print(
+                f"[{style}]{kind}[/]" if kind else "", _plain(text), sep="", highlight=False
+            )
+        else:
+            print(kind + text, file=self._file, flush=True)
 
     def error(self, error: WheelmountError) -> None:
         """Print an error in one line, and its hint in another; with ``--json`` as one object."""
-        self.console.quiet = False
         if wants_json():
             record = {"code": error.exit_code, "message": error.message, "hint": error.hint}
-            self.console.print(json.dumps(record), markup=False, highlight=False)
+            self._print(json.dumps(record))
             return
-        self.console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
+        self._print(error.message, "error", "bold red")
         if error.hint:
-            self.console.print(f"[bold cyan]hint:[/] {_plain(error.hint)}", highlight=False)
+            self._print(error.hint, "hint", "bold cyan")
 
     def errors(self, errors: Mapping[str, WheelmountError]) -> None:
         """Print errors by host, once for all hosts with the same error."""
@@ -169,6 +199,29 @@ class ConsoleProgress:
             self.error(each)
         if errors:
             raise errors[0]
+
+
+def printable(text: str) -> str:
+    """Return a text with what would control a terminal, or is no character, in escapes (``\\x1b``).
+
+    Names of files, hosts and packages, and what programs say, may hold anything.
+    """
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else repr(each)[1:-1].replace("\\udc", "\\x")
+        for each in text
+    )
+
+
+class Terminal(io.TextIOWrapper):
+    """Standard output that is a terminal: its text does not control it."""
+
+    def write(self, text: str) -> int:
+        return super().write(printable(text))
+
+
+def _standard_error() -> io.TextIOWrapper:
+    """Return a stream of its own to standard error, to which any text can be written."""
+    return os.fdopen(os.dup(2), "w", errors="backslashreplace")
 
 
 _as_json = threading.Event()
@@ -186,7 +239,7 @@ def wants_json() -> bool:
 
 def tell_all() -> None:
     """Show what the package logs as well."""
-    handler = logging.StreamHandler(os.fdopen(os.dup(2), "w"))
+    handler = logging.StreamHandler(_standard_error())
     log = logging.getLogger("wheelmount")
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)

@@ -14,6 +14,7 @@ try:
     import contextlib
     import errno
     import importlib
+    import io
     import itertools
     import json
     import logging
@@ -26,7 +27,7 @@ try:
     import click
 
     from wheelmount import __version__
-    from wheelmount.cli.console import ConsoleProgress, wants_json
+    from wheelmount.cli.console import ConsoleProgress, Terminal, wants_json
     from wheelmount.errors import SourceError, TransferError, WheelmountError, hand_over
     from wheelmount.hosts import runtime
 except KeyboardInterrupt:  # there is nothing to take down yet
@@ -223,7 +224,8 @@ _unwritable = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 def _open_streams() -> None:
     """Open standard streams that the caller closed: other files would get their numbers.
 
-    Writing to an output that was closed fails, as it does in other programs.
+    Writing to an output that was closed fails, as it does in other programs. Paths are written as
+    the bytes that they are, and to a terminal with escapes.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
@@ -235,6 +237,12 @@ def _open_streams() -> None:
     if sys.stdout is None:
         _unwritable.add(errno.EBADF)
         sys.stdout = os.fdopen(1, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        if sys.stdout.isatty():
+            encoding = sys.stdout.encoding
+            sys.stdout = Terminal(sys.stdout.detach(), encoding, "replace", line_buffering=True)
+        else:
+            sys.stdout.reconfigure(errors="surrogateescape")
 
 
 _came: list[int] = []

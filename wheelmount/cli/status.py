@@ -16,6 +16,7 @@ import click
 
 from wheelmount import config
 from wheelmount.cli import options
+from wheelmount.cli.console import printable
 from wheelmount.hosts.names import alike, fold
 from wheelmount.mount.serve import traffic
 from wheelmount.operations import standing
@@ -56,11 +57,13 @@ def _draw(lines: Sequence[str]) -> None:
         print("\n".join(lines), end="\n\n", flush=True)
         return
     width, height = shutil.get_terminal_size()
-    shown = [line[: width - 1] for line in lines]
+    shown = [printable(line)[: width - 1] for line in lines]
     if len(shown) >= height:
         shown = [*shown[: height - 2], f"… {len(shown) - height + 2} more lines"]
     # Back to the top, each line to its end, and nothing below: without a flicker.
-    print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J", end="", flush=True)
+    whole = "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J"
+    sys.stdout.buffer.write(whole.encode(sys.stdout.encoding, "replace"))
+    sys.stdout.buffer.flush()
 
 
 def _rate(
