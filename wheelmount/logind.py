@@ -71,4 +71,4 @@ def memory_place(user: int, root: Path = Path("/")) -> Path:
 
 def _in_memory(place: Path, root: Path) -> bool:
     mounted = f" {Path('/') / place.relative_to(root)} tmpfs "
-    return mounted in (root / "proc/self/mounts").read_text()
+    return mounted in (root / "proc/self/mounts").read_text(errors="surrogateescape")

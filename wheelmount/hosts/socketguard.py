@@ -311,7 +311,7 @@ def _base(library: Path) -> int:
 
 
 def _maps() -> list[str]:
-    return Path("/proc/self/maps").read_text().splitlines()
+    return Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
 
 
 def _write(slot: int, value: int | None) -> None:
