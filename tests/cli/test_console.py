@@ -59,10 +59,10 @@ def test_a_step_says_its_only_host_in_the_singular(capfd: pytest.CaptureFixture[
     assert check.startswith("check: 0 of 1 request in ")
 
 
-ODD = os.fsdecode(b"odd\xff\x1b[31m[red]")
+ODD = os.fsdecode(b"odd\xff\x1b[31m[red]") + "€"
 """Name of a file that is no text and would change a terminal's colour."""
 
-SHOWN = rb"odd\xff\x1b[31m[red]"
+SHOWN = rb"odd\xff\x1b[31m[red]" + "€".encode()
 
 
 def test_an_error_names_any_path(cli: Cli, workplace: Path) -> None:
@@ -94,5 +94,7 @@ def test_paths_are_printed_as_they_are_except_to_a_terminal(cli: Cli, workplace:
     source.mkdir()
     assert cli("mount", source, mntpoint).stdout == f"host0 {mntpoint}\n"
     assert f"{source} at {mntpoint} " in cli("status").stdout
+    lacking = cli("status", env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
+    assert f"{source} at {mntpoint} ".replace("€", "\\u20ac") in lacking
     assert f"{source} at {workplace}/".encode() + SHOWN in on_terminal("status")
     assert cli("umount", mntpoint).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import io
@@ -210,6 +211,23 @@ def printable(text: str) -> str:
         each if each.isprintable() or each in "\n\t" else repr(each)[1:-1].replace("\\udc", "\\x")
         for each in text
     )
+
+
+WRITABLE = "wheelmount.writable"
+"""Error handler of encodings: bytes of a path are written as they are, and characters that an
+encoding lacks in escapes."""
+
+
+def _writable(error: UnicodeError) -> tuple[bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    each = error.object[error.start]
+    is_byte = "\udc80" <= each <= "\udcff"
+    how = "surrogateescape" if is_byte else "backslashreplace"
+    return each.encode("ascii", how), error.start + 1
+
+
+codecs.register_error(WRITABLE, _writable)
 
 
 class Terminal(io.TextIOWrapper):

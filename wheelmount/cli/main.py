@@ -27,7 +27,7 @@ try:
     import click
 
     from wheelmount import __version__
-    from wheelmount.cli.console import ConsoleProgress, Terminal, wants_json
+    from wheelmount.cli.console import WRITABLE, ConsoleProgress, Terminal, wants_json
     from wheelmount.errors import SourceError, TransferError, WheelmountError, hand_over
     from wheelmount.hosts import runtime
 except KeyboardInterrupt:  # there is nothing to take down yet
@@ -225,7 +225,7 @@ def _open_streams() -> None:
     """Open standard streams that the caller closed: other files would get their numbers.
 
     Writing to an output that was closed fails, as it does in other programs. Paths are written as
-    the bytes that they are, and to a terminal with escapes.
+    the bytes that they are; to a terminal, odd ones in escapes.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
@@ -242,7 +242,7 @@ def _open_streams() -> None:
             encoding = sys.stdout.encoding
             sys.stdout = Terminal(sys.stdout.detach(), encoding, "replace", line_buffering=True)
         else:
-            sys.stdout.reconfigure(errors="surrogateescape")
+            sys.stdout.reconfigure(errors=WRITABLE)
 
 
 _came: list[int] = []
