@@ -94,6 +94,65 @@ def workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not left, "files were left"
 
 
+class SmallDisk:
+    """A file system of a few KiB or files, which a test can fill.
+
+    Args:
+        path: the directory that shows it; made if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._filling = path / "filling"
+        path.mkdir(exist_ok=True)
+        options = "size=2m,nr_inodes=2000,mode=755"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", path], check=True)
+        subprocess.run(["mount", "--make-private", path], check=True)
+
+    def fill(self, what: str = "bytes") -> None:
+        """Leave no ``bytes`` or no ``inodes``, or make it ``read-only``."""
+        self._filling.mkdir()
+        if what == "read-only":
+            self._remount("ro")
+            return
+        with contextlib.suppress(OSError):
+            if what == "bytes":
+                with (self._filling / "file").open("wb", buffering=0) as file:
+                    while True:
+                        file.write(bytes(4096))
+            for number in range(10_000):
+                (self._filling / str(number)).touch()
+
+    def free(self) -> None:
+        """Undo ``fill``."""
+        self._remount("rw")
+        shutil.rmtree(self._filling, ignore_errors=True)
+
+    def _remount(self, mode: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{mode}", self.path], check=True)
+
+    def end(self) -> None:
+        """Unmount it."""
+        subprocess.run(["umount", "-l", self.path], check=True)
+
+
+@pytest.fixture
+def small_disk(workplace: Path) -> Iterator[Callable[[Path], SmallDisk]]:
+    """Makes small file systems, which are unmounted at the end; it must be empty then."""
+    if os.getuid() != 0:
+        pytest.skip("only root may mount a file system that all processes see")
+    made: list[SmallDisk] = []
+
+    def make(path: Path) -> SmallDisk:
+        made.append(SmallDisk(path))
+        return made[-1]
+
+    yield make
+    for disk in made:
+        disk.free()
+        disk.end()
+
+
 @pytest.fixture
 def settings(workplace: Path) -> Settings:
     """Settings for a test: small blocks, short waits."""

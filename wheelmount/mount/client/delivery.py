@@ -231,7 +231,8 @@ class Delivery:
 
         Raises:
             TransferError: a file was edited meanwhile; all hosts show the old generation.
-            WheelmountError: a host that is not lost could not fetch all; none changes over.
+            WheelmountError: a host that is not lost could not fetch all, and none changes over; or
+                none could change over.
         """
         routing = self.routes(agents)
         try:
@@ -251,9 +252,12 @@ class Delivery:
                 agents.call(lambda agent: agent.abandon.call_one())
                 raise
             ready = calls.keys() - lost
-            return failed | runtime.errors(
-                agents.call(lambda agent: agent.advance.call_one(), ready)
-            )
+            behind = runtime.errors(agents.call(lambda agent: agent.advance.call_one(), ready))
+            if behind:  # what these fetched would take their memory
+                agents.call(lambda agent: agent.abandon.call_one(), behind)
+            if len(behind) == len(ready):
+                runtime.raise_first(behind)
+            return failed | behind
         finally:
             self.end()
 

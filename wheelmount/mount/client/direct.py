@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -85,7 +86,7 @@ def _refresh(
     layout = succession.settle(_same(succession, stores, root), shown.block_size)
     description = layout.encode(shown)
     made: dict[Path, Store] = {}  # by directory of the mount, until it is shown
-    stack.callback(lambda: list(map(Store.forget, made.values())))
+    stack.callback(lambda: list(itertools.starmap(processes.forget, made.items())))
     pool = stack.enter_context(ThreadPoolExecutor(len(stores)))
 
     def make(directory: Path, task: Task, store: Store) -> None:

@@ -119,7 +119,7 @@ class RemoteMount:
         self._racks = topology.named_racks(settings.racks)
         self._layout: Layout | None = None
         self._unreadable: set[int] = set()  # numbers of files whose bytes some hosts do not have
-        self._behind: Set[str] = set()  # hosts with a generation that they do not show yet
+        self._behind: Set[str] = set()  # hosts that could not change over
         # Hosts that another client's refresh left out, or refreshed alone.
         self._apart: list[Apart] = []
         # Errors of lost hosts, to be raised by ``refresh``.
@@ -478,15 +478,11 @@ class RemoteMount:
         return changed
 
     def _catch_up(self) -> None:
-        """Have all hosts that are not lost show the same generation, with all its bytes."""
+        """Have all hosts that are not lost get all bytes of what they show."""
         failed: dict[str, WheelmountError] = {}
         if self._delivery is not None:
             failed = self._delivery.repair(self._agents)
             self._unreadable |= self._delivery.changed
-        if self._behind:
-            answers = self._agents.call(lambda agent: agent.advance.call_one(), self._behind)
-            self._behind = runtime.errors(answers).keys()
-            failed |= runtime.errors(answers)
         self._drop_lost(failed)
 
     def _current(self, layout: Layout) -> Layout:
@@ -494,10 +490,10 @@ class RemoteMount:
         answers = self._agents.call(lambda agent: agent.is_current.call_one())
         failed = runtime.errors(answers)
         self._drop_lost({name: failed[name] for name in self._find_lost(failed)})
-        if any(answer is False for answer in answers.values()):
+        if self._behind or any(answer is False for answer in answers.values()):
             standing = reattach.find(self._agents, self._settings.start_timeout)
             self._layout, self._unreadable = standing.layout, standing.lost
-            self._apart = standing.apart
+            self._apart, self._behind = standing.apart, set()
             return standing.layout
         return layout
 

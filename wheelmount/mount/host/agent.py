@@ -277,7 +277,10 @@ class Agent(Actor):
 
     def _adopt(self) -> Adopted:
         task = self._task()
-        store = Store.open(Path(task.store))
+        generation = None
+        with contextlib.suppress(MountError):  # its files are there all the same
+            generation = processes.status(self._directory)["generation"]
+        store = Store.open(Path(task.store), generation)
         if self._store is not None and self._store.generation == store.generation:
             store = self._store  # with its tree, if this host was asked before
         self._store = store
@@ -383,13 +386,13 @@ class Agent(Actor):
             for other in self._receivers.values():
                 other.close()
             self._receivers = {made.layout.key: receiver}
-            receiver.traffic.write(self._directory)
             self._store, self._next = made, None
             self._growing.close()
+            receiver.traffic.write(self._directory)
 
     @concurrent_endpoint
     async def abandon(self) -> None:
-        """Delete the generation that ``prepare`` fetched."""
+        """Delete the generation that ``prepare`` fetched, unless it is shown."""
         await self._abandon()
 
     async def _abandon(self) -> None:
@@ -397,7 +400,7 @@ class Agent(Actor):
         if made is not None:
             if receiver := self._receivers.pop(made.layout.key, None):
                 receiver.close()
-            await asyncio.to_thread(made.forget)
+            await asyncio.to_thread(processes.forget, self._directory, made)
         self._growing.close()
 
     @property

@@ -6,6 +6,8 @@ begins with one request:
 ``{"op": "status"}``              answered by one message; see ``Server.status``
 ``{"op": "reads"}``               answered by ``{"reads": parts}``; see ``Trace.end``
 ``{"op": "show", "generation": n}`` shows a generation; answered by ``{"ok": bool}``
+``{"op": "shown"}``               answered by ``{"generation": n}``, the one that is shown, once
+                                  no change is in progress
 ``{"op": "drop", "number": n}``   has the kernel forget a file's bytes; answered by ``{"ok": true}``
 ``{"op": "stop", "force": bool}`` answered by ``{"ok": bool}``; if not ok, the mount is in use
 ``{"op": "feed", "keep": bool}``  the connection of the agent that delivers: it sends

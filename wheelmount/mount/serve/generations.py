@@ -163,26 +163,38 @@ class Generations:
             OSError: the generation cannot be shown; the mount still shows the earlier one.
         """
         async with self.changing:
-            store = self.shown
+            store = before = self.shown
             if generation < store.generation:
                 raise OSError(errno.ESTALE, f"generation {store.generation} is shown")
             if generation != store.generation:
                 store = store.reopen(generation)
-                self._kept.append(store)
             if store is self.bound:
                 return
-            binds = self._task.adapter == "bind" and (store.bindable or self.bound is not None)
-            if binds and await trio.to_thread.run_sync(self._bind, store):
-                if self.bound is None and self._nursery is not None:
-                    self._nursery.start_soon(self._follow)
-                self.bound = store
-                log.info("generation %d is shown by the kernel alone", generation)
-            elif store is not self.shown:
-                await self._flip(store)
-                log.info("generation %d is shown", generation)
-            stores.note_current(store.directory, generation)
+            note = stores.NextCurrent(store.directory, generation)
+            try:
+                await self._change(store)
+            except OSError:
+                if self.shown is not store:
+                    note.drop()
+                    raise
+                # Nothing may be deleted now as if it were not shown.
+                log.exception("generation %d is shown, but not all was done for it", generation)
+            note.take()
+            if store is not before:
+                self._kept.append(store)
             self._retire()
             await self._trim()
+
+    async def _change(self, store: Store) -> None:
+        served = self.bound is None
+        binds = self._task.adapter == "bind" and (store.bindable or not served)
+        if binds and await trio.to_thread.run_sync(self._bind, store):
+            if served and self._nursery is not None:
+                self._nursery.start_soon(self._follow)
+            log.info("generation %d is shown by the kernel alone", store.generation)
+        elif store is not self.shown:
+            await self._flip(store)
+            log.info("generation %d is shown", store.generation)
 
     def _bind(self, store: Store) -> bool:
         mount = points.standing(self._directory)
@@ -211,10 +223,14 @@ class Generations:
             if entered:
                 return False
             raise OSError(errno.EBUSY, "another mount is above it")
-        points.remember(self._directory, (made, root.device, root.path))
+        self.bound = store
         if served:
             self._replaced = Root(mount.device, "/")
-        self._exchange_views([each for each in self._kept if each is not store], store, made)
+        try:
+            points.remember(self._directory, (made, root.device, root.path))
+            self._exchange_views([each for each in self._kept if each is not store], store, made)
+        except OSError:  # the note has both mounts, and the views are looked for again
+            log.exception("generation %d is shown, but not in all places", store.generation)
         return True
 
     async def _follow(self) -> None:
@@ -237,7 +253,10 @@ class Generations:
             store: the generation to show.
             own: id of the mount itself.
         """
-        former = {Root.of(each.root): each for each in earlier}
+        former = {}
+        for each in earlier:
+            with contextlib.suppress(FileNotFoundError):  # its files are gone, and so is any view
+                former[Root.of(each.root)] = each
         adapter, replaced = self._adapter, self._replaced
         if adapter is not None and replaced is not None:
             former[replaced] = self.vfs.store
@@ -414,12 +433,19 @@ class Generations:
             self.vfs.forget(store)
             self._held.pop(store, None)
             self._kept.remove(store)
-            await trio.to_thread.run_sync(lambda: store.forget(users.covered(tree) if tree else ()))
+            try:
+                keep = users.covered(tree) if tree else ()
+                await trio.to_thread.run_sync(lambda: store.forget(keep))
+            except OSError as error:  # a read-only disk: the files go with the mount
+                log.warning("generation %d stays: %s", store.generation, error)
             await self._trim()
 
     async def _trim(self) -> None:
         if len(self._kept) == 1:
-            await trio.to_thread.run_sync(self.shown.trim)
+            try:
+                await trio.to_thread.run_sync(self.shown.trim)
+            except OSError as error:  # what it takes too much of is given back later
+                log.warning("the store does not shrink: %s", error)
 
 
 def _alike(before: Path, after: Path) -> bool:

@@ -27,6 +27,7 @@ from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import control
 from wheelmount.mount.serve.control import PROCESS, Task
 from wheelmount.mount.store import store as stores
+from wheelmount.mount.store.store import Store
 
 SHOW_TIMEOUT = 60.0
 """Seconds that a serving process may take to change to another generation."""
@@ -166,9 +167,34 @@ def show(directory: Path, generation: int) -> None:
     Raises:
         MountError: it cannot be shown; the earlier generation still is.
     """
-    answer = control.ask(directory, {"op": "show", "generation": generation}, SHOW_TIMEOUT)
+    try:
+        answer = control.ask(directory, {"op": "show", "generation": generation}, SHOW_TIMEOUT)
+    except MountError:
+        if shown(directory) == generation:  # what answered has died, or took long
+            return
+        raise
     if not answer["ok"]:
         raise MountError(answer["message"])
+
+
+def shown(directory: Path) -> int:
+    """Return the generation that is shown, once no change to another one is in progress.
+
+    Raises:
+        MountError: the serving process is gone, or a change takes long.
+    """
+    answer: int = control.ask(directory, {"op": "shown"}, STOP_TIMEOUT)["generation"]
+    return answer
+
+
+def forget(directory: Path, made: Store) -> None:
+    """Delete a generation, unless it is shown or its serving process does not tell.
+
+    What stays is deleted with the mount, or by the next refresh if it is not shown.
+    """
+    with contextlib.suppress(MountError, OSError):
+        if not directory.exists() or shown(directory) != made.generation:
+            made.forget()
 
 
 def drop(directory: Path, number: int) -> None:

@@ -203,6 +203,8 @@ class Server:
                 await self._answer(stream, lines)
         except (ValueError, LookupError, TypeError) as error:
             log.warning("malformed message on the control socket: %s", error)
+        except OSError:
+            log.exception("a request is not answered")
 
     async def _answer(
         self, stream: trio.SocketStream, lines: AsyncGenerator[control.Message, None]
@@ -215,6 +217,10 @@ class Server:
                 await self._stop(stream, force=request["force"])
             case "show":
                 await self._show(stream, request["generation"])
+            case "shown":
+                async with self.generations.changing:
+                    shown = self.generations.shown.generation
+                await self._send(stream, {"generation": shown})
             case "drop":
                 await self.generations.drop(request["number"])
                 await self._send(stream, {"ok": True})

@@ -96,9 +96,9 @@ class Traffic:
         }
 
     def write(self, directory: Path) -> None:
-        """Write the summary to a mount's directory, if that still exists."""
+        """Write the summary to a mount's directory, unless that is full or gone."""
         new = directory / f"{FILE}.new"
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             new.write_text(json.dumps(self.summary()))
             new.replace(directory / FILE)
 

@@ -530,11 +530,36 @@ def _delete(directory: Path, generation: int, *, files: bool = True) -> None:
         (directory / f"{generation}.{name}").unlink(missing_ok=True)
 
 
-def note_current(directory: Path, generation: int) -> None:
-    """Record atomically which generation is current."""
-    new = directory / f"{CURRENT}.new"
-    new.write_text(str(generation))
-    new.replace(directory / CURRENT)
+class NextCurrent:
+    """A record of which generation will be current, written before it is shown.
+
+    ``take`` then needs no room on the disk.
+
+    Args:
+        directory: directory of the store.
+        generation: number of the generation.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, directory: Path, generation: int) -> None:
+        self._new, self._note = directory / f"{CURRENT}.new", directory / CURRENT
+        try:
+            self._new.write_text(str(generation))
+        except OSError:
+            self.drop()
+            raise
+
+    def take(self) -> None:
+        """Have it count. The serving process knows what is shown even if this fails."""
+        with contextlib.suppress(OSError):
+            self._new.replace(self._note)
+
+    def drop(self) -> None:
+        """Delete it."""
+        with contextlib.suppress(OSError):
+            self._new.unlink(missing_ok=True)
 
 
 def current(directory: Path) -> int:
