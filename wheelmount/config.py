@@ -21,8 +21,8 @@ from typing import Any
 
 import platformdirs
 
-from wheelmount import logind
-from wheelmount.errors import ConfigError, SourceError
+from wheelmount import disk, logind
+from wheelmount.errors import ConfigError, SourceError, WheelmountError
 from wheelmount.toml import tomllib
 from wheelmount.trust import Found, Trusted, is_own, is_private, places, private, read
 
@@ -148,6 +148,9 @@ class Settings:
     """Directory for persistent data: overlays of containers."""
 
     def __post_init__(self) -> None:
+        for name in _DIRECTORIES:
+            if os.path.isabs(getattr(self, name)):  # noqa: PTH117 - may be a word
+                disk.note(Path(getattr(self, name)), name)
         if self.block_size < 0 or self.block_size % 4096:
             raise ConfigError(
                 f"block_size is {self.block_size}",
@@ -179,6 +182,19 @@ class Settings:
         """Return the user's own runtime directory; made with mode 0700 if it is missing."""
         return _private_place(Path(self.runtime_dir))
 
+    def listed(self, name: str) -> list[Path]:
+        """Return the entries of a directory in the user's runtime directory, sorted.
+
+        There are none if it is missing and there is no room to make it: what only looks needs none.
+        """
+        try:
+            directory = private_directory(self.private_runtime() / name)
+        except WheelmountError:
+            if disk.unwritable(Path(self.runtime_dir)):
+                return []
+            raise
+        return sorted(directory.iterdir())
+
     def private_store(self, *, mounted: bool) -> Path:
         """Return the user's own store directory; made with mode 0700 if it is missing.
 
@@ -187,8 +203,11 @@ class Settings:
         """
         if self.store == MEMORY and mounted:
             return private_directory(self.private_runtime() / "stores")
-        memory = self.store == MEMORY
-        return _private_place(logind.memory_place(os.getuid()) if memory else Path(self.store))
+        if self.store != MEMORY:
+            return _private_place(Path(self.store))
+        place = logind.memory_place(os.getuid())
+        disk.note(place, "store")
+        return _private_place(place)
 
     def private_kept(self) -> Path:
         """Return the user's own directory in ``store_keep``; made with mode 0700 if it is missing.
@@ -197,7 +216,8 @@ class Settings:
             ConfigError: it belongs to another user, is a symlink, or is open to others.
             OSError: it cannot be made.
         """
-        return private_directory(Path(self.store_keep) / f"wheelmount-kept-{os.getuid()}")
+        path = Path(self.store_keep) / f"wheelmount-kept-{os.getuid()}"
+        return _checked(path, _make(path))
 
     def own_cache(self) -> Path:
         """Return the cache directory, which only this user may write to; made if it is missing.
@@ -206,15 +226,14 @@ class Settings:
 
         Raises:
             ConfigError: others may write to the directory, or it cannot be made.
+            StoreError: there is no room for it.
         """
         cache = Path(self.cache_dir)
         try:
             cache.mkdir(mode=0o755, parents=True, exist_ok=True)
             own = is_own(cache)
         except OSError as error:
-            raise ConfigError(
-                f"{cache} cannot be used: {error.strerror}", hint="set WHEELMOUNT_CACHE_DIR"
-            ) from None
+            raise disk.unusable(cache, error) from None
         if not own:
             raise ConfigError(
                 f"{cache} is not a directory that only you may write to",
@@ -227,15 +246,36 @@ def private_directory(path: Path) -> Path:
     """Make a directory (and its parents) with mode 0700, or check that it is private already.
 
     Raises:
-        ConfigError: the directory belongs to another user, is a symlink, or is open to others.
+        ConfigError: the directory belongs to another user, is a symlink, or is open to others; or
+            it cannot be made in the directory of a setting.
+        SourceError: it cannot be made elsewhere.
+        StoreError: there is no room for it.
     """
-    while True:
-        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+    try:
+        return _checked(path, _make(path))
+    except OSError as error:
+        raise disk.unusable(path, error) from None
+
+
+TRIES = 1000
+"""How often a directory is made that is not there afterwards."""
+
+
+def _make(path: Path) -> os.stat_result:
+    """Make a directory with mode 0700, unless there is one; return its state."""
+    for left in reversed(range(TRIES)):
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
-            found = path.lstat()
-            break
+            return path.lstat()
+        except FileNotFoundError:  # another process has just removed it, or nobody can make it
+            if not left:
+                raise
+    raise AssertionError
+
+
+def _checked(path: Path, found: os.stat_result) -> Path:
     if not private(found):
         ours = found.st_uid == os.getuid()
         raise ConfigError(
@@ -369,6 +409,7 @@ def _own() -> dict[str, Any]:
 
 def _trusted(environ: Mapping[str, str], own: Mapping[str, Any]) -> Trusted:
     given = environ.get("WHEELMOUNT_STATE_DIR") or own.get("state_dir") or Settings().state_dir
+    disk.note(Path(str(given)), "state_dir")
     return Trusted(Path(str(given)) / "trusted")
 
 

@@ -144,19 +144,34 @@ def hand_over(error: WheelmountError) -> bool:
     """Write an error where the client of this program on a host finds it; return whether it can."""
     if FILE not in os.environ:
         return False
-    told = type(error).__name__, error.message, error.hint
-    Path(os.environ[FILE]).write_text(json.dumps(told), encoding="utf-8")
+    try:
+        Path(os.environ[FILE]).write_text(written(error), encoding="utf-8")
+    except OSError:  # its file system is full, which may be what the error says
+        return False
     return True
+
+
+def written(error: WheelmountError) -> str:
+    """Return an error as text that ``read`` reads."""
+    return json.dumps((type(error).__name__, error.message, error.hint))
+
+
+def read(text: str) -> WheelmountError | None:
+    """Return the error that ``written`` wrote; None if the text is another one."""
+    try:
+        kind, message, hint = json.loads(text)
+        error = globals()[kind](message, hint=hint)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return error if isinstance(error, WheelmountError) else None
 
 
 def handed_over(file: Path) -> WheelmountError | None:
     """Return the error that a program wrote to a file; None if it wrote none."""
     try:
-        kind, message, hint = json.loads(file.read_text(encoding="utf-8"))
-        error = globals()[kind](message, hint=hint)
-    except (OSError, ValueError, KeyError, TypeError):
+        return read(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    return error if isinstance(error, WheelmountError) else None
 
 
 def tell(error: WheelmountError) -> int:

@@ -6,14 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import SmallDisk
+from wheelmount.config import Settings
 from wheelmount.containers import overlay as overlays
 from wheelmount.containers.container import Container
 from wheelmount.containers.overlay import MIB, Kind, Overlay, default_kind, remove_tree
-from wheelmount.errors import ConfigError, ContainerError, InputError
+from wheelmount.errors import ConfigError, ContainerError, InputError, StoreError
 
 
 @pytest.fixture
@@ -220,3 +223,23 @@ def test_each_image_has_a_name_of_its_own(tmp_path: Path) -> None:
     assert names == {"my-image-1-01010101", "b-02020202", "x"}
     for name in names:
         Overlay(tmp_path, name, "n1")
+
+
+def test_an_overlay_that_has_no_room_is_not_left_half_made(
+    small_disk: Callable[[Path], SmallDisk], workplace: Path
+) -> None:
+    disk = small_disk(workplace / "state")
+    settings = Settings(state_dir=str(disk.path), runtime_dir=str(workplace / "runtime"))
+    disk.fill("inodes")
+    fillers = iter(sorted((disk.path / "filling").iterdir()))
+    overlay = Overlay(Path(settings.state_dir), "own", "host0", kind="memory")
+    for _ in range(4):  # enough for some of its directories, but not for all
+        with pytest.raises(StoreError, match=r"no (inodes|space) left") as error:
+            overlay.create()
+        assert "WHEELMOUNT_STATE_DIR" in str(error.value.hint)
+        assert Overlay.all(disk.path) == []
+        next(fillers).unlink()
+    disk.free()
+    overlay.create()
+    assert Overlay.all(disk.path) == [Overlay(disk.path, "own", "host0")]
+    overlay.remove()

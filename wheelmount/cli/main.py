@@ -26,7 +26,7 @@ try:
 
     import click
 
-    from wheelmount import __version__
+from wheelmount import __version__, disk
     from wheelmount.cli.console import WRITABLE, ConsoleProgress, Terminal, wants_json
     from wheelmount.errors import SourceError, TransferError, WheelmountError, hand_over
     from wheelmount.hosts import runtime
@@ -157,6 +157,13 @@ def _run() -> NoReturn:
             raise
         _tell_of_defect(error)
     except OSError as error:
+        # An error that names no file may be of the standard output.
+        if error.filename is not None or disk.full() or error.errno == errno.EROFS:
+            full = disk.explain(error)
+            if full is not None:
+                log.debug("full", exc_info=True)
+                _tell(full)
+                sys.exit(full.exit_code)
         if error.filename is not None and error.errno in _unusable:
             path = os.fsdecode(error.filename)
             unusable = SourceError(

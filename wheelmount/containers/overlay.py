@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
+from wheelmount import disk
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.errors import ContainerError, InputError
@@ -120,6 +121,26 @@ class Overlay:
             InputError: it exists with another kind or size, or for another image.
             UnavailableError: apptainer is missing.
         """
+        new = not self.path.exists() and not self._base_file.exists()
+        try:
+            with disk.explained(self.state_dir):
+                return self._create()
+        except BaseException:
+            if new:  # an empty one would count as made
+                self._discard()
+            raise
+
+    def _discard(self) -> None:
+        memory = self.layer if self.found == "memory" else None
+        for file in (self.path / _MEMORY, self._base_file):
+            with contextlib.suppress(OSError):
+                file.unlink()
+        for folder in (memory, self.path, self.path.parent):
+            with contextlib.suppress(OSError):  # not made, or others are in it
+                if folder is not None:
+                    folder.rmdir()
+
+    def _create(self) -> Path:
         private_directory(self.state_dir / "overlays")
         private_directory(self.path)
         found = self.found
@@ -160,7 +181,7 @@ class Overlay:
         try:
             known, _, path = self._base_file.read_text(errors="surrogateescape").partition(" ")
         except FileNotFoundError:  # it is new, or an old version did not record the image
-            self._base_file.write_text(f"{identity} {self.base}", errors="surrogateescape")
+            disk.write(self._base_file, f"{identity} {self.base}")
             return
         if known != identity:
             raise InputError(

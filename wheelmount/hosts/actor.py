@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
+from wheelmount import disk
 from wheelmount.hosts import socketguard
 
 socketguard.load()
 
 from monarch.actor import Actor as MonarchActor  # noqa: E402 - see above
-from monarch.actor import ActorError, concurrent_endpoint  # noqa: E402
+from monarch.actor import ActorError  # noqa: E402
+from monarch.actor import concurrent_endpoint as monarch_endpoint  # noqa: E402
 from monarch.rdma import RDMABuffer, RDMATcpFallbackWarning  # noqa: E402
 
 
@@ -30,6 +34,20 @@ class _Listed(type(MonarchActor)):  # type: ignore[misc]
 
 class Actor(MonarchActor, metaclass=_Listed):  # type: ignore[misc]
     """What wheelmount's actors are derived from."""
+
+
+def concurrent_endpoint(method: Callable[..., Awaitable[Any]]) -> Any:
+    """Make a method one that other processes call, at the same time as others.
+
+    Which file system is full or read-only can only be found here, on the host.
+    """
+
+    @functools.wraps(method)
+    async def call(*arguments: Any, **named: Any) -> Any:
+        with disk.explained():
+            return await method(*arguments, **named)
+
+    return monarch_endpoint(call)
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -17,10 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wheelmount import config, linux, subordinate, variables
+from wheelmount import config, disk, linux, subordinate, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, WaitError
+from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import capabilities, runtime, worker
 from wheelmount.hosts.host import FIRST_PART, Hosts
 from wheelmount.variables import CREDENTIALS
@@ -145,9 +146,11 @@ class LocalHosts(Hosts):
                     raise self._failure(name, process)
                 time.sleep(0.01)
 
-    def _failure(self, name: str, process: subprocess.Popen[bytes]) -> HostError:
-        said = last_words((self.directory / f"{name}.log").read_bytes(), "it said nothing")
+    def _failure(self, name: str, process: subprocess.Popen[bytes]) -> WheelmountError:
         code = process.poll()
+        if code is not None and disk.unwritable(self.directory):
+            return disk.no_room(errno.ENOSPC, self.directory)
+        said = last_words((self.directory / f"{name}.log").read_bytes(), "it said nothing")
         what = "does not come up" if code is None else f"ended with code {code}"
         return HostError(
             f"{name} {what}: {said}",

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from wheelmount import disk
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import slurm
@@ -84,7 +85,7 @@ class Session:
     @classmethod
     def all(cls, settings: Settings) -> list[Session]:
         """Return all sessions, sorted by name."""
-        found = [cls(path.name, settings) for path in sorted(_directory(settings).iterdir())]
+        found = [cls(path.name, settings) for path in settings.listed("sessions")]
         return [session for session in found if session.exists]
 
     @classmethod
@@ -135,7 +136,7 @@ class Session:
 
     def write(self, record: Record) -> None:
         """Write the record; the caller must hold ``lock``."""
-        _replace(self.directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
+        disk.write(self.directory / _RECORD, json.dumps(asdict(record), indent=1), mode=0o600)
 
     def check(self, record: Record) -> None:
         """Check that this is still the session that was read.
@@ -161,7 +162,7 @@ class Session:
 
     def keep(self, handles: dict[str, Any]) -> None:
         """Keep handles of Monarch, by the caller's keys; the caller must hold ``lock``."""
-        _replace(self.directory / _HANDLES, pickle.dumps(handles))
+        disk.write(self.directory / _HANDLES, pickle.dumps(handles), mode=0o600)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -201,13 +202,6 @@ class Session:
 
 def _directory(settings: Settings) -> Path:
     return private_directory(settings.private_runtime() / "sessions")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    new = path.with_name(f"{path.name}.new")
-    new.touch(mode=0o600)
-    new.write_bytes(content)
-    new.replace(path)
 
 
 def hosts_by_default(settings: Settings) -> str:

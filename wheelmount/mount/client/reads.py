@@ -22,7 +22,7 @@ from typing import Any
 import msgpack
 
 from wheelmount.config import Settings, private_directory
-from wheelmount.errors import ConfigError
+from wheelmount.errors import ConfigError, StoreError
 from wheelmount.mount.serve.trace import MOST, PART
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.tree import Tree
@@ -67,7 +67,7 @@ class Record:
                 return self._load()
             except FileNotFoundError:
                 pass
-            except (OSError, ConfigError, LookupError, ValueError, TypeError) as error:
+            except (OSError, ConfigError, StoreError, LookupError, ValueError, TypeError) as error:
                 log.debug("what is read of %r first is unknown: %s", self._source, error)
         return {}
 
@@ -120,7 +120,7 @@ class Record:
         self._parts = dict.fromkeys(parts)
         try:
             self._keep()
-        except (OSError, ConfigError) as error:
+        except (OSError, ConfigError, StoreError) as error:
             log.debug("what was read of %r first is not kept: %s", self._source, error)
 
     def _keep(self) -> None:

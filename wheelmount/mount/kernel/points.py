@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wheelmount import linux
+from wheelmount import disk, linux
 from wheelmount.errors import InputError, MountError, UnavailableError
 from wheelmount.mount.kernel import syscalls
 
@@ -285,9 +285,7 @@ def remember(directory: Path, *mounts: tuple[int, str, str]) -> None:
         mounts: id, device and root of the mount, and of the mount that is about to replace it.
             The id alone is not enough: the kernel reuses the ids of unmounted mounts.
     """
-    note = directory / MOUNTS
-    note.with_suffix(".new").write_text(json.dumps(mounts))
-    note.with_suffix(".new").replace(note)
+    disk.write(directory / MOUNTS, json.dumps(mounts))
 
 
 def standing(directory: Path) -> Mounted | None:

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from wheelmount import disk
 from wheelmount.errors import MountError
 
 TASK = "task.json"
@@ -59,7 +60,7 @@ class Task:
 
     def write(self, directory: Path) -> None:
         """Write the task to the mount's private directory."""
-        (directory / TASK).write_text(json.dumps(asdict(self)))
+        disk.write(directory / TASK, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, directory: Path) -> Task:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from wheelmount import errors
 from wheelmount.child import last_words
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import MountError, UnavailableError
@@ -61,7 +62,7 @@ def find(settings: Settings, *targets: str) -> list[Path]:
     """
     found = []
     wanted = {*targets, *(points.same(each) for each in targets if each.startswith("/"))}
-    for path in sorted(directory(settings).iterdir()):
+    for path in settings.listed("mounts"):
         try:
             task = Task.read(path)
         except (OSError, ValueError):  # a mount that is being made or removed
@@ -122,7 +123,7 @@ def dead(directory: Path) -> bool:
 
 def clear(settings: Settings, mntpoint: str) -> None:
     """Remove what dead mounts of this user left at a mount point."""
-    for path in sorted(directory(settings).iterdir()):
+    for path in settings.listed("mounts"):
         with contextlib.suppress(OSError, ValueError):
             task = Task.read(path)
             # The same path may belong to another mount in another mount namespace.
@@ -241,6 +242,8 @@ def start(directory: Path, timeout: float) -> None:
         os.close(read)
     if word != "ok":
         server.wait(timeout)
+        if (error := errors.read(word)) is not None:
+            raise error
         said = b""
         with contextlib.suppress(FileNotFoundError):  # the process has cleaned up
             said = (directory / "log").read_bytes()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from wheelmount import logs
+from wheelmount import disk, errors, logs
 from wheelmount.errors import MountError, StoreError, UnavailableError
 from wheelmount.mount.kernel import points, syscalls, users, views
 from wheelmount.mount.serve import control, traffic
@@ -54,8 +54,11 @@ of reads."""
 KEPT_LOGS = 16
 """Number of logs that are kept, for each user, of mounts that ended with an error."""
 
-KEEP_FILE = "kept"
-"""Name of a file in the mount's directory that tells to keep serving when the agent is gone."""
+BOUND_FILE = "bound"
+"""Name of a file in the mount's directory as long as the mount is to end with its agent.
+
+It is made with the mount: to keep one then takes no room on a disk that has become full.
+"""
 
 
 class Server:
@@ -146,7 +149,7 @@ class Server:
             nursery.start_soon(self._signals)
             if self.task.verify_rate and not syscalls.in_memory(Path(self.task.store)):
                 nursery.start_soon(self._verify)
-            if not (self.directory / KEEP_FILE).exists():
+            if (self.directory / BOUND_FILE).exists():
                 nursery.start_soon(self._miss, patience)
             await self.generations.serve(adapter, nursery)
             if self.generations.bound is not None:
@@ -291,11 +294,12 @@ class Server:
             await self._end("the command that made this mount has ended")
 
     def _keep(self, keep: bool) -> None:
-        note = self.directory / KEEP_FILE
-        if keep:
-            note.touch()
-        else:
-            note.unlink(missing_ok=True)
+        note = self.directory / BOUND_FILE
+        with contextlib.suppress(OSError):  # only a server that takes over reads it
+            if keep:
+                note.unlink(missing_ok=True)
+            else:
+                note.touch()
 
     async def _show(self, stream: trio.SocketStream, generation: int) -> None:
         try:
@@ -426,14 +430,20 @@ def main() -> None:
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    (directory / PROCESS).write_text(f"{os.getpid()}")
     task = Task.read(directory)
     log.info("serving %s at %s", task.source, task.mntpoint)
     good = False
     try:
+        disk.write(directory / PROCESS, f"{os.getpid()}")
+        (directory / BOUND_FILE).touch()
         good = (_by_pyfuse3 if task.adapter == "pyfuse3" else _by_devfuse)(directory, task, ready)
     except UnavailableError as error:
         os.write(ready, error.message.encode())
+    except OSError as error:
+        if (explanation := disk.explain(error, directory)) is None:
+            raise
+        with contextlib.suppress(OSError):
+            os.write(ready, errors.written(explanation).encode())
     except BaseException:
         log.exception("the serving process fails")
         raise
@@ -456,8 +466,8 @@ def main() -> None:
 
 def _keep_log(directory: Path) -> None:
     """Keep the log of a mount that ended with an error, and only the newest of such logs."""
-    shutil.copy(directory / "log", f"{directory}.log")
-    with contextlib.suppress(FileNotFoundError):  # another process deletes old logs too
+    with contextlib.suppress(OSError):  # another process deletes old logs too; no room
+        shutil.copy(directory / "log", f"{directory}.log")
         kept = sorted(directory.parent.glob("*.log"), key=lambda log: log.stat().st_mtime)
         for log_file in kept[:-KEPT_LOGS]:
             log_file.unlink(missing_ok=True)
@@ -506,8 +516,7 @@ def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
     note = directory / "session"
 
     def store_session(session: Session) -> None:
-        note.with_suffix(".new").write_text(json.dumps(session))
-        note.with_suffix(".new").replace(note)
+        disk.write(note, json.dumps(session))
 
     def serve(resumed: bool) -> None:
         server = Server(directory, task, resumed=resumed)

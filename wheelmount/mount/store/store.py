@@ -29,6 +29,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from wheelmount import disk
 from wheelmount.errors import StoreError, TransferError
 from wheelmount.lock import try_lock
 from wheelmount.mount.kernel import syscalls
@@ -220,7 +221,7 @@ class Store:
         last = self.directory / LAST
         highest = int(last.read_text()) if last.exists() else 0
         number = max(shown, highest, *present) + 1
-        last.write_text(str(number))
+        disk.write(last, str(number))  # half of it would hinder all later refreshes
         for interrupted in {each for each in present if each > shown}:
             _delete(self.directory, interrupted)
         return number

@@ -270,9 +270,9 @@ def _writable(path: bytes) -> Iterator[int]:
 
 
 def note(directory: Path, found: Verified) -> None:
-    """Write the result of a verification to a mount's directory if the directory still exists."""
+    """Write the result of a verification to a mount's directory, unless that is full or gone."""
     new = directory / f"{FILE}.new"
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         new.write_text(json.dumps(found.summary()))
         new.replace(directory / FILE)
 
