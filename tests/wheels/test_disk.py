@@ -111,3 +111,22 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         write_whole(tmp_path / "file", b"x")
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.slow
+@root_only
+@pytest.mark.parametrize("options", ["size=4k", "nr_inodes=3"])
+def test_a_full_cache_of_uv_is_not_called_a_conflict(
+    uv_index: Index, tmp_path: Path, options: str
+) -> None:
+    make_wheel(uv_index.directory, "own", padding=100_000)
+    full = tmp_path / "full"
+    for name in ("house", "full"):
+        (tmp_path / name).mkdir()
+    done = within(
+        f"mount -t tmpfs -o {options} tmpfs full && export UV_CACHE_DIR={full}",
+        "download", "own", "-d", "house",
+    )  # fmt: skip
+    assert done.returncode == 74, done.stderr
+    assert f"left for {full}" in done.stderr
+    assert "\nhint: " in done.stderr

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
 import uv
 from packaging.requirements import Requirement
 
-from wheelmount import child
-from wheelmount.errors import UnavailableError, WaitError
+from wheelmount import child, disk
+from wheelmount.errors import UnavailableError, WaitError, WheelmountError
 from wheelmount.wheels.standin import interpreter
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
@@ -237,12 +238,38 @@ def _run(
     for warning in re.findall(r"^warning: (.+)$", done.stderr, re.M) if warn else ():
         warn(warning)  # type: ignore[misc]
     if done.code:
-        return explain(done.stderr)
+        failure = explain(done.stderr)
+        if (error := _of_system(done.stderr, failure, environ)) is not None:
+            raise error
+        return failure
     if not done.whole:
         raise UnavailableError(
             f"uv printed more than {MOST >> 20} MB, which cannot be read", hint="ask for less"
         )
     return done.stdout
+
+
+_OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
+
+
+def _of_system(stderr: str, failure: Failure, environ: Mapping[str, str]) -> WheelmountError | None:
+    """Return the error for what uv says if its files are at fault, and not the requirements."""
+    found = _OF_SYSTEM.search(stderr)
+    number = int(found[1]) if found else 0
+    if number in disk.UNWRITABLE:
+        named = [Path(path) for path in re.findall(r"`(/[^`\n]+)`", stderr)]
+        named += [Path(environ[name]) for name in ("UV_CACHE_DIR", "TMPDIR") if environ.get(name)]
+        named.append(Path(platformdirs.user_cache_dir("uv")))
+        if number in disk.FULL:
+            place = disk.full(*named) or named[0]
+        else:
+            place = next(filter(disk.unwritable, named), named[0])
+        return disk.no_room(number, place)
+    if number and failure.kind is Kind.CONFLICT:
+        return UnavailableError(
+            f"uv cannot go on: {_one_line(stderr)}", hint="check the directory that it names"
+        )
+    return None
 
 
 def explain(stderr: str) -> Failure:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from wheelmount.errors import SourceError, StoreError
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers that mean that no space is left."""
+from wheelmount.disk import FULL, no_room
+from wheelmount.errors import SourceError
 
 
 @contextmanager
@@ -20,9 +17,7 @@ def disk_errors(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in FULL:
-            raise StoreError(
-                f"no space left for {directory}", hint="free some space, or use another directory"
-            ) from None
+            raise no_room(error.errno, directory) from None
         raise SourceError(
             f"{error.filename or directory}: {error.strerror or error}",
             hint="check that it exists and that you may use it",

@@ -17,12 +17,13 @@ from urllib.request import url2pathname
 import httpx
 import tenacity
 
+from wheelmount.disk import FULL
 from wheelmount.errors import TransferError, UnavailableError, WheelError
 from wheelmount.progress import Task
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.archive import CHUNK, hash_file
 from wheelmount.wheels.credentials import IndexAuth
-from wheelmount.wheels.disk import FULL, disk_errors
+from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.lockfile import Wheel
 from wheelmount.wheels.refusals import refuse_unpinned, refuse_unsound
 

@@ -13,6 +13,7 @@ import tomli_w
 from packaging.pylock import Pylock
 from packaging.requirements import Requirement
 
+from wheelmount import disk
 from wheelmount.errors import (
     InputError,
     ResolveError,
@@ -106,6 +107,8 @@ def resolve(
         lock = _with_yanked(lock, warnings)
         fresh.replace(output)
     except OSError as error:
+        if error.errno in disk.FULL:
+            raise disk.no_room(error.errno, output.parent) from None
         raise SourceError(
             f"cannot write {output}: {error.strerror}", hint="check the directory"
         ) from None
