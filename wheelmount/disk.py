@@ -100,6 +100,10 @@ def explain(error: OSError, directory: Path | None = None) -> WheelmountError | 
     Returns:
         An error that names the directory and the reason; None if the error is another one.
     """
+    if error.errno == errno.ENOENT and "temporary directory" in (error.strerror or ""):
+        return StoreError(  # as Python's ``tempfile`` says it
+            str(error.strerror), hint="free some space in one of them, or set TMPDIR to another"
+        )
     if error.errno not in UNWRITABLE:
         return None
     return no_room(error.errno, _place(error, directory))

@@ -158,7 +158,7 @@ def _run() -> NoReturn:
         _tell_of_defect(error)
     except OSError as error:
         # An error that names no file may be of the standard output.
-        if error.filename is not None or disk.full() or error.errno == errno.EROFS:
+        if error.filename is not None or disk.full() or error.errno in (errno.EROFS, errno.ENOENT):
             full = disk.explain(error)
             if full is not None:
                 log.debug("full", exc_info=True)
