@@ -26,7 +26,7 @@ try:
 
     import click
 
-from wheelmount import __version__, disk
+    from wheelmount import __version__, disk
     from wheelmount.cli.console import WRITABLE, ConsoleProgress, Terminal, wants_json
     from wheelmount.errors import SourceError, TransferError, WheelmountError, hand_over
     from wheelmount.hosts import runtime
