@@ -116,7 +116,9 @@ END = ", we can conclude that your requirements are unsatisfiable.\n"
             "a",
         ),
         (f"{NO_SOLUTION}you require a<2 and a>2{END}", Kind.CONFLICT, ""),
-        ("", Kind.CONFLICT, ""),
+        ("error: failed to decode file `/w/r.txt`: not UTF-8\n", Kind.BAD_FILE, "/w/r.txt"),
+        ("error: it is something else\n", Kind.OTHER, ""),
+        ("", Kind.OTHER, ""),
     ],
 )  # fmt: skip
 def test_kinds(said: str, kind: Kind, subject: str) -> None:

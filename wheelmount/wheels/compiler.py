@@ -45,6 +45,7 @@ class Kind(enum.Enum):
     NO_EXTRA = enum.auto()  # the project has no extra or group of that name
     NO_VERSION = enum.auto()  # the package exists, but not in that version
     CONFLICT = enum.auto()
+    OTHER = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,10 @@ _KINDS = (
         re.compile(r"network (?:connectivity )?(?:is|was) disabled(?P<subject>)", re.I),
     ),
     (Kind.NO_NETWORK, re.compile(r"dns error|error sending request|tcp connect(?P<subject>)")),
-    (Kind.BAD_FILE, re.compile(r"(?:read from file|File not found:) `?(?P<subject>[^\s`]+)")),
+    (
+        Kind.BAD_FILE,
+        re.compile(r"(?:read from file|decode file|File not found:) `?(?P<subject>[^\s`]+)"),
+    ),
     (Kind.BAD_FILE, re.compile(r"parse requirement in `(?P<subject>[^`]+)`")),
     (Kind.BAD_FILE, re.compile(r"Failed to parse: `?(?P<subject>[^\s`]+)")),
     (Kind.BAD_WHEEL, re.compile(r"Failed to read metadata: `?(?P<subject>[^\s`]+)")),
@@ -101,6 +105,9 @@ _KINDS = (
     (Kind.NO_FITTING_WHEEL, re.compile(rf"{_PACKAGE}{_VERSIONS} (?:has|have) no wheels with")),
     (Kind.NO_VERSION, re.compile(rf"there (?:is|are) no versions? of {_PACKAGE}[<>=!~]")),
 )
+
+
+_CONFLICT = re.compile("no solution|unsatisfiable|conflict", re.IGNORECASE)
 
 
 def compile_requirements(
@@ -265,7 +272,7 @@ def _of_system(stderr: str, failure: Failure, environ: Mapping[str, str]) -> Whe
         else:
             place = next(filter(disk.unwritable, named), named[0])
         return disk.no_room(number, place)
-    if number and failure.kind is Kind.CONFLICT:
+    if number and failure.kind is Kind.OTHER:
         return UnavailableError(
             f"uv cannot go on: {_one_line(stderr)}", hint="check the directory that it names"
         )
@@ -276,7 +283,7 @@ def explain(stderr: str) -> Failure:
     """Classify uv's messages as a ``Failure``."""
     said, _, hints = stderr.partition("hint:")
     reason = _one_line(said)
-    kind, subject = Kind.CONFLICT, ""
+    kind, subject = Kind.CONFLICT if _CONFLICT.search(reason) else Kind.OTHER, ""
     for candidate, pattern in _KINDS:
         # Hints count here: the reason alone says "not found" where the index said "401".
         if found := pattern.search(_one_line(stderr) if candidate is Kind.DENIED else reason):

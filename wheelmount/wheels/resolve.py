@@ -198,6 +198,11 @@ def error_of(failure: Failure, target: Target) -> WheelmountError:
             f"the requirements have no solution for {target}: {failure.reason}",
             hint=_versions(subject, target),
         )
+    if failure.kind is Kind.OTHER:
+        return ResolveError(
+            f"the requirements cannot be resolved: {failure.reason}",
+            hint=failure.hint or "correct what is named",
+        )
     return ResolveError(
         f"the requirements have no solution for {target}: {failure.reason}",
         hint=failure.hint or "loosen one of the versions named",
