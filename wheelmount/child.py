@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from wheelmount import variables
+from wheelmount import owned, variables
 
 WORDS = 128 << 10
 """Bytes kept of a program's messages: half from the start, half from the end."""
@@ -44,7 +44,7 @@ def run(
     environ: Mapping[str, str] | None = None,
     given: str = "",
     most: int = WORDS,
-    umask: int = -1,
+    umask: int | None = None,
 ) -> Done:
     """Run a program to its end; keep the beginning and the end of its output, of any length.
 
@@ -55,7 +55,8 @@ def run(
             for Monarch's processes alone are left out.
         given: text for its standard input.
         most: bytes that are kept of its standard output.
-        umask: the program's umask; default that of this process.
+        umask: the program's umask; default that of this process, and others
+            may not write to files that it makes.
 
     Raises:
         OSError: the program cannot be started.
@@ -69,7 +70,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=variables.for_programs(os.environ if environ is None else environ),
-        umask=umask,
+        umask=owned.umask() if umask is None else umask,
     ) as process:
         try:
             _attend(process, given.encode(), kept, deadline)

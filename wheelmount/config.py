@@ -23,6 +23,7 @@ import platformdirs
 
 from wheelmount import disk, logind
 from wheelmount.errors import ConfigError, SourceError, WheelmountError
+from wheelmount.owned import make_folders
 from wheelmount.toml import tomllib
 from wheelmount.trust import Found, Trusted, is_own, is_private, places, private, read
 
@@ -230,7 +231,7 @@ class Settings:
         """
         cache = Path(self.cache_dir)
         try:
-            cache.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_folders(cache)
             own = is_own(cache)
         except OSError as error:
             raise disk.unusable(cache, error) from None
@@ -265,7 +266,7 @@ def _make(path: Path) -> os.stat_result:
     """Make a directory with mode 0700, unless there is one; return its state."""
     for left in reversed(range(TRIES)):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             return path.lstat()

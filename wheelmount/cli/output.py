@@ -23,6 +23,7 @@ from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.options import json_option
 from wheelmount.errors import InputError, SourceError, TransferError, WheelmountError
 from wheelmount.hosts.names import alike, expand
+from wheelmount.owned import make_folders, opener
 
 if TYPE_CHECKING:
     from wheelmount.hosts.commands import Output, Result, Results  # with Monarch
@@ -373,7 +374,7 @@ class _Files:
 
     def __enter__(self) -> _Files:
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_folders(self._directory)
         except OSError as error:
             raise SourceError(
                 f"cannot make {self._directory}: {error.strerror}", hint="give another --output-dir"
@@ -387,7 +388,8 @@ class _Files:
     def __call__(self, host: str, stream: str, data: bytes) -> None:
         if (host, stream) not in self._files:
             suffix = {"stdout": "out", "stderr": "err"}[stream]
-            self._files[host, stream] = (self._directory / f"{host}.{suffix}").open("wb")
+            name = self._directory / f"{host}.{suffix}"
+            self._files[host, stream] = open(name, "wb", opener=opener)  # noqa: SIM115 - see above
         self._files[host, stream].write(data)
         self._files[host, stream].flush()
 

@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 
 from spython.utils import run_command
 
-from wheelmount import child, linux, logs, subordinate
+from wheelmount import child, linux, logs, owned, subordinate
 from wheelmount.errors import ContainerError, UnavailableError
 
 CAP_SETGID, CAP_SETUID, CAP_SYS_RESOURCE = 6, 7, 24  # linux/capability.h
@@ -232,6 +232,7 @@ def _logged(
         subprocess.Popen(
             command,
             cwd=cwd,
+            umask=owned.umask(),
             env={**build_environment(), "APPTAINER_TMPDIR": str(scratch)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

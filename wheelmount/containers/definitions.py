@@ -7,6 +7,7 @@ from pathlib import Path
 
 import wheelmount
 from wheelmount.errors import InputError, SourceError
+from wheelmount.owned import make_folders, write
 
 BASE = "python"
 """The definition that others start from: those with a ``base``."""
@@ -82,9 +83,9 @@ def copy(name: str, directory: Path) -> list[Path]:
         if path.exists():
             raise InputError(f"{path} is there already", hint="name another directory")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folders(directory)
         for path in written:
-            path.write_text(texts[path.name], encoding="utf-8")
+            write(path, texts[path.name])
     except OSError as error:
         raise SourceError(f"{directory} cannot be written to: {error.strerror}") from None
     return written

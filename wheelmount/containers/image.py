@@ -20,6 +20,7 @@ from wheelmount.containers.inputs import fingerprint
 from wheelmount.containers.overlay import remove_tree
 from wheelmount.containers.sif import check
 from wheelmount.errors import ContainerError, InputError, SourceError
+from wheelmount.owned import FILE, make_folders, write
 from wheelmount.progress import SILENT, Progress
 
 # Compression dominates the time a build takes: gzip, the default, needs 55 s where this needs 3.
@@ -140,7 +141,7 @@ def build(
             _build(definition, sif, values, lambda: task.advance(1))
             stamp = _Stamp.of(sif, digest, definition, values)
             _remove_link(_stamp_file(sif))
-            _stamp_file(sif).write_text(json.dumps(dataclasses.asdict(stamp)), encoding="utf-8")
+            write(_stamp_file(sif), json.dumps(dataclasses.asdict(stamp)))
             task.note(f"{sif.name}, {stamp.size / 1e6:.0f} MB")
     return True
 
@@ -180,9 +181,9 @@ def lock(sif: Path, progress: Progress) -> Iterator[None]:
     Raises:
         ContainerError: its directory cannot be written to.
     """
-    lock = filelock.FileLock(sif.with_name(f".{sif.name}.lock"))
+    lock = filelock.FileLock(sif.with_name(f".{sif.name}.lock"), mode=FILE)
     try:
-        sif.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(sif.parent)
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout:

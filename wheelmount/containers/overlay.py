@@ -27,6 +27,7 @@ from wheelmount import disk
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.errors import ContainerError, InputError
+from wheelmount.owned import make_folders
 
 Kind = Literal["directory", "image", "memory"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -270,7 +271,7 @@ class Overlay:
         Raises:
             ContainerError: another writer, named in the message, holds the lock.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(self.path.parent)
         descriptor = self._acquire()
         try:
             os.ftruncate(descriptor, 0)

@@ -27,6 +27,7 @@ from wheelmount.errors import (
     UnavailableError,
     WheelmountError,
 )
+from wheelmount.owned import make_folders
 
 VARIABLE = "WHEELMOUNT_OUTPUT"
 """Variable with a command's private directory for files to collect."""
@@ -101,7 +102,7 @@ class Collection:
         for host in hosts:
             place = self.directory / host
             try:
-                place.mkdir(parents=True, exist_ok=True)
+                make_folders(place)
                 occupied = any(place.iterdir())
             except OSError as error:
                 raise SourceError(
@@ -223,14 +224,13 @@ class Inbox:
             place = self._directory / path
             if not member.isdir() and (place.is_symlink() or not place.is_dir()):
                 place.unlink(missing_ok=True)  # which another name may share, or be a pipe
-            if not member.issym() and not member.islnk():
+            make_folders(place if member.isdir() else place.parent)
+            if member.isfile():
                 archive.extract(member, self._directory, filter="data")
-                return
             # Not by tarfile, which would search the rest of the archive for the target of a link.
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if member.issym():
+            elif member.issym():
                 place.symlink_to(member.linkname)  # later tarfiles change the text of it
-            else:
+            elif member.islnk():
                 place.hardlink_to(self._directory / checked.linkname)
         except tarfile.SpecialFileError:
             self._refuse(member.name, "a device or a pipe")

@@ -32,6 +32,7 @@ from filelock import FileLock
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import ConfigError, InputError
 from wheelmount.hosts.address import Address
+from wheelmount.owned import make_folders
 from wheelmount.variables import TLS
 
 LIFETIME = datetime.timedelta(days=3650)
@@ -74,7 +75,7 @@ class Authority:
         Raises:
             ConfigError: its file is damaged, or others may read it.
         """
-        Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
+        make_folders(Path(settings.state_dir))
         directory = private_directory(Path(settings.state_dir) / "credentials")
         file = directory / "authority.pem"
         with FileLock(directory / "lock", mode=0o600, timeout=settings.start_timeout):

@@ -21,6 +21,7 @@ import filelock
 import uv
 
 from wheelmount.errors import UnavailableError, WaitError, WheelError, WheelmountError, tell
+from wheelmount.owned import FILE, make_folders, umask
 from wheelmount.wheels.install import clean_environment, install_command
 from wheelmount.wheels.interpreter import describe, running_version
 from wheelmount.wheels.shipment import Shipment
@@ -80,6 +81,8 @@ def _install(tool: str, packages: str, venv: Path, rest: Sequence[str], version:
         return subprocess.run(command, env=environment, check=False).returncode
     finally:
         shutil.rmtree(cache, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            (venv / ".lock").chmod(FILE)  # uv lets all users write to it, whatever the umask is
 
 
 def _interpreter(version: str, program: str, environment: dict[str, str]) -> str:
@@ -114,8 +117,8 @@ def _refuse_other(venv: Path, version: str) -> None:
 def _alone(venv: Path) -> Iterator[None]:
     """Lock an environment against other installations, also those of other hosts."""
     try:
-        venv.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(venv / ".wheelmount.lock", timeout=LOCK_TIMEOUT)
+        make_folders(venv)
+        lock = filelock.FileLock(venv / ".wheelmount.lock", mode=FILE, timeout=LOCK_TIMEOUT)
         with contextlib.suppress(NotImplementedError):  # of a file system without locks
             lock.acquire()
     except filelock.Timeout:
@@ -135,4 +138,5 @@ def _alone(venv: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    os.umask(umask())  # for uv, pip and what they start
     sys.exit(main(sys.argv[1:]))

@@ -30,6 +30,7 @@ from packaging.utils import (
 
 from wheelmount import child
 from wheelmount.errors import ResolveError, SourceError, UnavailableError, WheelError
+from wheelmount.owned import OTHERS
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
 from wheelmount.wheels import sandbox, uvsettings
@@ -345,6 +346,7 @@ def keep(wheel: Path, directory: Path, progress: Progress) -> Path:
     with locked(directory, progress):
         part = kept.with_name(f"{kept.name}.part")
         part.unlink(missing_ok=True)  # it may be a link, which another file system's copy follows
+        wheel.chmod(wheel.stat().st_mode & ~OTHERS)
         shutil.move(wheel, part)
         part.replace(kept)
     return kept

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uv
 
-from wheelmount import variables
+from wheelmount import owned, variables
 from wheelmount.errors import InputError, UnavailableError
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.linktree import link
@@ -118,5 +118,6 @@ def _run(command: list[str]) -> str:
         text=True,
         timeout=TIMEOUT,
         check=True,
+        umask=owned.umask(),
         env={**variables.for_programs(), "NO_COLOR": "1"},
     ).stdout

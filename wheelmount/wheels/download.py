@@ -14,6 +14,7 @@ from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 
 from wheelmount.errors import InputError, StoreError, WaitError, WheelError
+from wheelmount.owned import FILE, make_folders
 from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.wheels.archive import find_clashes, hash_file
 from wheelmount.wheels.disk import disk_errors
@@ -212,8 +213,8 @@ def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
     import filelock  # a check takes no lock
 
     with disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(directory / LOCK_NAME)
+        make_folders(directory)
+        lock = filelock.FileLock(directory / LOCK_NAME, mode=FILE)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:

@@ -19,6 +19,7 @@ import tenacity
 
 from wheelmount.disk import FULL
 from wheelmount.errors import TransferError, UnavailableError, WheelError
+from wheelmount.owned import FILE
 from wheelmount.progress import Task
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.archive import CHUNK, hash_file
@@ -293,4 +294,4 @@ def _certificates() -> ssl.SSLContext:
 
 
 def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(path, flags | os.O_NOFOLLOW, FILE)

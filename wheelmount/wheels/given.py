@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from wheelmount.errors import SourceError, TransferError
+from wheelmount.owned import make_folders, write
 from wheelmount.wheels.reqfile import anchored
 
 _FETCHED = "fetched-"
@@ -34,7 +35,7 @@ def file_of(text: str, folder: Path) -> Path:
     """
     if text == "-":
         given = _keep(sys.stdin.buffer.read(), "given-", "requirements.txt", folder)
-        given.write_text(anchored(given, Path.cwd()), encoding="utf-8")
+        write(given, anchored(given, Path.cwd()))
         return given
     if text.startswith(("http://", "https://")):
         name = PurePosixPath(urlsplit(text).path).name or "index"
@@ -50,9 +51,9 @@ def is_fetched(file: Path) -> bool:
 def _keep(data: bytes, kind: str, name: str, folder: Path) -> Path:
     # By its content: what is asked for again is the same.
     place = folder / f"{kind}{hashlib.sha256(data).hexdigest()[:16]}"
-    place.mkdir(parents=True, exist_ok=True)
+    make_folders(place)
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    (place / name).write_bytes(data)
+    write(place / name, data)
     return place / name
 
 

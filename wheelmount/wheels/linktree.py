@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 from packaging.utils import parse_wheel_filename
 
 from wheelmount.errors import WheelError
+from wheelmount.owned import make_folders, write
 from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.wheels import environment
 from wheelmount.wheels.archive import place_of
@@ -56,10 +57,12 @@ PROGRAM = "install"
 """Directory of the program that installs from a tree, run by any Python."""
 
 _MAIN = b"""\
+import os
 import sys
 
 from environment.program import main
 
+os.umask(os.umask(0o077) | 0o022)  # other users must not write to an environment
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -150,17 +153,17 @@ def grow(tree: Path, plan: Plan, unpacked: Unpacked) -> None:
         StoreError: no space is left.
     """
     with disk_errors(tree):
-        (tree / plan.file).parent.mkdir(parents=True, exist_ok=True)
+        make_folders((tree / plan.file).parent)
         for item in plan.items:
             if not (tree / item.directory).is_dir():
                 _materialize(tree, item, unpacked)
         package = tree / PROGRAM / "environment"
-        package.mkdir(parents=True, exist_ok=True)
+        make_folders(package)
         for module in Path(environment.__file__).parent.glob("*.py"):
             _write(package / module.name, module.read_bytes())
         _write(package.with_name("__main__.py"), _MAIN)
         names = tree / uvcache.WHEELS / plan.digest
-        names.mkdir(parents=True, exist_ok=True)
+        make_folders(names)
         for item in plan.items:
             info = item.recipe.info
             metadata = tree / item.directory / item.recipe.root / info / "METADATA"
@@ -287,11 +290,11 @@ def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
                 file = f"{part}/{scheme}/{path}"
                 folder = file.rpartition("/")[0]
                 if folder not in made:
-                    Path(folder).mkdir(parents=True, exist_ok=True)
+                    make_folders(Path(folder))
                     made.add(folder)
                 link(unpacked.object(content), file)
         record = part / recipe.root / recipe.info / "RECORD"
-        record.write_text(record_of(recipe), encoding="utf-8")
+        write(record, record_of(recipe))
         try:
             part.rename(tree / item.directory)
         except OSError as error:  # another process was faster

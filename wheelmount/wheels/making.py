@@ -12,6 +12,7 @@ from collections import Counter
 
 from wheelmount.mount.snapshot.scan import inode_of, stamp_of
 from wheelmount.mount.snapshot.tree import ROOT, Inode, Tree
+from wheelmount.owned import FOLDER
 from wheelmount.wheels.linktree import link
 
 
@@ -66,7 +67,7 @@ class Making:
         names = self._tree.names[self._number_of(above)]
         path = f"{self._root}/{folder}"
         try:
-            os.mkdir(path)  # noqa: PTH102 - one of thousands of calls
+            os.mkdir(path, FOLDER)  # noqa: PTH102 - one of thousands of calls
         except FileExistsError:
             if not os.path.isdir(path):  # noqa: PTH112
                 raise

@@ -25,6 +25,7 @@ from typing import Any
 from packaging.utils import parse_wheel_filename
 
 from wheelmount.errors import WheelError
+from wheelmount.owned import make_folders
 from wheelmount.urls import public, without_credentials
 from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.scratch import write_whole
@@ -230,7 +231,7 @@ class Manifest:
 
     def _write_requests(self, directory: Path) -> None:
         folder = directory / REQUESTS_NAME
-        folder.mkdir(exist_ok=True)
+        make_folders(folder)
         answered = [
             one for one in self.requests if one.answered and self.wheels.keys() >= {*one.wheels}
         ]

@@ -22,6 +22,7 @@ from wheelmount.errors import (
     WheelError,
     WheelmountError,
 )
+from wheelmount.owned import FILE, write
 from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.urls import public
 from wheelmount.wheels import uvsettings
@@ -80,12 +81,12 @@ def resolve(
     fresh = output.with_name(f"{output.stem}{mark}{uuid.uuid4().hex}.toml")
     try:
         # Test that the directory is writable: uv would report this like a conflict.
-        fresh.touch()
+        fresh.touch(FILE)
         fresh.unlink()
         warnings = [one for one in [uvsettings.passed_over()] if one and not wanted.lock]
         with progress.task("resolve") as task:
             if wanted.lock:
-                fresh.write_text(_lock_text(wanted.lock, wanted), encoding="utf-8")
+                write(fresh, _lock_text(wanted.lock, wanted))
             else:
                 options = ["--format", "pylock.toml", "--output-file", str(fresh.absolute())]
                 outcome = compile_requirements(wanted, target, options, warn=warnings.append)
@@ -100,7 +101,7 @@ def resolve(
             if lock is not found or public(table) != table:
                 text = tomli_w.dumps(public(table))
             fresh.unlink()  # uv's lock may contain credentials, see compile_requirements
-            fresh.write_text(text, encoding="utf-8")
+            write(fresh, text)
             task.note(f"{number_of(len(lock.packages), 'package')} for {target}")
         for warning in warnings:
             progress.log(f"warning: {warning}")

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from wheelmount.owned import opener
+
 _PREFIX = ".wheelmount-scratch-"
 
 
@@ -66,7 +68,7 @@ def write_whole(file: Path, data: bytes) -> None:
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         fresh.unlink(missing_ok=True)
-        with fresh.open("xb") as stream:  # other users may have put a link there
+        with open(fresh, "xb", opener=opener) as stream:  # other users may have put a link there
             stream.write(data)
         fresh.replace(file)
     except BaseException:

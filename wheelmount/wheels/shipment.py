@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from wheelmount.owned import FILE, make_folders
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.linktree import PROGRAM, Item, Plan, grow
@@ -85,8 +86,8 @@ def prepare(
     folder = cache / "trees" / (tree or plan.digest)
     grow(folder, plan, unpacked)
     mark = cache / "used" / folder.name  # outside of the mounted directory
-    mark.parent.mkdir(exist_ok=True)
-    mark.touch()
+    make_folders(mark.parent)
+    mark.touch(FILE)
     return Shipment(folder, plan.file)
 
 

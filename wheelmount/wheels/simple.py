@@ -27,6 +27,7 @@ from typing import Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from wheelmount.errors import WheelError
+from wheelmount.owned import make_folders
 from wheelmount.wheels.archive import hash_file, parse_metadata, read_metadata
 from wheelmount.wheels.manifest import Entry
 from wheelmount.wheels.scratch import write_whole
@@ -67,7 +68,7 @@ def write_index(directory: Path, known: Mapping[str, Entry]) -> None:
     for project, group in groupby(files, key=lambda file: file.project):
         projects.append(project)
         _write_project(root / project, project, list(group))
-    root.mkdir(exist_ok=True)
+    make_folders(root)
     links = "".join(f'<a href="{project}/">{project}</a><br>\n' for project in projects)
     _write(root / "index.html", _page("Simple index", links))
     _write(root / "index.json", _json(projects=[{"name": project} for project in projects]))
@@ -101,7 +102,7 @@ def _metadata(wheel: Path, folder: Path, entry: Entry) -> bytes:
     if file.is_file() and file.stat().st_mtime_ns == entry.mtime_ns:
         return file.read_bytes()
     data = read_metadata(wheel)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     write_whole(file, data)
     os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
     return data

@@ -37,6 +37,7 @@ from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, copyfileobj_with_hashing
 
 from wheelmount.errors import WheelError
+from wheelmount.owned import make_folders
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.archive import UNREADABLE, opened
 from wheelmount.wheels.bytecode import Compiler
@@ -159,7 +160,7 @@ class Unpacked:
         """
         with disk_errors(self.directory):
             for name in ("wheels", "objects"):
-                (self.directory / name).mkdir(parents=True, exist_ok=True)
+                make_folders(self.directory / name)
             known = [self._find(digest, compiler, sizes) for _, digest in wheels]
             found = {recipe.sha256: recipe for recipe in known if recipe}
             if missing := [wheel for wheel in wheels if wheel[1] not in found]:
@@ -226,7 +227,7 @@ class Unpacked:
             for path, content in files.items():
                 file, made = Path(self.object(content)), folder / scheme / path
                 if not file.exists():
-                    file.parent.mkdir(exist_ok=True)
+                    make_folders(file.parent)
                     made.replace(file)
                 elif file.stat().st_size != content.size:
                     _mend(file, made)
@@ -272,7 +273,7 @@ class _Folder(WheelDestination):
         if name.startswith(("/", "..")) or "\0" in name:
             raise ValueError(f"{os.fspath(path)!r} leads out of the environment")
         file = self._folder / scheme / name
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(file.parent)
         executable = is_executable or scheme == "scripts"
         mode = 0o555 if executable else 0o444
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)

@@ -20,6 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from wheelmount.errors import InputError, SourceError, WheelError
+from wheelmount.owned import write
 from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.urls import without_credentials
 from wheelmount.wheels import uvsettings
@@ -201,7 +202,7 @@ class Wheelhouse:
             sources = build_locked(lock, built.wanted, target, self.directory, progress, own)
             if sources.origins:
                 lock = sources.lock
-                lock_file.write_text(sources.text(), encoding="utf-8")
+                write(lock_file, sources.text())
             # Until the request is recorded, its wheels seem unneeded; the lock prevents a pruning.
             with locked(self.directory, progress):
                 auth = IndexAuth(files=wanted.plain_files)

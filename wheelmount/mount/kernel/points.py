@@ -19,6 +19,7 @@ from pathlib import Path
 from wheelmount import disk, linux
 from wheelmount.errors import InputError, MountError, UnavailableError
 from wheelmount.mount.kernel import syscalls
+from wheelmount.owned import make_folders
 
 FILE_SYSTEM = "fuse.wheelmount"
 """Type of wheelmount's FUSE mounts in ``/proc/self/mountinfo``."""
@@ -134,7 +135,7 @@ def prepare(path: str, *, cover: bool) -> bool:
             )
         unmount(path, force=True)
     try:
-        Path(path).mkdir(parents=True)
+        make_folders(Path(path), exist_ok=False)
     except FileExistsError:
         pass
     except OSError as error:
