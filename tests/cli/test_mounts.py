@@ -19,6 +19,7 @@ from tests.conftest import Cli, mounts_shown, shorter_than_its_size
 from tests.mount.conformance import assert_same, await_last
 from wheelmount import Cluster, config, doctor
 from wheelmount.config import Settings
+from wheelmount.hosts.session import Session
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
@@ -336,3 +337,41 @@ def test_progress_is_plain_lines_without_a_terminal_and_can_be_silenced(
     assert any(line.startswith("run: 1 host in") for line in lines)
     assert not any("\x1b" in line for line in lines)
     assert cli("run", "-q", source, "-", stdin=None, input="true").stderr == ""
+
+
+def test_a_session_that_cannot_be_read_hinders_no_other(
+    cli: Cli, source: Path, workplace: Path
+) -> None:
+    assert cli("mount", source, f"{workplace}/w-{{host}}", "--hosts", "local:1").returncode == 0
+    folder = Session("bad", config.load()).directory
+    folder.mkdir(mode=0o700)
+    (folder / "session.json").write_text("{")
+    kept = workplace / "cache" / "wheelhouses" / "session-bad-1"
+    gone = workplace / "cache" / "wheelhouses" / "another"
+    for each in (kept, gone):
+        each.mkdir(parents=True)
+    file = folder / "session.json"
+    try:
+        for words, said in {
+            ("status",): f"{source} at {workplace}/w-host0",
+            ("refresh", source): "unchanged",
+            ("verify",): "verified",
+            ("cache", "clean"): "1 removed",
+            ("umount", "--all"): "",
+        }.items():
+            done = cli(*words)
+            assert done.returncode == 68, done.stderr
+            assert said in done.stdout
+            assert f"the record of session bad is damaged: {file}" in done.stderr
+            assert f"delete {folder}" in done.stderr
+        assert kept.exists()
+        assert not gone.exists()
+        assert points.mounted(f"{workplace}/w-host0") is None
+        # It may be the one that has this mount.
+        done = cli("umount", workplace / "w-host0")
+        assert done.returncode == 68, done.stderr
+        assert json.loads(cli("status", "--json").stdout)["sessions"][0]["session"] == "bad"
+    finally:
+        file.unlink()
+        folder.rmdir()
+    assert cli("status").stdout == "nothing is mounted\n"

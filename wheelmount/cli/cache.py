@@ -10,7 +10,9 @@ import click
 
 from wheelmount import config
 from wheelmount.cli import options
+from wheelmount.cli.console import ConsoleProgress
 from wheelmount.operations import cache as caches
+from wheelmount.operations import standing
 from wheelmount.operations.image import parse_size
 
 
@@ -49,13 +51,16 @@ def prune(bound: str | None, as_json: bool) -> None:
         raise click.UsageError("how much may stay? Give --to SIZE, or set cache_size.")
     limit = parse_size(bound) if bound is not None else settings.cache_size
     _tell(caches.prune(settings, limit), as_json)
+    ConsoleProgress().raise_first(standing.unreadable(settings))
 
 
 @cache.command()
 @options.as_json
 def clean(as_json: bool) -> None:
     """Remove everything from the cache except what running sessions have mounted."""
-    _tell(caches.clean(config.load()), as_json)
+    settings = config.load()
+    _tell(caches.clean(settings), as_json)
+    ConsoleProgress().raise_first(standing.unreadable(settings))
 
 
 def _tell(gone: Sequence[caches.Item], as_json: bool) -> None:

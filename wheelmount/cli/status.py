@@ -16,7 +16,7 @@ import click
 
 from wheelmount import config
 from wheelmount.cli import options
-from wheelmount.cli.console import printable
+from wheelmount.cli.console import ConsoleProgress, printable
 from wheelmount.hosts.names import alike, fold
 from wheelmount.mount.serve import traffic
 from wheelmount.operations import standing
@@ -39,6 +39,7 @@ def status(watch: bool, each: bool, as_json: bool) -> None:
     if not watch:
         found = standing.status(settings)
         print(json.dumps(found) if as_json else "\n".join(_lines(found, each)))
+        ConsoleProgress().raise_first(standing.unreadable(settings))
         return
     before: dict[tuple[str, str], tuple[float, int]] = {}
     while True:
@@ -120,6 +121,8 @@ def _arriving_together(mounts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _session_line(state: Mapping[str, Any]) -> str:
+    if not state["hosts"]:
+        return f"session {state['session']}  cannot be used: {state['lost']}"
     words = [f"session {state['session']}: {state['spec']}"]
     words.append(f"up {time.time() - state['created']:.0f} s")
     words.append(fold(state["hosts"]))

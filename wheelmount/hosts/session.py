@@ -90,19 +90,24 @@ class Session:
 
     @classmethod
     def records(cls, settings: Settings) -> list[tuple[Session, Record]]:
-        """Return all sessions with their records, sorted by name.
+        """Return all sessions whose records can be read, with these, sorted by name."""
+        return [(session, got) for session, got in cls._read(settings) if isinstance(got, Record)]
 
-        Raises:
-            HostError: a session is of another version, or its record is damaged.
-        """
-        found = []
+    @classmethod
+    def unreadable(cls, settings: Settings) -> list[tuple[Session, HostError]]:
+        """Return the other sessions: of another version, or with a damaged record."""
+        return [
+            (session, got) for session, got in cls._read(settings) if isinstance(got, HostError)
+        ]
+
+    @classmethod
+    def _read(cls, settings: Settings) -> Iterator[tuple[Session, Record | HostError]]:
         for session in cls.all(settings):
             try:
-                found.append((session, session.read()))
-            except HostError:
+                yield session, session.read()
+            except HostError as error:
                 if session.exists:  # else another command ended it meanwhile
-                    raise
-        return found
+                    yield session, error
 
     @property
     def exists(self) -> bool:
@@ -142,11 +147,15 @@ class Session:
         """Check that this is still the session that was read.
 
         Raises:
-            HostError: it was ended, or ended and made again.
+            HostError: it was ended, or ended and made again; or its record is damaged by now, or of
+                another version.
         """
-        with contextlib.suppress(HostError):
+        try:
             if self.read().created == record.created:
                 return
+        except HostError:
+            if self.exists:
+                raise
         raise HostError(
             f"session {self.name} was ended by another command",
             hint=f"run `wheelmount up --name {self.name}`",

@@ -23,6 +23,9 @@ from wheelmount.wheels.scratch import abandoned, scratch
 
 _IN_USE = ".in-use"
 
+_OF_SESSION = "session-"
+"""Prefix of the names of parts that belong to a session."""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -85,7 +88,7 @@ def size(settings: Settings) -> int:
 def prune(settings: Settings, bound: int) -> list[Item]:
     """Delete the least recently used parts, until the cache has at most a number of bytes.
 
-    Parts that a running session uses stay.
+    Parts that a running session uses stay, and those that one may use whose record cannot be read.
 
     Returns:
         The removed parts.
@@ -98,14 +101,18 @@ def prune(settings: Settings, bound: int) -> list[Item]:
         standing = _standing(settings)
         gone: list[Item] = []
         left = size(settings)
-        shown = mounted(settings)
+        unsure = bool(Session.unreadable(settings))
+        shown = {Path(note.source) for _, note in all_mounts(settings)}
         for item in items(settings):
             if left <= bound:
                 break
-            if item.kind != "unpacked" and item.path.name in standing:
+            name = item.path.name
+            if item.kind != "unpacked" and (
+                name in standing or (unsure and name.startswith(_OF_SESSION))
+            ):
                 continue
             held = item.kind in ("environment", "image")
-            if held and (item.path in shown or not removable(item.path)):
+            if held and (unsure or item.path in shown or not removable(item.path)):
                 continue
             discard(item.path)
             gone.append(item)
@@ -157,7 +164,9 @@ def _held(settings: Settings) -> Iterator[int]:
 
 
 def _standing(settings: Settings) -> set[str]:
-    return {f"session-{one.name}-{record.created:.0f}" for one, record in Session.records(settings)}
+    return {
+        f"{_OF_SESSION}{one.name}-{record.created:.0f}" for one, record in Session.records(settings)
+    }
 
 
 def _clear(settings: Settings) -> None:
@@ -196,7 +205,13 @@ def _contents(unpacked: Path, recipe: Path) -> int:
 
 
 def mounted(settings: Settings) -> set[Path]:
-    """Return the directories that running sessions have mounted."""
+    """Return the directories that running sessions have mounted.
+
+    Raises:
+        HostError: the record of a session cannot be read.
+    """
+    for _, error in Session.unreadable(settings):
+        raise error
     return {Path(note.source) for _, note in all_mounts(settings)}
 
 

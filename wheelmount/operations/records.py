@@ -61,7 +61,7 @@ def key(source: str, mntpoint: str) -> str:
 
 
 def all_mounts(settings: Settings) -> list[tuple[Session, MountNote]]:
-    """Return the mounts of all sessions."""
+    """Return the mounts of all sessions whose records can be read."""
     return [
         (session, note)
         for session, record in Session.records(settings)
@@ -92,3 +92,9 @@ def state(session: Session, record: Record) -> dict[str, Any]:
         "created": record.created,
         "lost": lost,
     }
+
+
+def unknown(session: Session, error: HostError) -> dict[str, Any]:
+    """Return the state of a session whose record cannot be read; see ``state``."""
+    nothing: dict[str, Any] = {"spec": "", "kind": "", "hosts": [], "created": 0.0}
+    return {"session": session.name, **nothing, "lost": error.message}

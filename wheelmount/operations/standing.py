@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wheelmount.config import Settings
 from wheelmount.errors import (
+    HostError,
     InputError,
     MountError,
     SourceError,
@@ -52,6 +53,7 @@ def find(settings: Settings, targets: Sequence[str] = ()) -> dict[str, Mount]:
 
     Raises:
         MountError: a target is not mounted.
+        HostError: likewise, and a session, whose mount it could be, cannot be read.
     """
     found: dict[str, Mount] = {}
     of_sessions = records.all_mounts(settings)
@@ -65,6 +67,8 @@ def find(settings: Settings, targets: Sequence[str] = ()) -> dict[str, Mount]:
             here = processes.find(settings, *names)
         except MountError:
             if not found:
+                for error in unreadable(settings):
+                    raise error from None
                 raise
             here = []
         for directory in here:
@@ -83,6 +87,11 @@ def names(settings: Settings) -> Iterator[tuple[str, str]]:
     for session, note in records.all_mounts(settings):
         yield note.mntpoint, f"mount of session {session.name}"
         yield note.source, "source of a mount"
+
+
+def unreadable(settings: Settings) -> list[HostError]:
+    """Return errors that name the sessions whose mounts are unknown."""
+    return [error for _, error in Session.unreadable(settings)]
 
 
 def _mntpoints(directories: Sequence[Path]) -> dict[str, str]:
@@ -105,7 +114,8 @@ def refresh(
         progress: told about each step.
 
     Returns:
-        For each mount the result, or the error by which it was not refreshed.
+        For each mount the result, or the error by which it was not refreshed; and errors of
+        sessions whose mounts are unknown.
 
     Raises:
         MountError: a target is not mounted.
@@ -131,7 +141,7 @@ def refresh(
             for identity, mount in left.items()
         ]
         answers |= dict(zip(left, apart.each(works, progress, "refresh"), strict=True))
-    return [answers[identity] for identity in found]
+    return [*(answers[identity] for identity in found), *unreadable(settings)]
 
 
 def _refresh_here(
@@ -196,7 +206,8 @@ def verify(
 
     Returns:
         For each host ``host``, ``mntpoint`` and the items of ``Verified.summary``; and errors: of
-        mounts that could not be verified, and of files that stay damaged or cannot be compared.
+        mounts that could not be verified, of files that stay damaged or cannot be compared, and of
+        sessions whose mounts are unknown.
 
     Raises:
         MountError: a target is not mounted.
@@ -224,7 +235,7 @@ def verify(
                 hint=None if repair else "`wheelmount verify --repair` brings the right bytes",
             )
         )
-    return results, failed
+    return results, [*failed, *unreadable(settings)]
 
 
 def unmount(
@@ -240,7 +251,7 @@ def unmount(
 
     Returns:
         Identities of the mounts that were unmounted everywhere; and errors: a mount is in use, and
-        its users are named, or the hosts of a session do not answer.
+        its users are named, the hosts of a session do not answer, or its mounts are unknown.
 
     Raises:
         MountError: a target is not mounted.
@@ -270,6 +281,7 @@ def unmount(
                 failed += end.items()
     stay = {identity for identity, _ in failed}
     errors = list(dict.fromkeys(error for _, error in failed))
+    errors += unreadable(settings)
     return [identity for identity in found if identity not in stay], errors
 
 
@@ -281,7 +293,7 @@ def status(settings: Settings) -> dict[str, list[dict[str, Any]]]:
 
     Returns:
         ``sessions`` and ``mounts``, each a list of records for JSON. A mount that does not answer
-        has ``error`` in place of its state.
+        has ``error`` in place of its state; sessions whose mounts are unknown have no hosts.
     """
     here = View.here().namespace
     mounts = list(filter(None, (_state(each, here) for each in processes.find(settings))))
@@ -303,6 +315,7 @@ def status(settings: Settings) -> dict[str, list[dict[str, Any]]]:
                 if mount_key(each) not in known:
                     mounts.append(each | {"visible": not each.get("apart")})
             state["overlays"] = found[1]
+    states += [records.unknown(session, error) for session, error in Session.unreadable(settings)]
     return {"sessions": states, "mounts": mounts}
 
 
