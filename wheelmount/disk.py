@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wheelmount.errors import ConfigError, SourceError, StoreError, WheelmountError
+from wheelmount.owned import FILE
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers that mean that no space is left."""
@@ -34,7 +35,7 @@ def note(directory: Path, setting: str) -> None:
     _settings[directory] = f"WHEELMOUNT_{setting.upper()}"
 
 
-def write(file: Path, data: bytes | str, *, mode: int = 0o666) -> None:
+def write(file: Path, data: bytes | str, *, mode: int = FILE) -> None:
     """Write a file atomically, and leave no other file behind.
 
     Args:
@@ -147,19 +148,6 @@ def full(*directories: Path) -> Path | None:
     """
     candidates = (*directories, *reversed(_settings), *_temporary())
     return next((each for each in candidates if _is(each, errno.ENOSPC)), None)
-
-
-def make(directory: Path, mode: int = 0o777) -> Path:
-    """Make a directory with those above it, unless it exists, and return it.
-
-    Raises:
-        StoreError, ConfigError, SourceError: it cannot be made, and why.
-    """
-    try:
-        directory.mkdir(mode=mode, parents=True, exist_ok=True)
-    except OSError as error:
-        raise unusable(directory, error) from None
-    return directory
 
 
 def unusable(directory: Path, error: OSError) -> WheelmountError:

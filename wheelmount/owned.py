@@ -41,12 +41,6 @@ def opener(path: str, flags: int) -> int:
     return os.open(path, flags, FILE)
 
 
-def write(path: Path, data: str | bytes) -> None:
-    """Write a file, a text in UTF-8."""
-    with open(path, "wb", opener=opener) as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-
-
 def umask() -> int:
     """Return a umask for programs that make files: this process's, and no writing by others."""
     with Path("/proc/self/status").open(encoding="utf-8", errors="replace") as status:

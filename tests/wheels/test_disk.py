@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from wheelmount.wheels.scratch import scratch, write_whole
+from wheelmount import disk
+from wheelmount.wheels.scratch import scratch
 
 from .support import Fault, Index, make_wheel
 
@@ -109,7 +110,7 @@ def test_scratch_of_others_stays_while_they_live(tmp_path: Path) -> None:
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     with pytest.raises(OSError, match="directory"):
-        write_whole(tmp_path / "file", b"x")
+        disk.write(tmp_path / "file", b"x")
     assert os.listdir(tmp_path) == ["file"]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from wheelmount import disk
 from wheelmount.errors import (
     InputError,
     ResolveError,
@@ -26,7 +27,6 @@ from wheelmount.wheels import archive
 from wheelmount.wheels import download as download_module
 from wheelmount.wheels import fetch as fetch_module
 from wheelmount.wheels.download import DownloadReport, download, locked
-from wheelmount.wheels.scratch import write_whole
 
 from .support import TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256
 
@@ -412,7 +412,7 @@ def test_nothing_is_written_where_links_lead(index: Index, house: Path, wheel: P
     (house / f"{wheel.name}.part").symlink_to(precious)
     (house / f".note.{os.getpid()}").symlink_to(precious)
     fetch(index, house, wheel)
-    write_whole(house / "note", b"x")
+    disk.write(house / "note", b"x")
     assert (house / wheel.name).read_bytes() == wheel.read_bytes()
     assert not (house / wheel.name).is_symlink()
     assert precious.read_text() == "precious"

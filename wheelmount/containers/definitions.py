@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import wheelmount
+from wheelmount import disk
 from wheelmount.errors import InputError, SourceError
-from wheelmount.owned import make_folders, write
+from wheelmount.owned import make_folders
 
 BASE = "python"
 """The definition that others start from: those with a ``base``."""
@@ -85,7 +86,7 @@ def copy(name: str, directory: Path) -> list[Path]:
     try:
         make_folders(directory)
         for path in written:
-            write(path, texts[path.name])
+            disk.write(path, texts[path.name])
     except OSError as error:
         raise SourceError(f"{directory} cannot be written to: {error.strerror}") from None
     return written

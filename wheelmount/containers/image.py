@@ -15,12 +15,13 @@ from typing import Any
 import filelock
 import uv
 
+from wheelmount import disk
 from wheelmount.containers import apptainer, definitions
 from wheelmount.containers.inputs import fingerprint
 from wheelmount.containers.overlay import remove_tree
 from wheelmount.containers.sif import check
 from wheelmount.errors import ContainerError, InputError, SourceError
-from wheelmount.owned import FILE, make_folders, write
+from wheelmount.owned import FILE, make_folders
 from wheelmount.progress import SILENT, Progress
 
 # Compression dominates the time a build takes: gzip, the default, needs 55 s where this needs 3.
@@ -141,7 +142,7 @@ def build(
             _build(definition, sif, values, lambda: task.advance(1))
             stamp = _Stamp.of(sif, digest, definition, values)
             _remove_link(_stamp_file(sif))
-            write(_stamp_file(sif), json.dumps(dataclasses.asdict(stamp)))
+            disk.write(_stamp_file(sif), json.dumps(dataclasses.asdict(stamp)))
             task.note(f"{sif.name}, {stamp.size / 1e6:.0f} MB")
     return True
 

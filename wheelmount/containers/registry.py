@@ -6,10 +6,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from wheelmount import disk
 from wheelmount.containers import apptainer
 from wheelmount.containers.image import lock
 from wheelmount.progress import Progress
-from wheelmount.wheels.scratch import scratch, write_whole
+from wheelmount.wheels.scratch import scratch
 
 SCHEMES = "docker://", "library://", "oras://"
 """Prefixes of references to images in registries, in apptainer's notation."""
@@ -47,7 +48,7 @@ def pull(reference: str, place: Path, progress: Progress, *, anew: bool = False)
                 reference, fresh / FILE, scratch=temporary, on_line=lambda: task.advance(1)
             )
             folder.mkdir(exist_ok=True)
-            write_whole(folder / _NOTE, reference.encode())
+            disk.write(folder / _NOTE, reference.encode())
             (fresh / FILE).replace(sif)
             task.note(f"{reference}, {sif.stat().st_size / 1e6:.0f} MB")
     return sif

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
+from wheelmount import disk
 from wheelmount.errors import SourceError, TransferError
-from wheelmount.owned import make_folders, write
+from wheelmount.owned import make_folders
 from wheelmount.wheels.reqfile import anchored
 
 _FETCHED = "fetched-"
@@ -35,7 +36,7 @@ def file_of(text: str, folder: Path) -> Path:
     """
     if text == "-":
         given = _keep(sys.stdin.buffer.read(), "given-", "requirements.txt", folder)
-        write(given, anchored(given, Path.cwd()))
+        disk.write(given, anchored(given, Path.cwd()))
         return given
     if text.startswith(("http://", "https://")):
         name = PurePosixPath(urlsplit(text).path).name or "index"
@@ -53,7 +54,7 @@ def _keep(data: bytes, kind: str, name: str, folder: Path) -> Path:
     place = folder / f"{kind}{hashlib.sha256(data).hexdigest()[:16]}"
     make_folders(place)
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    write(place / name, data)
+    disk.write(place / name, data)
     return place / name
 
 

@@ -42,14 +42,15 @@ from typing import Any, NamedTuple
 
 from packaging.utils import parse_wheel_filename
 
+from wheelmount import disk
 from wheelmount.errors import WheelError
-from wheelmount.owned import make_folders, write
+from wheelmount.owned import make_folders
 from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.wheels import environment
 from wheelmount.wheels.archive import place_of
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.environment import uvcache
-from wheelmount.wheels.scratch import scratch, write_whole
+from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.target import Target, needed_glibc
 from wheelmount.wheels.unpacked import Content, Recipe, Unpacked
 
@@ -294,7 +295,7 @@ def _materialize(tree: Path, item: Item, unpacked: Unpacked) -> None:
                     made.add(folder)
                 link(unpacked.object(content), file)
         record = part / recipe.root / recipe.info / "RECORD"
-        write(record, record_of(recipe))
+        disk.write(record, record_of(recipe))
         try:
             part.rename(tree / item.directory)
         except OSError as error:  # another process was faster
@@ -356,4 +357,4 @@ def record_of(recipe: Recipe) -> str:
 def _write(file: Path, data: bytes) -> None:
     """Write a file atomically, unless it has that content already."""
     if not file.is_file() or file.read_bytes() != data:
-        write_whole(file, data)
+        disk.write(file, data)

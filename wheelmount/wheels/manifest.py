@@ -24,11 +24,11 @@ from typing import Any
 
 from packaging.utils import parse_wheel_filename
 
+from wheelmount import disk
 from wheelmount.errors import WheelError
 from wheelmount.owned import make_folders
 from wheelmount.urls import public, without_credentials
 from wheelmount.wheels.pins import Pins
-from wheelmount.wheels.scratch import write_whole
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -226,7 +226,7 @@ class Manifest:
             "built": dict(sorted(self.built.items())),
         }
         file = directory / MANIFEST_NAME
-        write_whole(file, f"{json.dumps(public(data), indent=1)}\n".encode())
+        disk.write(file, f"{json.dumps(public(data), indent=1)}\n".encode())
         self._write_requests(directory)
 
     def _write_requests(self, directory: Path) -> None:
@@ -240,7 +240,7 @@ class Manifest:
             old.unlink()
         for file, text in texts.items():
             if not file.is_file():
-                write_whole(file, text.encode())
+                disk.write(file, text.encode())
 
     def answer(self, asked: Request, directory: Path) -> Request | None:
         """Return an equal earlier request if all its wheels are still there, otherwise None."""

@@ -22,7 +22,7 @@ from wheelmount.errors import (
     WheelError,
     WheelmountError,
 )
-from wheelmount.owned import FILE, write
+from wheelmount.owned import FILE
 from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.urls import public
 from wheelmount.wheels import uvsettings
@@ -86,7 +86,7 @@ def resolve(
         warnings = [one for one in [uvsettings.passed_over()] if one and not wanted.lock]
         with progress.task("resolve") as task:
             if wanted.lock:
-                write(fresh, _lock_text(wanted.lock, wanted))
+                disk.write(fresh, _lock_text(wanted.lock, wanted))
             else:
                 options = ["--format", "pylock.toml", "--output-file", str(fresh.absolute())]
                 outcome = compile_requirements(wanted, target, options, warn=warnings.append)
@@ -101,7 +101,7 @@ def resolve(
             if lock is not found or public(table) != table:
                 text = tomli_w.dumps(public(table))
             fresh.unlink()  # uv's lock may contain credentials, see compile_requirements
-            write(fresh, text)
+            disk.write(fresh, text)
             task.note(f"{number_of(len(lock.packages), 'package')} for {target}")
         for warning in warnings:
             progress.log(f"warning: {warning}")

@@ -10,8 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from wheelmount.owned import opener
-
 _PREFIX = ".wheelmount-scratch-"
 
 
@@ -63,22 +61,8 @@ def _make(folder: Path) -> tuple[Path, int]:
         os.close(held)
 
 
-def write_whole(file: Path, data: bytes) -> None:
-    """Write a file atomically, and leave no other file behind."""
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        fresh.unlink(missing_ok=True)
-        with open(fresh, "xb", opener=opener) as stream:  # other users may have put a link there
-            stream.write(data)
-        fresh.replace(file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
-
-
 def clear_fresh(folder: Path) -> None:
-    """Remove files of a killed ``write_whole``; the caller must hold a lock."""
+    """Remove files of a killed ``disk.write``; the caller must hold a lock."""
     for file in folder.glob(".*.*[0-9]"):
         if file.suffix[1:].isdecimal() and file.is_file():
             with contextlib.suppress(OSError):

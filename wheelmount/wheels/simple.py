@@ -26,11 +26,11 @@ from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from wheelmount import disk
 from wheelmount.errors import WheelError
 from wheelmount.owned import make_folders
 from wheelmount.wheels.archive import hash_file, parse_metadata, read_metadata
 from wheelmount.wheels.manifest import Entry
-from wheelmount.wheels.scratch import write_whole
 
 INDEX_NAME = "simple"
 
@@ -103,7 +103,7 @@ def _metadata(wheel: Path, folder: Path, entry: Entry) -> bytes:
         return file.read_bytes()
     data = read_metadata(wheel)
     make_folders(folder)
-    write_whole(file, data)
+    disk.write(file, data)
     os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
     return data
 
@@ -171,7 +171,7 @@ def _write(file: Path, text: str) -> None:
     """Write a file atomically, if its content changes."""
     if file.is_file() and file.read_text(encoding="utf-8") == text:
         return
-    write_whole(file, text.encode())
+    disk.write(file, text.encode())
 
 
 def _keep_only(folder: Path, names: Iterable[str]) -> None:

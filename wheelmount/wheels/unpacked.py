@@ -36,13 +36,14 @@ from installer.scripts import Script
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, copyfileobj_with_hashing
 
+from wheelmount import disk
 from wheelmount.errors import WheelError
 from wheelmount.owned import make_folders
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.archive import UNREADABLE, opened
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.disk import disk_errors
-from wheelmount.wheels.scratch import scratch, write_whole
+from wheelmount.wheels.scratch import scratch
 
 if TYPE_CHECKING:
     from installer.scripts import ScriptSection
@@ -114,7 +115,7 @@ class Recipe:
 
     def write(self, file: Path) -> None:
         """Write the recipe atomically."""
-        write_whole(file, json.dumps(asdict(self)).encode())
+        disk.write(file, json.dumps(asdict(self)).encode())
 
     def schemes(self) -> Iterator[tuple[str, dict[str, Content]]]:
         """Yield each scheme with its contents by path, bytecode included."""

@@ -19,8 +19,8 @@ from packaging.pylock import Pylock
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from wheelmount import disk
 from wheelmount.errors import InputError, SourceError, WheelError
-from wheelmount.owned import write
 from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.urls import without_credentials
 from wheelmount.wheels import uvsettings
@@ -202,7 +202,7 @@ class Wheelhouse:
             sources = build_locked(lock, built.wanted, target, self.directory, progress, own)
             if sources.origins:
                 lock = sources.lock
-                write(lock_file, sources.text())
+                disk.write(lock_file, sources.text())
             # Until the request is recorded, its wheels seem unneeded; the lock prevents a pruning.
             with locked(self.directory, progress):
                 auth = IndexAuth(files=wanted.plain_files)
