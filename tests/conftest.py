@@ -47,7 +47,7 @@ def pytest_configure() -> None:
 
 
 def _mounts(place: Path) -> set[str]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     return {path for path in (line.split()[4] for line in lines) if path.startswith(f"{place}/")}
 
 

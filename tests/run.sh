@@ -4,7 +4,7 @@
 #   tests/run.sh [--fast] [--coverage] [pytest arguments]
 #
 # Three tests at a time, as many of them wait, and two of the fast ones; -n0 for one. They end after
-# TESTS_TIMEOUT seconds at the latest (3000).
+# TESTS_TIMEOUT seconds at the latest (4500).
 #
 #   --fast      only tests that need no FUSE, host, container, lab or network, and little time
 #   --coverage  print which lines and branches ran, in all processes that load .venv's packages;
@@ -43,7 +43,7 @@ while :; do
 done
 # Not by exec: in a container the shell is the first process, and takes leave of orphans that end.
 code=0
-timeout --foreground --kill-after 60 "${TESTS_TIMEOUT:-3000}" "${program[@]}" "${tests[@]}" "$@" ||
+timeout --foreground --kill-after 60 "${TESTS_TIMEOUT:-4500}" "${program[@]}" "${tests[@]}" "$@" ||
   code=$?
 if [ "${program[0]}" = coverage ]; then
   coverage combine --quiet

@@ -124,7 +124,7 @@ def release_servers() -> None:
 def _mounts() -> list[tuple[str, str]]:
     """Paths and types of the file systems that are mounted, in order."""
     found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         fields, _, rest = line.partition(" - ")
         # Blanks in a path are written as octal escapes: proc(5).
         path = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields.split()[4])

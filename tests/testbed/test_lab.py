@@ -125,7 +125,7 @@ def test_hosts_have_files_and_mounts_of_their_own(lab: Lab) -> None:
         assert lab.run("host1", ["test", "-e", path]).returncode == 1
         assert not Path(path).exists()
     assert _output(lab, "host0", "ls", f"/mnt/{name}") == "file"
-    assert name not in Path("/proc/self/mountinfo").read_text()
+    assert name not in Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     assert _output(lab, "host1", "ls", "/run") == ""
 
 
@@ -146,7 +146,9 @@ def test_mounts_that_a_process_serves_are_not_touched_or_held(shared: Path) -> N
     try:
         with Lab(1) as lab:
             for pid in (lab.pid("host0"), lab.outer):
-                assert str(place) not in Path(f"/proc/{pid}/mountinfo").read_text()
+                assert str(place) not in Path(f"/proc/{pid}/mountinfo").read_text(
+                    errors="surrogateescape"
+                )
     finally:
         os.close(server)
         subprocess.run(["umount", place], check=True)

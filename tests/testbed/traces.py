@@ -75,5 +75,5 @@ def _started(pid: int) -> float:
 def seen_outside(lab: Lab) -> list[str]:
     """Network devices and mounts of a lab that show outside of it."""
     devices = [name for name in os.listdir("/sys/class/net") if name in {*lab.names, "bridge"}]
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     return devices + [line for line in lines if "upperdir=/run/upper" in line]

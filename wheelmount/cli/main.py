@@ -247,7 +247,7 @@ def _open_streams() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         if sys.stdout.isatty():
             encoding = sys.stdout.encoding
-            sys.stdout = Terminal(sys.stdout.detach(), encoding, "replace", line_buffering=True)
+            sys.stdout = Terminal(sys.stdout.buffer, encoding, "replace", line_buffering=True)
         else:
             sys.stdout.reconfigure(errors=WRITABLE)
 

@@ -272,7 +272,7 @@ def _of_system(stderr: str, failure: Failure, environ: Mapping[str, str]) -> Whe
         else:
             place = next(filter(disk.unwritable, named), named[0])
         return disk.no_room(number, place)
-    if number and failure.kind is Kind.OTHER:
+    if number and failure.kind is Kind.OTHER and "Failed to build" not in stderr:
         return UnavailableError(
             f"uv cannot go on: {_one_line(stderr)}", hint="check the directory that it names"
         )
