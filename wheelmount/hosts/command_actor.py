@@ -52,6 +52,9 @@ COMMAND_LINE = "-m", "wheelmount.cli.main"
 """Arguments of a Python that runs wheelmount's command line, which has all rights of the host: it
 says what the host can do, and unmounts what is dead."""
 
+NAMED = 255
+"""Characters of a program's path that an error names."""
+
 MARK = "WHEELMOUNT_RUN"
 """Environment variable whose value marks all processes of one command."""
 
@@ -134,9 +137,26 @@ class _Run:
         self._reason = b""
         self._mark = secrets.token_hex(16)
         self._error = directory / "error"
+        try:
+            self._process = self._start(command, environment, has_input, lent)
+        except BaseException:
+            self._close()
+            raise
+        self._timer = threading.Timer(command.timeout or 0, self._expire, [command.timeout])
+        self._timer.daemon = True
+        if command.timeout is not None:
+            self._timer.start()
+
+    def _start(
+        self,
+        command: Command,
+        environment: Mapping[str, str],
+        has_input: bool,
+        lent: Mapping[str, int],
+    ) -> subprocess.Popen[bytes]:
         argv, cwd = list(command.argv), command.cwd
         if command.script is not None:
-            script = directory / "script"
+            script = self._directory / "script"
             script.write_bytes(command.script)
             argv = [*command.interpreter, str(script), *argv]
         elif argv[0] == "python":
@@ -145,12 +165,12 @@ class _Run:
                 environment = {**environment, FILE: str(self._error)}
             cwd = cwd or "/"  # Python would import modules of the working directory
         self.cwd = cwd or tempfile.gettempdir()
-        self.output = str(directory / "output")
+        self.output = str(self._directory / "output")
         if command.collect is not None:
-            (directory / "output").mkdir(mode=0o700)
+            Path(self.output).mkdir(mode=0o700)
             environment = {**environment, collection.VARIABLE: self.output}
         if command.private_file is not None:
-            private_file = directory / "private"
+            private_file = self._directory / "private"
             private_file.write_bytes(command.private_file)
             argv.append(str(private_file))
         child_ends = {}
@@ -165,7 +185,7 @@ class _Run:
             streams = {**child_ends, **lent}
             own = tuple(argv[1:3]) == COMMAND_LINE
             with contextlib.nullcontext() if own else capabilities.lowered():
-                self._process = subprocess.Popen(
+                return subprocess.Popen(
                     argv,
                     stdin=streams.get("stdin", subprocess.DEVNULL),
                     stdout=streams["stdout"],
@@ -174,23 +194,19 @@ class _Run:
                     env={**environment, **command.environment, MARK: self._mark},
                     start_new_session=True,
                 )
-        except OSError as error:
-            self._close()
-            if cwd is not None and error.filename == cwd:
+        except (OSError, ValueError) as error:  # ValueError: a word cannot be an argument
+            reason = error.strerror if isinstance(error, OSError) else error
+            if cwd is not None and isinstance(error, OSError) and error.filename == cwd:
                 raise HostError(
-                    f"cannot run in {cwd}: {error.strerror}",
+                    f"cannot run in {cwd}: {reason}",
                     hint="choose a directory that exists on the host",
                 ) from None
             raise HostError(
-                f"cannot run {argv[0]}: {error.strerror}", hint="is it installed on the host?"
+                f"cannot run {argv[0][:NAMED]}: {reason}", hint="is it installed on the host?"
             ) from None
         finally:
             for descriptor in child_ends.values():
                 os.close(descriptor)
-        self._timer = threading.Timer(command.timeout or 0, self._expire, [command.timeout])
-        self._timer.daemon = True
-        if command.timeout is not None:
-            self._timer.start()
 
     def _expire(self, timeout: float) -> None:
         """End the command because it exceeded its timeout."""
