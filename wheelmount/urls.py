@@ -6,7 +6,8 @@ import re
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-_URL = re.compile(r"[a-z][a-z0-9+.\-]*://\S+", re.IGNORECASE)
+# The scheme is bounded, so that a long word is not read again from each of its letters.
+_URL = re.compile(r"[a-z][a-z0-9+.\-]{0,40}://\S+", re.IGNORECASE)
 
 # Names in a query whose values grant access: ?token=, &X-Amz-Signature=, ?sig=, ?apikey=.
 _SECRET = re.compile(

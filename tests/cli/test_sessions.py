@@ -300,3 +300,30 @@ def test_a_client_that_was_killed_and_is_a_zombie_delivers_nothing(
         done = cli("run", source, "-", input="ls large || cat .hidden", stdin=None)
         assert (done.returncode, done.stdout) == (0, "hidden\n"), done.stderr
     assert cli("down").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"#!/nowhere/interpreter", "cannot run /nowhere/interpreter: No such file"),
+        (b"#!/etc/passwd", "cannot run /etc/passwd: Permission denied"),
+        (b"#!/bin/sh\0", "embedded null byte"),
+        (b"#!/" + b"long" * 50_000, "File name too long"),
+    ],
+    ids=["missing", "no program", "null", "long"],
+)
+def test_a_script_that_does_not_start_is_removed(
+    line: bytes, said: str, cli: Cli, source: Path, workplace: Path
+) -> None:
+    assert cli("up", "--hosts", "local:1").returncode == 0
+    try:
+        (workplace / "script").write_bytes(line + b"\n")
+        done = cli("run", source, workplace / "script")
+        assert done.returncode == 68, done.stderr
+        assert said in done.stderr
+        assert len(done.stderr) < 4096
+        assert list(workplace.glob("runtime/*/*/run-*"))
+        assert not list(workplace.glob("runtime/*/*/run-*/*"))
+        assert cli("run", source, "-", input="cat .hidden", stdin=None).stdout == "hidden\n"
+    finally:
+        assert cli("down").returncode == 0
