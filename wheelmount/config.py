@@ -270,7 +270,7 @@ def _make(path: Path) -> os.stat_result:
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             return path.lstat()
-        except FileNotFoundError:  # another process has just removed it, or nobody can make it
+        except FileNotFoundError:  # just removed by another process, or it cannot be made
             if not left:
                 raise
     raise AssertionError

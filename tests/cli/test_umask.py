@@ -86,7 +86,7 @@ class Home:
         return done.stdout
 
     def check(self) -> None:
-        """Assert that nobody else may write to anything that was made."""
+        """Assert that no other user may write to any file or directory that was made."""
         assert list(writable(self.place)) == []
 
 

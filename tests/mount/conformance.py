@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from wheelmount.config import Settings
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.serve.generations import AGAIN
 from wheelmount.mount.serve.vfs import Vfs
 from wheelmount.mount.snapshot.tree import ROOT
@@ -209,3 +213,13 @@ def assert_read_only(mount: Path) -> None:
             assert error.errno == errno.EROFS, f"{name}: {error}"
         else:
             raise AssertionError(f"{name} went through")
+
+
+@contextlib.contextmanager
+def mounted_on_two(source: Path, workplace: Path, settings: Settings) -> Iterator[RemoteMount]:
+    """A mount of a directory on two hosts of this machine, with all its bytes, in the context."""
+    with LocalHosts(2, settings, namespaces=False) as hosts:
+        made = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
+        with made:
+            made.wait(30)
+            yield made

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import Cli, mounts_shown
-from tests.mount.conformance import assert_same, await_last
+from tests.mount.conformance import assert_same, await_last, mounted_on_two
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import runtime
-from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.agents import Agents
-from wheelmount.mount.client.remote import RemoteMount, remotemount
+from wheelmount.mount.client.remote import RemoteMount
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -33,11 +32,8 @@ def mount(
     """A mount of ``source`` on two hosts, complete."""
     monkeypatch.setenv("WHEELMOUNT_ADAPTER", request.param)
     settings = replace(settings, adapter=request.param, store=MEMORY)
-    with LocalHosts(2, settings, namespaces=False) as hosts:
-        made = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
-        with made:
-            made.wait(30)
-            yield made
+    with mounted_on_two(source, workplace, settings) as made:
+        yield made
 
 
 def _edit(source: Path, word: str) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Cli, SmallDisk
+from tests.mount.conformance import mounted_on_two
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, WheelmountError
-from wheelmount.hosts.local import LocalHosts
-from wheelmount.mount.client.remote import RemoteMount, remotemount
+from wheelmount.mount.client.remote import RemoteMount
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -38,11 +38,8 @@ def mount(
     (workplace / "source").mkdir()
     (workplace / "source" / "file").write_text("first")
     settings = replace(settings, adapter=request.param)
-    with LocalHosts(2, settings, namespaces=False) as hosts:
-        made = remotemount(hosts, workplace / "source", f"{workplace}/{{host}}", settings=settings)
-        with made:
-            made.wait(30)
-            yield made
+    with mounted_on_two(workplace / "source", workplace, settings) as made:
+        yield made
 
 
 def _shown(mount: RemoteMount) -> list[str]:
