@@ -15,7 +15,7 @@ import pytest
 
 from wheelmount.errors import InputError, SourceError, TransferError, WheelmountError
 from wheelmount.hosts import collection
-from wheelmount.hosts.collection import OUTPUT, Collection, Inbox
+from wheelmount.hosts.collection import LONGEST, OUTPUT, Collection, Inbox
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -83,6 +83,42 @@ def test_nothing_leads_out(tmp_path: Path, members: list[tarfile.TarInfo]) -> No
     for path in place.rglob("*"):
         assert place in path.resolve().parents or path.resolve() == place
         assert path.is_file() or path.is_dir()
+
+
+def test_a_link_that_python_cannot_resolve_leads_nowhere(tmp_path: Path) -> None:
+    """Older Pythons take it for one that stays inside (CVE-2025-4517)."""
+    (tmp_path / "other").write_text("before")
+    place = tmp_path / "host0"
+    steps = "abcdefghijklmnopqrstuvwxyz"
+    folder = "d" * ((LONGEST - 100 - len(str(place))) // len(steps) - 1)
+    members = [_member("first")]
+    deep = ""
+    for step in steps:
+        members += [_member(deep + folder, tarfile.DIRTYPE)]
+        members += [_member(deep + step, tarfile.SYMTYPE, folder)]
+        deep += f"{folder}/"
+    assert len(str(place)) + len(deep) < LONGEST < len(str(place)) + len(deep) + 254
+    long = f"{'/'.join(steps)}/{'l' * 254}"
+    members += [_member(long, tarfile.SYMTYPE, "../" * len(steps))]
+    members += [_member("out", tarfile.SYMTYPE, f"{long}/..")]
+    members += [_member(f"out/{name}", tarfile.SYMTYPE, "host0/first") for name in ("other", "new")]
+    assert isinstance(_take(place, _archive(*members)), TransferError)
+    assert {path.name for path in tmp_path.iterdir()} == {"host0", "other"}
+    assert not (tmp_path / "other").is_symlink()
+    assert (tmp_path / "other").read_text() == "before"
+    assert (place / "first").read_text() == "data"
+
+
+def test_what_is_refused_removes_nothing_outside(tmp_path: Path) -> None:
+    (tmp_path / "own").symlink_to("/etc/hostname")
+    members = [
+        _member("out/own", tarfile.SYMTYPE, "/absolute"),
+        _member("out", tarfile.SYMTYPE, "here/.."),
+        _member("here", tarfile.SYMTYPE, "."),
+    ]
+    assert isinstance(_take(tmp_path / "host0", _archive(*members)), TransferError)
+    assert (tmp_path / "own").is_symlink()
+    assert not (tmp_path / "host0" / "out").is_symlink()
 
 
 def _header(kind: bytes, data: bytes, size: int | None = None) -> bytes:

@@ -12,22 +12,20 @@ import fcntl
 import os
 import shutil
 import sys
-import tarfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from wheelmount.child import last_words
-from wheelmount.errors import (
-    InputError,
-    SourceError,
-    TransferError,
-    UnavailableError,
-    WheelmountError,
-)
+from wheelmount.errors import InputError, SourceError, TransferError, WheelmountError
 from wheelmount.owned import make_folders
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    import tarfile
+else:  # older ones cannot tell what may be unpacked: Debian 12's 3.11.2 is one
+    from backports import tarfile
 
 VARIABLE = "WHEELMOUNT_OUTPUT"
 """Variable with a command's private directory for files to collect."""
@@ -93,12 +91,7 @@ class Collection:
         Raises:
             InputError: a directory is not empty.
             SourceError: a directory cannot be made.
-            UnavailableError: this Python cannot unpack untrusted archives.
         """
-        if not hasattr(tarfile, "data_filter"):
-            raise UnavailableError(
-                "this Python cannot tell what may be unpacked", hint="take a newer one of its minor"
-            )
         for host in hosts:
             place = self.directory / host
             try:
@@ -210,17 +203,20 @@ class Inbox:
                     names += sum(length)
                     if len(links) > LINKS or names > NAMES:
                         raise tarfile.ReadError("it has too many symbolic links")
-            for member in links:  # last, so that no file is written through a link
-                self._place(archive, member)
-        for member in links:
+            # Last, so that a link may come before its target.
+            placed = [member for member in links if self._place(archive, member)]
+        for member in placed:
             self._check(self._directory / member.name)
 
-    def _place(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _place(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
+        """Write a member; return False, with a note, if it is refused."""
         path = PurePosixPath(member.name)
         try:
             if path.is_absolute() or ".." in path.parts or not (path.parts or member.isdir()):
                 raise tarfile.OutsideDestinationError(member, member.name)
             checked = tarfile.data_filter(member, str(self._directory))
+            if self._is_below_link(path):
+                raise tarfile.OutsideDestinationError(member, member.name)
             place = self._directory / path
             if not member.isdir() and (place.is_symlink() or not place.is_dir()):
                 place.unlink(missing_ok=True)  # which another name may share, or be a pipe
@@ -240,6 +236,17 @@ class Inbox:
             self._refuse(member.name, "something else is in its place")
         except FileNotFoundError:
             self._refuse(member.name, "a link to what has not come")
+        else:
+            return True
+        return False
+
+    def _is_below_link(self, path: PurePosixPath) -> bool:
+        """Return whether a directory above a path in the destination is a symbolic link.
+
+        It may lead out, whatever tarfile says of it: Pythons before 3.13.4 and 3.12.11 believe
+        links that they cannot resolve (CVE-2025-4517).
+        """
+        return any((self._directory / above).is_symlink() for above in path.parents[:-1])
 
     def _check(self, path: Path) -> None:
         """Remove a link that leads out through other links."""
