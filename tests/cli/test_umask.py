@@ -28,8 +28,12 @@ def as_root(work: Callable[[Path], None]) -> None:
         work(Path(place))
 
 
-USERS = pytest.mark.parametrize(
-    ("umask", "run_as"), [(0o000, as_root), (0o000, as_user), (0o002, as_root), (0o077, as_user)]
+EXTREMES = [(0o000, as_root), (0o077, as_user)]
+
+extremes = pytest.mark.parametrize(("umask", "run_as"), EXTREMES)
+
+umasks = pytest.mark.parametrize(
+    ("umask", "run_as"), [*EXTREMES, (0o000, as_user), (0o002, as_root)]
 )
 
 
@@ -90,7 +94,7 @@ class Home:
         assert list(writable(self.place)) == []
 
 
-@USERS
+@extremes
 def test_wheels_and_environments(umask: int, run_as: Callable[..., None]) -> None:
     def work(place: Path) -> None:
         home = Home(place, umask)
@@ -111,7 +115,7 @@ def test_wheels_and_environments(umask: int, run_as: Callable[..., None]) -> Non
     run_as(work)
 
 
-@USERS
+@umasks
 def test_mounts_and_sessions(umask: int, run_as: Callable[..., None]) -> None:
     def work(place: Path) -> None:
         home = Home(place, umask)
@@ -143,7 +147,7 @@ def test_mounts_and_sessions(umask: int, run_as: Callable[..., None]) -> None:
 
 
 @pytest.mark.containers
-@USERS
+@extremes
 def test_containers(umask: int, run_as: Callable[..., None], sif: Path) -> None:
     def work(place: Path) -> None:
         home = Home(place, umask)
