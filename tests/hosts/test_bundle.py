@@ -259,10 +259,10 @@ def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
         bundle._pack(root, tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     with tarfile.open(tmp_path / "one") as archive:
-        archive.extractall(tmp_path / "out", filter="data")
-    for name in ("python", "venv"):
-        taken = (tmp_path / "out" / name / "data").read_bytes()
-        assert taken == (root / name / "data").read_bytes()
+        for name in ("python", "venv"):
+            taken = archive.extractfile(f"{name}/data")
+            assert taken is not None
+            assert taken.read() == (root / name / "data").read_bytes()
 
 
 def test_what_nothing_has_started_for_long_is_removed(tmp_path: Path, archive: Bundle) -> None:
