@@ -74,6 +74,10 @@ NO_AGENT = re.compile(
 )
 """Text of a failure report about a call to a host without an agent, with the host's address."""
 
+LATE_PROCESS = re.compile(r"error spawning proc mesh: .*\bTimeout\(([\d.]+)s\)")
+"""Text of an error of Monarch's, with the seconds in which a process did not start. A process that
+takes more than 30 s never counts as started (Monarch 0.7), whatever Monarch's time-outs are."""
+
 LOGGER = "logger-"
 """Prefix of the names of the actors that forward the output of Monarch's processes."""
 
@@ -612,7 +616,13 @@ def translate(error: Exception, timeout: float | None = None) -> WheelmountError
         )
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return silence(timeout or 0)
-    return HostError(f"the host died or is out of reach: {last_line(error)}")
+    reason = last_line(error)
+    if late := LATE_PROCESS.search(reason):
+        return WaitError(
+            f"a process did not start within {float(late[1]):.0f} s",
+            hint="the host may be overloaded, or slow to read the files of Python",
+        )
+    return HostError(f"the host died or is out of reach: {reason}")
 
 
 def silence(timeout: float) -> WaitError:

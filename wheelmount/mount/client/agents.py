@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from wheelmount.config import Settings
-from wheelmount.errors import WheelmountError
+from wheelmount.errors import WaitError, WheelmountError
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.host import Host
+
+log = logging.getLogger("wheelmount")
 
 EXPLANATION = 15.0
 """Seconds in which a host whose agent failed may say that it has another version."""
@@ -52,14 +56,21 @@ class Agents(Mapping[str, Any]):
             HostError: a host has other versions, or is lost.
             WaitError: a host does not answer.
         """
-        greetings, self._greetings = self._greetings, {}
-        calls = {name: greeting for name, (_, greeting) in greetings.items()}
-        answers = runtime.gather(calls, self._settings.start_timeout)
+        deadline = time.monotonic() + self._settings.start_timeout
+        greetings, answers = self._answers(self._settings.start_timeout)
+        late = [name for name, answer in answers.items() if isinstance(answer, WaitError)]
+        left = deadline - time.monotonic()
+        if late and left > 0:  # the files of Python are in the host's memory now
+            log.warning("a process did not start on %s; starting another", ", ".join(late))
+            replaced = [self._procs[name] for name in late]
+            self.spawn([greetings[name] for name in late])
+            answers |= self._answers(left)[1]
+            runtime.stop_meshes(*replaced)
         failed = runtime.errors(answers)
         if failed:
             # The agent of another version may fail, and its process with it. A handshake is the
             # same in all versions.
-            procs = {name: _start(greetings[name][0]) for name in failed}
+            procs = {name: _start(greetings[name]) for name in failed}
             begun = {name: handshake.begin(each) for name, each in procs.items()}
             answers |= runtime.gather(begun, EXPLANATION)
             runtime.stop_meshes(*procs.values())
@@ -67,6 +78,13 @@ class Agents(Mapping[str, Any]):
             if not isinstance(versions, WheelmountError):
                 handshake.compare(name, versions)
         runtime.raise_first(failed)
+
+    def _answers(self, timeout: float) -> tuple[dict[str, Host], dict[str, Any]]:
+        """Return the hosts whose agents are to be greeted, and their answers."""
+        greetings, self._greetings = self._greetings, {}
+        calls = {name: greeting for name, (_, greeting) in greetings.items()}
+        hosts = {name: host for name, (host, _) in greetings.items()}
+        return hosts, runtime.gather(calls, timeout)
 
     def take(self, agents: Mapping[str, Any]) -> None:
         """Use the agents that another process started."""
