@@ -11,6 +11,7 @@ import sys
 import tarfile
 import threading
 import time
+import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -349,6 +350,19 @@ def test_what_does_not_build(project: Path, house: Wheelhouse) -> None:
     error = refused(house, str(project))
     assert type(error) is SourceError
     assert "is not a project" in error.message
+
+
+@pytest.mark.slow
+def test_an_archive_that_cannot_be_read(house: Wheelhouse, tmp_path: Path) -> None:
+    archive = tmp_path / "own_name-1.0.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("own_name-1.0/pyproject.toml", "[build-system]\nrequires = []\n")
+    data = bytearray(archive.read_bytes())
+    data[data.index(b".toml") + len(".toml")] = 0x07  # a kind of block that does not exist
+    archive.write_bytes(data)
+    error = refused(house, str(archive))
+    assert type(error) is ResolveError
+    assert "does not build" in error.message
 
 
 ENDLESS = """

@@ -6,6 +6,7 @@ lack of them; they are downloaded, and the build runs again. Its code never has 
 
 from __future__ import annotations
 
+import lzma
 import os
 import shutil
 import sys
@@ -19,6 +20,7 @@ import uv
 from wheelmount.errors import WheelmountError
 from wheelmount.toml import tomllib
 from wheelmount.wheels import sandbox
+from wheelmount.wheels.archive import UNREADABLE
 from wheelmount.wheels.compiler import build_wheel
 from wheelmount.wheels.download import download
 from wheelmount.wheels.missing import absent
@@ -28,6 +30,9 @@ from wheelmount.wheels.wanted import Wanted
 
 _ROUNDS = 8
 """Most times that a build may require more packages."""
+
+LARGEST = 1 << 20
+"""Most bytes that are read of a ``pyproject.toml`` in an archive."""
 
 _LEGACY = ["setuptools>=40.8", "wheel"]
 """Build requirements of a project without ``[build-system]`` (PEP 517)."""
@@ -114,12 +119,15 @@ def _pyproject(source: Path) -> str:
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:
                 names = [n for n in archive.namelist() if _is_top(n)]
-                return archive.read(names[0]).decode() if names else ""
+                if not names:
+                    return ""
+                with archive.open(names[0]) as stored:
+                    return stored.read(LARGEST).decode()
         with tarfile.open(source) as archive_of_tar:
             for member in archive_of_tar:
                 if _is_top(member.name) and (stream := archive_of_tar.extractfile(member)):
-                    return stream.read(1 << 20).decode()
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError):
+                    return stream.read(LARGEST).decode()
+    except (*UNREADABLE, lzma.LZMAError, tarfile.TarError):
         pass
     return ""
 
