@@ -257,4 +257,4 @@ def test_a_process_that_does_not_start_is_said(
     done = cli("run", "--hosts", "local:1", source, "-", input="echo ran", stdin=None)
     assert (done.returncode, done.stdout) == (75, ""), done.stderr
     assert "a process did not start within 3 s" in done.stderr
-    assert "hint: the host may be overloaded, or slow" in done.stderr
+    assert "hint: the host may be overloaded or lost, or slow" in done.stderr

@@ -620,7 +620,7 @@ def translate(error: Exception, timeout: float | None = None) -> WheelmountError
     if late := LATE_PROCESS.search(reason):
         return WaitError(
             f"a process did not start within {float(late[1]):.0f} s",
-            hint="the host may be overloaded, or slow to read the files of Python",
+            hint="the host may be overloaded or lost, or slow to read the files of Python",
         )
     return HostError(f"the host died or is out of reach: {reason}")
 
