@@ -228,7 +228,7 @@ if "PAR_MAIN_OVERRIDE" in os.environ:  # a process that Monarch starts
             pathlib.Path(__file__).with_name(f"late{number}").touch(exist_ok=False)
         except FileExistsError:
             continue
-        time.sleep(20)
+        time.sleep(60)
         break
 """
 
@@ -240,7 +240,7 @@ def test_a_process_that_starts_late_is_started_again(
     (workplace / "slow").mkdir()
     (workplace / "slow" / "sitecustomize.py").write_text(LATE)
     monkeypatch.setenv("PYTHONPATH", str(workplace / "slow"))
-    monkeypatch.setenv("HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE", "5s")
+    monkeypatch.setenv("HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE", "12s")
     done = cli("run", "--hosts", "local:1", source, "-", input="echo ran", stdin=None)
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
     assert "a process did not start on host0; starting another" in done.stderr

@@ -12,6 +12,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import WaitError, WheelmountError
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.host import Host
+from wheelmount.hosts.names import fold
 
 log = logging.getLogger("wheelmount")
 
@@ -61,7 +62,7 @@ class Agents(Mapping[str, Any]):
         late = [name for name, answer in answers.items() if isinstance(answer, WaitError)]
         left = deadline - time.monotonic()
         if late and left > 0:  # the files of Python are in the host's memory now
-            log.warning("a process did not start on %s; starting another", ", ".join(late))
+            log.warning("a process did not start on %s; starting another", fold(late))
             replaced = [self._procs[name] for name in late]
             self.spawn([greetings[name] for name in late])
             answers |= self._answers(left)[1]
