@@ -8,10 +8,13 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wheelmount.errors import InputError, SourceError, TransferError, WheelmountError
 from wheelmount.hosts import collection
@@ -109,6 +112,14 @@ def test_a_link_that_python_cannot_resolve_leads_nowhere(tmp_path: Path) -> None
     assert (place / "first").read_text() == "data"
 
 
+def test_a_hard_link_to_an_earlier_link_does_not_lead_out(tmp_path: Path) -> None:
+    place = tmp_path / "host0"
+    assert _take(place, _archive(_member("a/b/link", tarfile.SYMTYPE, "../../other"))) is None
+    link = _member("link", tarfile.LNKTYPE, "a/b/link")
+    assert isinstance(_take(place, _archive(link)), TransferError)
+    assert not (place / "link").is_symlink()
+
+
 def test_what_is_refused_removes_nothing_outside(tmp_path: Path) -> None:
     (tmp_path / "own").symlink_to("/etc/hostname")
     members = [
@@ -119,6 +130,42 @@ def test_what_is_refused_removes_nothing_outside(tmp_path: Path) -> None:
     assert isinstance(_take(tmp_path / "host0", _archive(*members)), TransferError)
     assert (tmp_path / "own").is_symlink()
     assert not (tmp_path / "host0" / "out").is_symlink()
+
+
+PARTS = st.sampled_from(["a", "b", "c", "..", "."])
+PATHS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
+KINDS = st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
+MEMBERS = st.lists(
+    st.builds(_member, PATHS, KINDS, PATHS | PATHS.map("/{}".format)), min_size=1, max_size=8
+)
+
+
+@given(archives=st.lists(MEMBERS, min_size=1, max_size=2))
+def test_no_sequence_of_members_leads_out(archives: list[list[tarfile.TarInfo]]) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        around = Path(os.path.realpath(made))
+        for name in ("a", "b"):
+            (around / name).mkdir()
+            (around / name / "c").write_text("before")
+        (around / "c").symlink_to("/etc/hostname")
+        before = _described(around)
+        place = around / "host0"
+        for members in archives:
+            _take(place, _archive(*members))
+            assert _described(around) == before
+        for path in place.rglob("*"):
+            real = Path(os.path.realpath(path))
+            assert real == place or place in real.parents
+
+
+def _described(directory: Path) -> dict[str, tuple[int, ...]]:
+    """All that is in a directory, without what comes from the host."""
+    paths = [path for path in directory.rglob("*") if "host0" not in path.parts]
+    return {
+        str(path): (found.st_ino, found.st_nlink, found.st_size, found.st_mtime_ns)
+        for path in paths
+        if (found := path.lstat())
+    }
 
 
 def _header(kind: bytes, data: bytes, size: int | None = None) -> bytes:

@@ -215,8 +215,10 @@ class Inbox:
             if path.is_absolute() or ".." in path.parts or not (path.parts or member.isdir()):
                 raise tarfile.OutsideDestinationError(member, member.name)
             checked = tarfile.data_filter(member, str(self._directory))
-            if self._is_below_link(path):
+            if self._has_link(path.parent):
                 raise tarfile.OutsideDestinationError(member, member.name)
+            if member.islnk() and self._has_link(PurePosixPath(checked.linkname)):
+                raise tarfile.LinkOutsideDestinationError(member, checked.linkname)
             place = self._directory / path
             if not member.isdir() and (place.is_symlink() or not place.is_dir()):
                 place.unlink(missing_ok=True)  # which another name may share, or be a pipe
@@ -240,13 +242,15 @@ class Inbox:
             return True
         return False
 
-    def _is_below_link(self, path: PurePosixPath) -> bool:
-        """Return whether a directory above a path in the destination is a symbolic link.
+    def _has_link(self, path: PurePosixPath) -> bool:
+        """Return whether a path in the destination, or a directory above it, is a symbolic link.
 
         It may lead out, whatever tarfile says of it: Pythons before 3.13.4 and 3.12.11 believe
-        links that they cannot resolve (CVE-2025-4517).
+        links that they cannot resolve (CVE-2025-4517), and a hard link to a symbolic one has
+        another directory, from which its target is found.
         """
-        return any((self._directory / above).is_symlink() for above in path.parents[:-1])
+        places = [place for place in (path, *path.parents) if place.parts]
+        return any((self._directory / place).is_symlink() for place in places)
 
     def _check(self, path: Path) -> None:
         """Remove a link that leads out through other links."""
