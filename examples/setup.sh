@@ -64,6 +64,7 @@ find_compiler() {
   have gcc && [ -e /usr/include/stdio.h ] || needed+=(gcc libc6-dev)
   have pkg-config || needed+=(pkg-config)
   { have pkg-config && pkg-config --exists fuse3; } || needed+=(libfuse3-dev)
+  usable_python >/dev/null || needed+=(python3-dev)
 }
 
 # What tests run: on several hosts that they make on this machine (tests/testbed), and a registry.

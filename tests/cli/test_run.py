@@ -223,7 +223,7 @@ def test_much_of_it_takes_no_memory_of_the_client(source: Path, workplace: Path)
 LATE = """
 import os, pathlib, time
 if "PAR_MAIN_OVERRIDE" in os.environ:  # a process that Monarch starts
-    for number in range(2):
+    for number in range(NUMBER):
         try:
             pathlib.Path(__file__).with_name(f"late{number}").touch(exist_ok=False)
         except FileExistsError:
@@ -233,27 +233,32 @@ if "PAR_MAIN_OVERRIDE" in os.environ:  # a process that Monarch starts
 """
 
 
+def _start_late(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, number: int, seconds: int
+) -> Path:
+    """Have so many processes start later than Monarch waits; return where each leaves a file."""
+    (workplace / "slow").mkdir()
+    (workplace / "slow" / "sitecustomize.py").write_text(LATE.replace("NUMBER", f"{number}"))
+    monkeypatch.setenv("PYTHONPATH", str(workplace / "slow"))
+    monkeypatch.setenv("HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE", f"{seconds}s")
+    return workplace / "slow"
+
+
 def test_a_process_that_starts_late_is_started_again(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where Python lies on a slow file system: of the mount, and of commands."""
-    (workplace / "slow").mkdir()
-    (workplace / "slow" / "sitecustomize.py").write_text(LATE)
-    monkeypatch.setenv("PYTHONPATH", str(workplace / "slow"))
-    monkeypatch.setenv("HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE", "12s")
+    slow = _start_late(workplace, monkeypatch, number=2, seconds=12)
     done = cli("run", "--hosts", "local:1", source, "-", input="echo ran", stdin=None)
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
     assert "a process did not start on host0; starting another" in done.stderr
-    assert (workplace / "slow" / "late1").exists()
+    assert (slow / "late1").exists()
 
 
 def test_a_process_that_does_not_start_is_said(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (workplace / "slow").mkdir()
-    (workplace / "slow" / "sitecustomize.py").write_text(LATE.replace("range(2)", "range(9)"))
-    monkeypatch.setenv("PYTHONPATH", str(workplace / "slow"))
-    monkeypatch.setenv("HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE", "3s")
+    _start_late(workplace, monkeypatch, number=9, seconds=3)
     done = cli("run", "--hosts", "local:1", source, "-", input="echo ran", stdin=None)
     assert (done.returncode, done.stdout) == (75, ""), done.stderr
     assert "a process did not start within 3 s" in done.stderr

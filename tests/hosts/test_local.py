@@ -252,7 +252,7 @@ def test_a_host_that_never_answers_is_given_up_in_time(
 
 def test_hosts_that_give_no_answer_are_started_again(settings: Settings) -> None:
     with (
-        _Stuck(replace(settings, start_timeout=32)) as hosts,
+        _Stuck(replace(settings, start_timeout=16)) as hosts,
         Commands(list(hosts), 60) as commands,
     ):
         assert hosts.started == 2
