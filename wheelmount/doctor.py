@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import platform
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Final, Literal
 
 import psutil
 
@@ -29,8 +31,13 @@ from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.store import capacity
 from wheelmount.mount.store import store as stores
 
-GOOD, POOR, BAD = "good", "poor", "bad"
+GOOD: Final = "good"
+POOR: Final = "poor"
+BAD: Final = "bad"
 """States of a check: works; works, but less well than possible; does not work."""
+
+
+State = Literal["good", "poor", "bad"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ class Finding:
     """
 
     what: str
-    state: str
+    state: State
     text: str
     hint: str = ""
 
@@ -67,6 +74,46 @@ class Leftover:
 
     path: Path
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The state of a machine.
+
+    Attributes:
+        findings: results of all checks.
+        leftovers: remains of dead mounts and hosts.
+        cleared: whether these were deleted.
+        free: bytes available for mounts; 0 where there is no place for mounts.
+        time: of the report, in seconds since the epoch.
+        skew: seconds by which the clock is ahead of the client's.
+    """
+
+    findings: list[Finding]
+    leftovers: list[Leftover]
+    cleared: bool
+    free: int
+    time: float
+    skew: float = 0.0
+
+
+def report(settings: Settings, *, fix: bool = False) -> Report:
+    """Check this machine, and find remains of dead mounts and hosts.
+
+    Args:
+        settings: the settings in force.
+        fix: also delete the remains.
+
+    Raises:
+        MountError: the remains include a mount that is in use.
+    """
+    findings, left, free = examine(settings), leftovers(settings), 0
+    with contextlib.suppress(WheelmountError, OSError):  # it is among the findings
+        free = room(settings)[0]
+    if fix:
+        for each in left:
+            clear(each)
+    return Report(findings, left, fix, free, time.time())
 
 
 def examine(settings: Settings) -> list[Finding]:
@@ -242,7 +289,8 @@ RDMA_IN_USE = {
 
 def _rdma(settings: Settings) -> Finding:
     devices = rdma.devices()
-    state, cost = POOR, "bytes travel by TCP"
+    state: State = POOR
+    cost = "bytes travel by TCP"
     if settings.transport == "rdma":
         state, cost = BAD, "transport is rdma, and deliveries fail"
     if not devices:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ import psutil
 import pytest
 
 from tests.conftest import Cli, mounts_shown
-from wheelmount import doctor
+from wheelmount import doctor, typed
 from wheelmount.config import MEMORY, Settings
+from wheelmount.doctor import Report
 from wheelmount.hosts import rdma
+from wheelmount.hosts.commands import Result
+from wheelmount.hosts.spec import parse
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
 from wheelmount.mount.store.store import MACHINE
-from wheelmount.operations import survey
+from wheelmount.operations import each_host, survey
+from wheelmount.operations.site import Site
+from wheelmount.progress import SILENT
 
 pytestmark = pytest.mark.fuse
 
@@ -41,13 +47,26 @@ def test_tells_the_same_of_every_host_and_where_they_differ(cli: Cli) -> None:
     found = json.loads(done.stdout)
     assert (list(found["hosts"]), found["differences"]) == (["host0", "host1"], []), done.stderr
     assert all(abs(report["skew"]) < 1 for report in found["hosts"].values())
-    first, second = found["hosts"].values()
-    second["findings"][0]["text"], second["skew"] = "3.9.1", -60.0
-    python = first["findings"][0]["text"]
+    first, second = (typed.convert(each, Report) for each in found["hosts"].values())
+    python = first.findings[0].text
+    other = replace(second.findings[0], text="3.9.1")
+    second = replace(second, findings=[other, *second.findings[1:]], skew=-60.0)
     assert survey.differences({"a": first, "b": second, "c": first}) == [
         f"b: python is 3.9.1, elsewhere {python}",
         "b: its clock is -60.0 s off",
     ]
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"[]", b"{}", b'{"findings": [], "leftovers": [], "cleared": 0, "time": 1}']
+)
+def test_a_host_that_says_something_else_is_named(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = Result(0, said, b"no doctor here\n", 1.0)  # in place of a host with another program
+    monkeypatch.setattr(each_host, "run", lambda _site, _argv: {"host0": result})
+    found = survey.survey(Site(parse("local:1"), Settings(), SILENT))
+    assert str(found["host0"]) == "doctor said no doctor here there"
 
 
 def test_tells_which_rdma_devices_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

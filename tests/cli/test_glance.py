@@ -25,6 +25,7 @@ from wheelmount.cli.doctor import _together
 from wheelmount.cli.main import cli as cli_group
 from wheelmount.cli.status import _lines
 from wheelmount.config import Settings
+from wheelmount.doctor import GOOD, Finding, Report
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.control import Task
 
@@ -130,17 +131,12 @@ def test_output_is_shown_once_for_hosts_that_wrote_the_same(cli: Cli, workplace:
 
 
 def test_doctor_says_once_what_all_hosts_say() -> None:
-    def finding(what: str, text: str) -> dict[str, Any]:
-        return {"what": what, "state": "good", "text": text, "hint": ""}
+    def report(number: int) -> Report:
+        texts = {"python": "3.11", "kernel": str(6 + number // 2)}
+        findings = [Finding(what, GOOD, text) for what, text in texts.items()]
+        return Report(findings, [], cleared=False, free=0, time=0.0)
 
-    reports = {
-        f"n{number}": {
-            "findings": [finding("python", "3.11"), finding("kernel", str(6 + number // 2))],
-            "leftovers": [],
-            "cleared": False,
-        }
-        for number in range(4)
-    }
+    reports = {f"n{number}": report(number) for number in range(4)}
     assert list(_together(reports)) == [
         "== n[0-3] ==",
         "ok  python: 3.11",

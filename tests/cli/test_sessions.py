@@ -20,8 +20,8 @@ from tests.conftest import Cli, mounts_shown
 from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
-from wheelmount.hosts.session import Session
-from wheelmount.operations.records import mounts_of
+from wheelmount.hosts.session import Record, Session
+from wheelmount.operations.records import hosts_of, mounts_of
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -327,3 +327,17 @@ def test_a_script_that_does_not_start_is_removed(
         assert cli("run", source, "-", input="cat .hidden", stdin=None).stdout == "hidden\n"
     finally:
         assert cli("down").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "hosts"),
+    [("none", {}), ("local", {}), ("tls", {"identity": 1}), ("slurm", {}), ("kubernetes", {})],
+)
+def test_hosts_that_a_record_does_not_describe_are_named(
+    settings: Settings, kind: str, hosts: dict[str, Any]
+) -> None:
+    record = Record("local:1", kind, ["host0"], hosts, notes={"mounts": {"key": {"source": 1}}})
+    with pytest.raises(HostError, match="session bad is damaged"):
+        hosts_of(Session("bad", settings), record)
+    with pytest.raises(HostError, match="mounts is damaged"):
+        mounts_of(record)

@@ -84,7 +84,11 @@ def test_one_of_another_version_is_not_read(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b'{"version": 1', b"\xff", b"[]", b"{}", b'{"version": 1}']
+    "content",
+    [
+        *(b"", b'{"version": 1', b"\xff", b"[]", b"{}", b'{"version": 1}', b"[" * 100_000),
+        b'{"version": 1, "spec": "local:1", "kind": "local", "names": "host0", "hosts": {}}',
+    ],
 )
 def test_a_damaged_record_is_named(settings: Settings, content: bytes) -> None:
     session = Session("damaged", settings)

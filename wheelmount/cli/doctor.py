@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import click
 from wheelmount import config, doctor
 from wheelmount.cli import options
 from wheelmount.cli.console import ConsoleProgress
+from wheelmount.doctor import Report
 from wheelmount.errors import InputError, UnavailableError, WheelmountError
 from wheelmount.hosts.names import alike, expand, fold
 from wheelmount.hosts.spec import HostSpec
@@ -41,9 +41,9 @@ def examine(
     mounts need.
     """
     if spec is None:
-        report = _examine(fix=fix)
+        report = doctor.report(config.load(), fix=fix)
         _add(source, report)
-        print(json.dumps(report) if as_json else "\n".join(_lines(report)))
+        print(_json(dataclasses.asdict(report)) if as_json else "\n".join(_lines(report)))
         return _code(report)
     if fix:
         raise InputError("--fix is for this machine", hint="run it on the host by `wheelmount run`")
@@ -57,7 +57,8 @@ def examine(
         _add(source, report)
     differences = survey.differences(reports)
     if as_json:
-        print(json.dumps({"hosts": reports, "differences": differences}))
+        hosts = {name: dataclasses.asdict(report) for name, report in reports.items()}
+        print(_json({"hosts": hosts, "differences": differences}))
     else:
         print("\n".join(_together(reports)))
         for text in differences:
@@ -69,24 +70,28 @@ def examine(
     return max(codes)
 
 
-def _together(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _json(state: dict[str, Any]) -> str:
+    return json.dumps(state, default=str)
+
+
+def _together(reports: Mapping[str, Report]) -> Iterator[str]:
     """What hosts say, once for all that say the same."""
     if not reports:
         return
     yield f"== {fold(reports)} =="
-    looked_at = [finding["what"] for report in reports.values() for finding in report["findings"]]
+    looked_at = [finding.what for report in reports.values() for finding in report.findings]
     for what in dict.fromkeys(looked_at):
         said = {
-            name: tuple(_lines({**report, "findings": found, "leftovers": []}))
+            name: tuple(_lines(replace(report, findings=found, leftovers=[])))
             for name, report in reports.items()
-            if (found := [each for each in report["findings"] if each["what"] == what])
+            if (found := [each for each in report.findings if each.what == what])
         }
         yield from _of_hosts(said, len(reports))
     yield from _of_hosts(
         {
             name: lines
             for name, report in reports.items()
-            if (lines := tuple(_lines({**report, "findings": []})))
+            if (lines := tuple(_lines(replace(report, findings=[]))))
         },
         len(reports),
     )
@@ -99,46 +104,26 @@ def _of_hosts(said: Mapping[str, tuple[str, ...]], count: int) -> Iterator[str]:
         yield from more
 
 
-def _examine(*, fix: bool) -> dict[str, Any]:
-    settings = config.load()
-    findings = doctor.examine(settings)
-    left = doctor.leftovers(settings)
-    free = 0
-    with contextlib.suppress(WheelmountError, OSError):  # which is among the findings
-        free = doctor.room(settings)[0]
-    if fix:
-        for each in left:
-            doctor.clear(each)
-    return {
-        "findings": [dataclasses.asdict(finding) for finding in findings],
-        "leftovers": [{"path": str(each.path), "text": each.text} for each in left],
-        "cleared": fix,
-        "free": free,
-        "time": time.time(),
-    }
-
-
-def _add(source: Path | None, report: dict[str, Any]) -> None:
-    """Say in a report whether a directory has room there."""
+def _add(source: Path | None, report: Report) -> None:
+    """Add to a report whether a directory has room there."""
     if source is not None:
-        found = doctor.fit(source, report["free"])
-        report["findings"].append(dataclasses.asdict(found))
+        report.findings.append(doctor.fit(source, report.free))
 
 
-def _lines(report: Mapping[str, Any]) -> list[str]:
+def _lines(report: Report) -> list[str]:
     lines = []
-    for finding in report["findings"]:
-        lines.append(f"{MARKS[finding['state']]}  {finding['what']}: {finding['text']}")
-        if finding["hint"]:
-            lines.append(f"    hint: {finding['hint']}")
-    for each in report["leftovers"]:
-        what = "cleared" if report["cleared"] else "left"
-        lines.append(f"{MARKS[doctor.POOR]}  {what}: {each['text']}: {each['path']}")
-    if report["leftovers"] and not report["cleared"]:
+    for finding in report.findings:
+        lines.append(f"{MARKS[finding.state]}  {finding.what}: {finding.text}")
+        if finding.hint:
+            lines.append(f"    hint: {finding.hint}")
+    for each in report.leftovers:
+        what = "cleared" if report.cleared else "left"
+        lines.append(f"{MARKS[doctor.POOR]}  {what}: {each.text}: {each.path}")
+    if report.leftovers and not report.cleared:
         lines.append("    hint: `wheelmount doctor --fix` deletes it")
     return lines
 
 
-def _code(report: Mapping[str, Any]) -> int:
-    bad = any(finding["state"] == doctor.BAD for finding in report["findings"])
+def _code(report: Report) -> int:
+    bad = any(finding.state == doctor.BAD for finding in report.findings)
     return UnavailableError.exit_code if bad else 0

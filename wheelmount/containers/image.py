@@ -10,12 +10,11 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import filelock
 import uv
 
-from wheelmount import disk
+from wheelmount import disk, typed
 from wheelmount.containers import apptainer, definitions
 from wheelmount.containers.inputs import fingerprint
 from wheelmount.containers.overlay import remove_tree
@@ -238,8 +237,7 @@ def _stamp_file(sif: Path) -> Path:
 
 def _stamp(sif: Path) -> _Stamp | None:
     try:
-        values: dict[str, Any] = json.loads(_stamp_file(sif).read_text(encoding="utf-8"))
-        stamp = _Stamp(**values)
-    except (OSError, ValueError, TypeError):
+        stamp = typed.decode(_stamp_file(sif).read_bytes(), _Stamp)
+    except (OSError, ValueError):
         return None
     return stamp if stamp.size >= 0 else None

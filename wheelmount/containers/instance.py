@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from wheelmount import logs
+from wheelmount import logs, typed
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer
 from wheelmount.containers.container import NOT_STARTED, Container
@@ -121,8 +121,8 @@ class Instance:
 
     def remembered(self) -> Record | None:
         """Return the description of the instance, even if it was killed; None if it has none."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return Record(**json.loads(self._record_file.read_text(encoding="utf-8")))
+        with contextlib.suppress(OSError, ValueError):
+            return typed.decode(self._record_file.read_bytes(), Record)
         return None
 
     def ensure(self, container: Container | None) -> Record:
@@ -325,8 +325,7 @@ class Instance:
         files = self.path.glob(f"config/instances/app/*/*/{_NAME}/{_NAME}.json")
         for file in files:
             with contextlib.suppress(OSError, ValueError):
-                found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-                return found
+                return typed.decode(file.read_bytes(), dict[str, Any])
         return None
 
     @property

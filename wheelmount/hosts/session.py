@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from wheelmount import disk
+from wheelmount import disk, typed
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import slurm
@@ -122,21 +122,25 @@ class Session:
         """
         path = self.directory / _RECORD
         try:
-            record = json.loads(path.read_bytes())
+            record = typed.decode(path.read_bytes(), dict[str, Any])
             if record["version"] == VERSION:
-                return Record(**record)
+                return typed.convert(record, Record)
         except FileNotFoundError:
             raise HostError(
                 f"there is no session {self.name}", hint=f"run `wheelmount up --name {self.name}`"
             ) from None
-        except (ValueError, LookupError, TypeError) as error:
-            raise HostError(
-                f"the record of session {self.name} is damaged: {path}: {error!r}",
-                hint=f"end what still runs on its hosts, and delete {self.directory}",
-            ) from error
+        except (ValueError, LookupError) as error:
+            raise self.damaged(error) from error
         raise HostError(
             f"session {self.name} was made by another version of wheelmount",
             hint=f"end it with that version's `wheelmount down {self.name}`",
+        )
+
+    def damaged(self, error: Exception) -> HostError:
+        """Return the error of a record that cannot be used, for a reason."""
+        return HostError(
+            f"the record of session {self.name} is damaged: {self.directory / _RECORD}: {error!r}",
+            hint=f"end what still runs on its hosts, and delete {self.directory}",
         )
 
     def write(self, record: Record) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from wheelmount.errors import WaitError
 from wheelmount.hosts.session import Session
 from wheelmount.operations.records import all_mounts
 from wheelmount.wheels.scratch import abandoned, scratch
+from wheelmount.wheels.unpacked import Recipe
 
 _IN_USE = ".in-use"
 
@@ -189,11 +189,10 @@ def _sweep(unpacked: Path) -> None:
 
 def _names(recipe: Path) -> set[str]:
     """Return the names of the files with the contents of an unpacked wheel; none if damaged."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        data = json.loads(recipe.read_text(encoding="utf-8"))
-        files = (*data["files"].values(), data["bytecode"])
-        contents = (content for each in files for content in each.values())
-        return {sha256 + ("x" if executable else "") for sha256, _, executable in contents}
+    with contextlib.suppress(OSError, ValueError):
+        found = Recipe.read(recipe)
+        contents = (*found.files.values(), found.bytecode)
+        return {content.name for files in contents for content in files.values()}
     return set()
 
 

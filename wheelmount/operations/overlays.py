@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from wheelmount import typed
 from wheelmount.config import Settings
 from wheelmount.containers.overlay import Overlay
 from wheelmount.errors import ContainerError, WheelmountError
@@ -19,17 +19,28 @@ ASK = "python", "-m", "wheelmount.cli.main", "overlay", "ls", "--json"
 """Has a host tell of its own."""
 
 
-def here(settings: Settings) -> list[dict[str, Any]]:
-    """Return this machine's overlays for JSON; ``user`` is the process that uses it, or None."""
+class State(TypedDict):
+    """The state of an overlay; ``user`` is the process that uses it, or None."""
+
+    name: str
+    host: str
+    kind: str
+    bytes: int
+    user: str | None
+    path: str
+
+
+def here(settings: Settings) -> list[State]:
+    """Return the states of this machine's overlays."""
     return [
-        {
-            "name": each.name,
-            "host": each.host,
-            "kind": each.found or "directory",
-            "bytes": each.used(),
-            "user": each.user() or None,
-            "path": str(each.layer),
-        }
+        State(
+            name=each.name,
+            host=each.host,
+            kind=each.found or "directory",
+            bytes=each.used(),
+            user=each.user() or None,
+            path=str(each.layer),
+        )
         for each in Overlay.all(Path(settings.state_dir))
     ]
 
@@ -51,11 +62,12 @@ def prune(settings: Settings, unused: float) -> list[dict[str, Any]]:
     return gone
 
 
-def told(results: Results) -> list[dict[str, Any]]:
-    """Those of which hosts told that were asked; of a host that did not nothing is known."""
-    found: list[dict[str, Any]] = []
+def told(results: Results) -> list[State]:
+    """Return what hosts answered to ``ASK``; nothing of a host that gave no valid answer."""
+    found: list[State] = []
     for name, result in results.items():
         if not isinstance(result, WheelmountError) and result.code == 0:
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # it says something else
-                found += [each for each in json.loads(result.stdout) if each["host"] == name]
+            with contextlib.suppress(ValueError):
+                states = typed.decode(result.stdout, list[State])
+                found += [each for each in states if each["host"] == name]
     return found

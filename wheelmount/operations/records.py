@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from wheelmount import typed
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WheelmountError
 from wheelmount.hosts.host import Hosts
@@ -50,9 +51,15 @@ class Refreshed(NamedTuple):
 
 
 def mounts_of(record: Record) -> dict[str, MountNote]:
-    """Return the mounts of a session by ``key``."""
-    notes: dict[str, dict[str, Any]] = record.notes.get(MOUNTS, {})
-    return {key: MountNote(**note) for key, note in notes.items()}
+    """Return the mounts of a session by ``key``.
+
+    Raises:
+        HostError: the record is damaged.
+    """
+    try:
+        return typed.convert(record.notes.get(MOUNTS, {}), dict[str, MountNote])
+    except ValueError as error:
+        raise HostError(f"the record of a session's mounts is damaged: {error}") from None
 
 
 def key(source: str, mntpoint: str) -> str:
@@ -70,8 +77,15 @@ def all_mounts(settings: Settings) -> list[tuple[Session, MountNote]]:
 
 
 def hosts_of(session: Session, record: Record) -> Hosts:
-    """Return the hosts of a session, to which ``attach`` then connects."""
-    return KINDS[record.kind].resume(record.hosts, session.settings)
+    """Return the hosts of a session, to which ``attach`` then connects.
+
+    Raises:
+        HostError: the record is damaged.
+    """
+    try:
+        return KINDS[record.kind].resume(record.hosts, session.settings)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise session.damaged(error) from error
 
 
 def state(session: Session, record: Record) -> dict[str, Any]:

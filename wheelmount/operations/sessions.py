@@ -167,7 +167,7 @@ def unmount(
     return failed
 
 
-def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], list[overlays.State]]:
     """Return the status of a session's hosts.
 
     Returns:

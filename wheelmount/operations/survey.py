@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
+from wheelmount import typed
 from wheelmount.child import last_words
+from wheelmount.doctor import Report
 from wheelmount.errors import HostError, WheelmountError
 from wheelmount.operations import each_host
 from wheelmount.operations.site import Site
@@ -19,15 +20,12 @@ SAME = "python", "versions", "kernel"
 SKEW = 2.0
 """Largest allowed difference of a host's clock, in seconds: file times and certificates need it."""
 
-Report = dict[str, Any]
-"""The object that ``wheelmount doctor --json`` prints."""
-
 
 def survey(site: Site) -> dict[str, Report | WheelmountError]:
     """Run the checks of ``doctor`` on every host.
 
     Returns:
-        Reports by host, with ``skew``: seconds by which the host's clock is ahead of this one.
+        Reports by host, or errors.
     """
     results = each_host.run(site, ["doctor", "--json"])
     now = time.time()
@@ -37,12 +35,13 @@ def survey(site: Site) -> dict[str, Report | WheelmountError]:
             found[name] = result
             continue
         try:
-            report = json.loads(result.stdout)
-            ahead = report["time"] - now
-        except (ValueError, TypeError, KeyError):
+            report = typed.decode(result.stdout, Report)
+        except ValueError:
             found[name] = HostError(f"doctor said {last_words(result.stderr, 'nothing')} there")
         else:
-            found[name] = report | {"skew": ahead if ahead > 0 else min(0, ahead + result.seconds)}
+            ahead = report.time - now
+            skew = ahead if ahead > 0 else min(0, ahead + result.seconds)
+            found[name] = replace(report, skew=skew)
     return found
 
 
@@ -51,10 +50,10 @@ def differences(reports: Mapping[str, Report]) -> list[str]:
     said = []
     for what in SAME:
         texts = {
-            name: finding["text"]
+            name: finding.text
             for name, report in reports.items()
-            for finding in report["findings"]
-            if finding["what"] == what
+            for finding in report.findings
+            if finding.what == what
         }
         usual = Counter(texts.values()).most_common(1)
         said += [
@@ -63,8 +62,8 @@ def differences(reports: Mapping[str, Report]) -> list[str]:
             if text != usual[0][0]
         ]
     said += [
-        f"{name}: its clock is {report['skew']:+.1f} s off"
+        f"{name}: its clock is {report.skew:+.1f} s off"
         for name, report in reports.items()
-        if abs(report["skew"]) > SKEW
+        if abs(report.skew) > SKEW
     ]
     return said

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,8 @@ from typing import Any
 
 from packaging.utils import parse_wheel_filename
 
-from wheelmount import disk
-from wheelmount.errors import WheelError
+from wheelmount import disk, typed
+from wheelmount.errors import InputError, WheelError
 from wheelmount.owned import make_folders
 from wheelmount.urls import public, without_credentials
 from wheelmount.wheels.pins import Pins
@@ -38,6 +39,8 @@ REQUESTS_NAME = "requests"
 """Directory with the result of each request, as files of requirements."""
 
 _VERSION = 1
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,8 @@ class Request:
         """
         names = [(parse_wheel_filename(one)[:2], wheels[one].sha256) for one in self.wheels]
         lines = (f"{name}=={version} --hash=sha256:{digest}\n" for (name, version), digest in names)
-        asked = " ".join((*self.requirements, *self.builds, *(f"-r {file}" for file in self.files)))
+        words = (*self.requirements, *self.builds, *(f"-r {file}" for file in self.files))
+        asked = " ".join(" ".join(words).split())  # on one line, whatever is recorded
         return "".join([f"# {asked} for {self.target}\n", *lines])
 
     def file(self, wheels: Mapping[str, Entry]) -> str:
@@ -196,25 +200,36 @@ class Manifest:
         """
         file = directory / MANIFEST_NAME
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            if data["version"] != _VERSION:
-                raise ValueError(f"version {data['version']}")
-            return cls(
-                [Request(**_tuples(_known(Request, request))) for request in data["requests"]],
-                {
-                    str(name): Entry(**_known(Entry, entry))
-                    for name, entry in data["wheels"].items()
-                },
-                {str(name) for name in data.get("trusted", ())},
-                {str(name): str(origin) for name, origin in data.get("built", {}).items()},
-            )
+            data = typed.decode(file.read_bytes(), dict[str, Any])
+            if data.get("version") != _VERSION:
+                raise ValueError(f"version {data.get('version')}")
+            found = typed.convert(data, cls)
+            found.check()
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, InputError) as error:
             raise WheelError(
                 f"{file} cannot be understood: {error}",
                 hint="remove it and run wheelmount download again: wheels that are whole stay",
             ) from None
+        return found
+
+    def check(self) -> None:
+        """Check names and hashes of wheels, and targets, of a manifest that was read.
+
+        Raises:
+            ValueError: the name of a wheel is invalid, or has a path; a hash is invalid.
+            InputError: a target is invalid.
+        """
+        for name in {*self.wheels, *(one for request in self.requests for one in request.wheels)}:
+            parse_wheel_filename(name)
+            if "/" in name:
+                raise ValueError(f"{name} is no file name")
+        for name, entry in self.wheels.items():
+            if not _SHA256.fullmatch(entry.sha256):
+                raise ValueError(f"{name} has no hash, but {entry.sha256!r}")
+        for target in {request.target for request in self.requests}:
+            Target.parse(target.python_version, target.platform)
 
     def write(self, directory: Path) -> None:
         """Write the directory's manifest, whole or not at all."""
@@ -279,15 +294,3 @@ class Manifest:
         """Add a request; it replaces an equal earlier one."""
         self.requests = [kept for kept in self.requests if not kept.same_question(request)]
         self.requests.append(request)
-
-
-def _known(kind: type, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a table that this version of wheelmount knows."""
-    names = {one.name for one in dataclasses.fields(kind)}
-    return {name: value for name, value in table.items() if name in names}
-
-
-def _tuples(request: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in request.items()
-    }

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from wheelmount.owned import FILE, make_folders
@@ -16,6 +15,7 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.linktree import PROGRAM, Item, Plan, grow
 from wheelmount.wheels.manifest import Manifest, Request
+from wheelmount.wheels.requirements import parse_requirements
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.unpacked import Unpacked
 
@@ -129,7 +129,7 @@ def items_of(house: Path, wheels: Sequence[str]) -> list[Chosen]:
 
 def _asked(request: Request) -> dict[str, str | None]:
     """Return the requested URL of each package, by normalized name; None without a URL."""
-    found = [Requirement(text) for text in (*request.requirements, *request.builds)]
+    found = parse_requirements((*request.requirements, *request.builds))
     return {canonicalize_name(one.name): one.url for one in found}
 
 

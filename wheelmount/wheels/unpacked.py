@@ -36,7 +36,7 @@ from installer.scripts import Script
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, copyfileobj_with_hashing
 
-from wheelmount import disk
+from wheelmount import disk, typed
 from wheelmount.errors import WheelError
 from wheelmount.owned import make_folders
 from wheelmount.progress import SILENT, Progress
@@ -64,6 +64,11 @@ class Content(NamedTuple):
     sha256: str
     size: int
     executable: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file with this content."""
+        return f"{self.sha256}x" if self.executable else self.sha256
 
     @property
     def row(self) -> tuple[str, str]:
@@ -107,11 +112,13 @@ class Recipe:
 
     @classmethod
     def read(cls, file: Path) -> Recipe:
-        """Read a recipe that ``write`` wrote."""
-        data = json.loads(file.read_text(encoding="utf-8"))
-        for files in (*data["files"].values(), data["bytecode"]):
-            files.update({path: Content(*content) for path, content in files.items()})
-        return cls(**data)
+        """Read a recipe that ``write`` wrote.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is malformed.
+        """
+        return typed.decode(file.read_bytes(), cls)
 
     def write(self, file: Path) -> None:
         """Write the recipe atomically."""
@@ -171,15 +178,14 @@ class Unpacked:
 
     def object(self, content: Content) -> str:
         """Return the path of the file with a content; not a ``Path``, as there are many."""
-        name = f"{content.sha256}x" if content.executable else content.sha256
-        return f"{self._objects}/{name[:2]}/{name}"
+        return f"{self._objects}/{content.name[:2]}/{content.name}"
 
     def _recipe(self, digest: str, compiler: Compiler | None) -> Path:
         suffix = f"-{compiler.tag}" if compiler else ""
         return self.directory / "wheels" / f"{digest}{suffix}.json"
 
     def _find(self, digest: str, compiler: Compiler | None, sizes: bool) -> Recipe | None:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(OSError, ValueError):
             recipe = Recipe.read(self._recipe(digest, compiler))
             contents = (c for _, files in recipe.schemes() for c in files.values() if sizes)
             if all(os.stat(self.object(c)).st_size == c.size for c in contents):  # noqa: PTH116

@@ -19,7 +19,9 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
+from wheelmount import typed
 from wheelmount.errors import ConfigError, WheelError
 from wheelmount.mount.snapshot.tree import Tree, many_objects
 from wheelmount.progress import SILENT, Progress, number_of
@@ -48,6 +50,11 @@ _SHEBANG = (
 )
 
 
+class _Note(TypedDict):
+    packages: tuple[str, ...]
+    python: str
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """An environment in the cache.
@@ -70,8 +77,8 @@ class Environment:
             OSError: the description cannot be read.
             ValueError: the description is malformed.
         """
-        data = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-        return cls(folder, tuple(data["packages"]), data["python"])
+        note = typed.decode((folder / NOTE).read_bytes(), _Note)
+        return cls(folder, note["packages"], note["python"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +266,7 @@ def plan(
         files = [(house / one.filename, one.sha256) for one in chosen]
         return unpacked.add(files, compiler, progress, sizes=sizes)
 
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError):
         Environment.read(folder)
         os.utime(folder)  # time of the last use, for ``cache prune``
         return Planned(folder, target, python, None, unpack, unpacked, progress)
@@ -274,7 +281,7 @@ def plan(
 def every(cache: Path) -> Iterator[Environment]:
     """Yield all environments in a cache."""
     for folder in sorted(directory(cache).iterdir()):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError):
             yield Environment.read(folder)
 
 

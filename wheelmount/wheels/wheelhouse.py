@@ -450,16 +450,16 @@ def _located(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requir
         wanted = wanted.with_settings()
     asked = Request.of(wanted, target)
     answers = [one for one in manifest.requests if one.same_question(asked)]
-    return tuple(Requirement(pin) for one in answers for pin in one.located)
+    return tuple(parse_requirements(pin for one in answers for pin in one.located))
 
 
 def _ask_again(request: Request, target: Target) -> Question:
-    pins = tuple(Requirement(pin) for pin in request.pins)
+    pins = tuple(parse_requirements(request.pins))
     texts = (*request.requirements, *request.builds)
     named = tuple(without_url(one) for one in parse_requirements(texts))
     hashes = Pins.of_texts(request.pinned)
     if target == request.target:
-        located = tuple(map(Requirement, request.located))
+        located = tuple(parse_requirements(request.located))
         asked = Wanted(named, overrides=located, flags=_proof_flags(request.flags))
         return Question(asked, pins, target, hashes)
     # Another target may have other versions, so only what was asked for counts; of a file of
