@@ -372,6 +372,17 @@ def test_a_copy_of_a_directory_above_keeps_no_server(
     assert _ask(other, f"grep -c {copy} /proc/self/mountinfo") == "0"
 
 
+@pytest.mark.timeout(60)
+def test_a_copy_that_another_mount_covers_keeps_no_server(
+    by_server: Following, workplace: Path, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service with a ``/tmp`` of its own has a copy of what is mounted in the machine's."""
+    other = started("unshare", "-m", "--propagation", "private", "sh", "-c", SHELL)
+    assert _ask(other, f"mount -t tmpfs none {workplace}") == ""
+    monkeypatch.setattr(processes, "STOP_TIMEOUT", 300.0)  # after which the server is killed
+    processes.stop(by_server.directory, force=False)
+
+
 @pytest.mark.parametrize("by_server", ["devfuse"], indirect=True)
 def test_a_view_at_the_same_path_of_another_directory_keeps_its_server(
     by_server: Following, workplace: Path, started: Any
@@ -386,7 +397,8 @@ def test_a_view_at_the_same_path_of_another_directory_keeps_its_server(
         f"mount --move /mnt {mount}",
     )
     assert _ask(other, " && ".join(steps)) == ""
-    with pytest.raises(MountError, match=f"busy: shown by sh \\({other.pid}\\)"):
+    where = f"shown by sh \\({other.pid}\\) at {mount}$"
+    with pytest.raises(MountError, match=f"busy: {where}"):
         processes.stop(by_server.directory, force=False)
     assert _ask(other, f"cat {mount}/a") == "1"
     assert _ask(other, f"umount {mount}") == ""

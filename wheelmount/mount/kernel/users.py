@@ -135,7 +135,7 @@ def viewers(mount: Mounted) -> list[str]:
 
 
 def _place(space: Space, mount: Mounted) -> str:
-    return name(space.process) if space.process else f"the mount at {mount.path}"
+    return f"{name(space.process) if space.process else 'the mount'} at {mount.path}"
 
 
 def name(process: int) -> str:

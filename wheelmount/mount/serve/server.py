@@ -35,7 +35,7 @@ from wheelmount.mount.store import verify
 log = logging.getLogger("wheelmount")
 
 GRACE = 2.0
-"""Seconds between detaching a mount that is in use and the end of its server."""
+"""Seconds between detaching a mount that the kernel keeps and the end of its server."""
 
 FEED_TIMEOUT = 10.0
 """Seconds in which an agent must connect to a server that took over, and that a read waits for an
@@ -369,9 +369,12 @@ class Server:
         async with self.generations.changing:  # a mount that replaces this one would stay
             await self._take_down(force=force)
         self._unmounted.set()
-        if force and self.generations.served:
-            await trio.sleep(GRACE)
-            self.generations.end()
+        # The kernel does not end FUSE while users have files open, nor while another namespace has
+        # a copy of the mount that could not be unmounted, because another mount covers it.
+        with trio.move_on_after(GRACE):
+            while self.generations.served:
+                await trio.sleep(0.01)
+        self.generations.end()
 
 
 def _take_down(mount: points.Mounted, *, force: bool) -> None:
