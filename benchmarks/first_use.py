@@ -5,6 +5,9 @@ to new hosts, again and again, and one of them imports modules from it as soon a
 From the second time on, wheelmount knows what the import read. Each import is compared with the
 time in which the link carries the bytes that it touches. ``monarch.remotemount`` comes last. Needs
 root, and an environment on a disk, where the kernel tells what was touched.
+
+``--local`` does without links: two hosts of this machine import at the same time, in turns from a
+mount of ``wheelmount run``, of ``monarch.remotemount``, and from copies in memory.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ import ctypes
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 from benchmarks.delivery import bandwidth
 from benchmarks.first_read import PATH, once
@@ -56,7 +61,11 @@ def main() -> None:
     parser.add_argument("--rate", default="200mbit", help="of each host's link (%(default)s)")
     parser.add_argument("--times", type=int, default=3, help="deliveries (%(default)s)")
     parser.add_argument("--no-monarch", action="store_true", help="wheelmount only")
+    parser.add_argument("--local", type=int, metavar="ROUNDS", help="on two local hosts instead")
     given = parser.parse_args()
+    if given.local:
+        _local(given.venv.absolute(), given.modules, given.local)
+        return
     venv, rate = given.venv.absolute(), given.rate
     importer = ["bin/python", "-c", f"import {given.modules}"]
     size, seconds = touched(venv, [str(venv / importer[0]), *importer[1:]])
@@ -133,6 +142,78 @@ def _cached(path: Path) -> int:
     if failed:
         raise OSError(ctypes.get_errno(), "mincore")
     return min(sum(page & 1 for page in pages.raw) * mmap.PAGESIZE, size)
+
+
+def _local(venv: Path, modules: str, rounds: int) -> None:
+    """Print when an import has ended on two local hosts, since the start of the command."""
+    statement = f"import {modules}; print('done', flush=True)"
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="wm-", dir="/dev/shm") as place:
+        os.environ["WHEELMOUNT_RUNTIME_DIR"] = f"{place}/runtime"
+        os.environ["WHEELMOUNT_CACHE_DIR"] = f"{place}/cache"
+        script = Path(place) / "script"
+        script.write_text(f'exec "$WHEELMOUNT_MOUNT/bin/python" -c "{statement}"\n')
+        run = [sys.executable, "-m", "wheelmount.cli.main", "run", "--quiet", "--live"]
+        copies = [Path(place) / f"host{number}" for number in range(2)]
+        steps: dict[str, Callable[[], float]] = {
+            "wheelmount run": lambda: _run([*run, "--hosts", "local:2", str(venv), str(script)]),
+            "monarch.remotemount": lambda: _mounted(venv, Path(place) / "mounted", statement),
+            "cp -a": lambda: _copied(["cp", "-a", f"{venv}/."], copies, statement),
+            "rsync -a": lambda: _copied(["rsync", "-a", f"{venv}/"], copies, statement),
+        }
+        for _ in range(rounds):
+            for name, step in steps.items():
+                found.setdefault(name, []).append(step())
+    print("| two local hosts | import ends, s | wheelmount = 1 |\n|---|---|---|")
+    ours = found["wheelmount run"]
+    for name, times in found.items():
+        ratio = median(a / b for a, b in zip(times, ours, strict=True))
+        print(f"| {name} | {median(times):.1f} | {ratio:.2f} |")
+
+
+def _run(command: Sequence[str]) -> float:
+    """Return the seconds from the start of a command to its second line of output."""
+    begun = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        lines = process.stdout or ()
+        for _ in zip(range(2), lines, strict=False):
+            seconds = time.monotonic() - begun
+        if process.wait():
+            raise SystemExit(f"{command} ended with {process.returncode}")
+    return seconds
+
+
+def _mounted(venv: Path, mntpoint: Path, statement: str) -> float:
+    """As ``_run``, by ``monarch.remotemount`` on this host: two processes import from one mount."""
+    mntpoint.mkdir(exist_ok=True)
+    peer = [sys.executable, "-m", "benchmarks.monarch_peer", str(venv), str(mntpoint)]
+    begun = time.monotonic()
+    with subprocess.Popen(peer, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        if process.stdout is None or not process.stdout.readline():
+            raise SystemExit("monarch.remotemount does not open")
+        _import([mntpoint, mntpoint], statement)
+        seconds = time.monotonic() - begun
+        process.communicate()
+    return seconds
+
+
+def _copied(command: Sequence[str], places: Sequence[Path], statement: str) -> float:
+    """As ``_run``, from copies that a command makes one after the other."""
+    begun = time.monotonic()
+    for place in places:
+        subprocess.run([*command, f"{place}/"], check=True)
+    _import(places, statement)
+    seconds = time.monotonic() - begun
+    for place in places:
+        shutil.rmtree(place)
+    return seconds
+
+
+def _import(places: Sequence[Path], statement: str) -> None:
+    pythons = [[f"{place}/bin/python", "-c", statement] for place in places]
+    started = [subprocess.Popen(each, stdout=subprocess.DEVNULL) for each in pythons]
+    if any(process.wait() for process in started):
+        raise SystemExit(f"{statement} fails")
 
 
 def _monarch(venv: Path, count: int, rate: str, command: list[str]) -> tuple[float, float]:
