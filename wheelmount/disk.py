@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def write(file: Path, data: bytes | str, *, mode: int = FILE) -> None:
     Raises:
         OSError: it cannot be written; the error names it.
     """
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh = file.with_name(f".{file.name}.{threading.get_native_id()}")
     content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
     with about(file):
         try:

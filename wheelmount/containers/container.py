@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import secrets
 import shlex
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from wheelmount import disk
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.containers.overlay import Overlay, remove_tree
@@ -235,12 +235,8 @@ class Container:
 
     def write_environment(self) -> None:
         """Write the environment for the commands that start from now on."""
-        fresh = self._env_file.with_name(f"env-{secrets.token_hex(4)}")
-        fresh.write_text(
-            "".join(f"{name}={shlex.quote(value)}\n" for name, value in self.env.items()),
-            encoding="utf-8",
-        )
-        fresh.replace(self._env_file)  # others may be reading it
+        lines = (f"{name}={shlex.quote(value)}\n" for name, value in self.env.items())
+        disk.write(self._env_file, "".join(lines))  # at once, as others may be reading it
 
     def cleanup(self) -> None:
         """Remove the private directory; the overlay stays.

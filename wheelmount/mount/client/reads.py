@@ -13,7 +13,6 @@ import contextlib
 import functools
 import logging
 import os
-import tempfile
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import msgpack
 
+from wheelmount import disk
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import ConfigError, StoreError
 from wheelmount.mount.serve.trace import MOST, PART
@@ -129,14 +129,7 @@ class Record:
             path: place for place, path in enumerate(dict.fromkeys(p for p, _ in self._parts))
         }
         parts = [(places[path], part) for path, part in self._parts]
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
-            try:
-                new.write(msgpack.packb((list(places), parts)))
-                new.flush()
-                os.replace(new.name, file)  # noqa: PTH105 - in one step, as another may read it
-            except BaseException:
-                os.unlink(new.name)  # noqa: PTH108
-                raise
+        disk.write(file, msgpack.packb((list(places), parts)), mode=0o600)
         for old in sorted(file.parent.iterdir(), key=_used)[:-KEPT]:
             old.unlink(missing_ok=True)
 

@@ -13,6 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from wheelmount import disk
+
 CLIENT = ""
 """Stands for the client where the name of a host is expected."""
 
@@ -97,10 +99,8 @@ class Traffic:
 
     def write(self, directory: Path) -> None:
         """Write the summary to a mount's directory, unless that is full or gone."""
-        new = directory / f"{FILE}.new"
         with contextlib.suppress(OSError):
-            new.write_text(json.dumps(self.summary()))
-            new.replace(directory / FILE)
+            disk.write(directory / FILE, json.dumps(self.summary()))
 
 
 def read(directory: Path) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from wheelmount import disk
 from wheelmount.errors import StoreError
 from wheelmount.mount.store import proofs
 from wheelmount.mount.store.proofs import Proof
@@ -271,10 +272,8 @@ def _writable(path: bytes) -> Iterator[int]:
 
 def note(directory: Path, found: Verified) -> None:
     """Write the result of a verification to a mount's directory, unless that is full or gone."""
-    new = directory / f"{FILE}.new"
     with contextlib.suppress(OSError):
-        new.write_text(json.dumps(found.summary()))
-        new.replace(directory / FILE)
+        disk.write(directory / FILE, json.dumps(found.summary()))
 
 
 def last(directory: Path) -> dict[str, Any] | None:
