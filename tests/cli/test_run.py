@@ -263,3 +263,25 @@ def test_a_process_that_does_not_start_is_said(
     assert (done.returncode, done.stdout) == (75, ""), done.stderr
     assert "a process did not start within 3 s" in done.stderr
     assert "hint: the host may be overloaded or lost, or slow" in done.stderr
+
+
+DYING = """
+import os, signal
+if "PAR_MAIN_OVERRIDE" in os.environ and os.environ["WHEELMOUNT_LOCAL_HOST"].endswith("host1"):
+    os.kill(os.getppid(), signal.SIGKILL)
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "--hosts=local:2", ".", "-"), ("doctor", "--hosts=local:2")]
+)
+def test_a_host_that_dies_while_its_processes_start_is_said(
+    words: tuple[str, ...], cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that it gave no answer, which is said after the time for one."""
+    (workplace / "sitecustomize.py").write_text(DYING)
+    monkeypatch.setenv("PYTHONPATH", str(workplace))
+    done = cli(*words, cwd=source, input="true", stdin=None)
+    assert done.returncode == 68, done.stderr
+    assert "host1: the host died: ipc://" in done.stderr

@@ -18,6 +18,9 @@ POLL_INTERVAL = 0.05
 SECURE, OPEN = "tls", "tcp"
 """Schemes: with certificates of the user's own, and without."""
 
+LOCAL = "ipc://"
+"""Beginning of the address of a socket on this machine."""
+
 DANGER = "without authentication: anyone who reaches this port can run programs there as you"
 """What is to be said wherever a worker is reached without certificates."""
 

@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,8 @@ from wheelmount.hosts.command_actor import (
     CommandActor,
     Report,
 )
-from wheelmount.hosts.host import FIRST_PART, Host
+from wheelmount.hosts.host import FIRST_PART, Host, find_lost
+from wheelmount.hosts.runtime import LOST_INTERVAL
 
 log = logging.getLogger("wheelmount")
 
@@ -175,6 +176,7 @@ class Commands:
         self._greetings: dict[str, Any] = {}
         self._replaced: list[Any] = []  # processes that did not answer
         self._answered = 0  # processes that did
+        self._dead: set[str] = set()  # hosts that have died
         self.actors: dict[str, Any] = dict(actors or {})
         self._running: set[tuple[str, str]] = set()
         self._threads = ThreadPoolExecutor(MAX_CONNECTIONS, "wheelmount-conduit")
@@ -197,13 +199,14 @@ class Commands:
 
     def __exit__(self, *_exc: object) -> None:
         self._threads.shutdown(wait=False)
-        ends = {(name, key): self.actors[name].end.call_one(key) for name, key in self._running}
+        runs = [(name, key) for name, key in self._running if name not in self._dead]
+        ends = {(name, key): self.actors[name].end.call_one(key) for name, key in runs}
         runtime.gather(ends, self._timeout)
         if not self._killed:
             runtime.stop_meshes(*self._replaced)
         if self._procs:
             closes = {name: self.actors[name].close.call_one() for name in self._procs}
-            closed = runtime.gather(closes, self._timeout)
+            closed = runtime.gather(closes, self._timeout, lost=self._lost)
             # A lost host has no processes to stop.
             here = [name for name, end in closed.items() if not isinstance(end, WheelmountError)]
             if not self._killed:
@@ -291,7 +294,7 @@ class Commands:
         if (greeting := self._greetings.pop(host, None)) is None:
             return
         try:
-            theirs = await self._greeted(greeting, self._timeout * FIRST_PART)
+            theirs = await self._greeted(host, greeting, self._timeout * FIRST_PART)
         except WaitError:  # a message was lost; see ``Hosts._await_answers``
             log.warning(
                 "%s: the process that runs commands does not answer; starting another", host
@@ -299,31 +302,43 @@ class Commands:
             self._replaced.append(self._procs[host])
             self._spawn([each.name for each in self._hosts].index(host))
             again = self._greetings.pop(host)
-            theirs = await self._greeted(again, self._timeout * (1 - FIRST_PART))
+            theirs = await self._greeted(host, again, self._timeout * (1 - FIRST_PART))
         handshake.compare(host, theirs)
 
-    async def _greeted(self, greeting: Any, timeout: float) -> handshake.Versions:
+    async def _greeted(self, host: str, greeting: Any, timeout: float) -> handshake.Versions:
         """Wait for the first answer of a process, as long as other hosts' processes answer.
 
         Those of many hosts of one machine start one after the other, and one that is started in
         place of another takes time from the rest.
 
         Args:
+            host: its name.
             greeting: future of the answer.
             timeout: seconds in which this host or another one has to answer.
         """
         answer = asyncio.ensure_future(runtime.answer(greeting, None))
         try:
-            while not answer.done():
-                before = self._answered
-                await asyncio.wait({answer}, timeout=timeout)
-                if not answer.done() and self._answered == before:
+            before, left = self._answered, timeout
+            while not (await asyncio.wait({answer}, timeout=min(left, LOST_INTERVAL)))[0]:
+                for error in (await self._lost([host])).values():
+                    raise error
+                left -= LOST_INTERVAL
+                if self._answered != before:
+                    before, left = self._answered, timeout
+                if left <= 0:
                     raise runtime.silence(timeout)
             self._answered += 1
             theirs: handshake.Versions = answer.result()
             return theirs
         finally:
             answer.cancel()
+
+    async def _lost(self, names: Iterable[str]) -> dict[str, HostError]:
+        """Return errors of those of the named hosts that have died."""
+        names = set(names)
+        found = await find_lost(host for host in self._hosts if host.name in names)
+        self._dead |= found.keys()
+        return found
 
     async def _run(
         self,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from wheelmount.errors import InputError, WaitError
+from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import runtime
+from wheelmount.hosts.address import LOCAL, Address
 from wheelmount.hosts.names import fold
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ Answers take milliseconds, and seconds where processors are far too few."""
 FIRST_PART = 0.25
 """Part of the time for an answer after which a process that gives none is started again."""
 
+CONNECT_TIMEOUT = 2.0
+"""Seconds in which a host that listens accepts a connection."""
+
 SETTLE = 3.0
 """Seconds in which hosts may give their last answers."""
 
@@ -44,10 +49,12 @@ class Host:
         name: its name in output and for ``{host}`` in paths (``host0``).
         mesh: Monarch's mesh of this host alone: a mesh with a dead member does not recover, and
             its other members would be lost too.
+        address: Monarch's address of it; empty if it is unknown, as for hosts of a user's mesh.
     """
 
     name: str
     mesh: Any
+    address: str = ""
 
 
 class Hosts(ABC):
@@ -186,7 +193,7 @@ class Hosts(ABC):
         """Connect to running hosts, without those that have answered."""
         runtime.expect(len(self._names))
         pairs = zip(self._names, self.addresses, strict=True)
-        return [Host(name, runtime.attach(at)) for name, at in pairs if name not in answered]
+        return [Host(name, runtime.attach(at), at) for name, at in pairs if name not in answered]
 
     def __iter__(self) -> Iterator[Host]:
         return iter(self._hosts)
@@ -197,6 +204,37 @@ class Hosts(ABC):
 
     def __exit__(self, *_exc: object) -> None:
         self.stop()
+
+
+async def find_lost(hosts: Iterable[Host]) -> dict[str, HostError]:
+    """Return errors, by name, of the hosts at whose addresses no process listens any more.
+
+    Hosts that are out of reach, or too busy to answer, are not among them.
+    """
+
+    async def lost(host: Host) -> str | None:
+        try:
+            if host.address.startswith(LOCAL):
+                path = host.address.removeprefix(LOCAL)
+                connecting: Awaitable[Any] = asyncio.open_unix_connection(path)
+            else:
+                address = Address.parse(host.address)
+                connecting = asyncio.open_connection(address.host, address.port)
+            _, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT)
+            writer.close()
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            return error.strerror
+        except (OSError, TimeoutError, asyncio.TimeoutError):
+            pass
+        return None
+
+    known = [host for host in hosts if host.address]
+    reasons = zip(known, await asyncio.gather(*map(lost, known)), strict=True)
+    return {
+        host.name: HostError(f"the host died: {host.address}: {reason}")
+        for host, reason in reasons
+        if reason is not None
+    }
 
 
 def answers(hosts: Sequence[Host], timeout: float) -> dict[str, Any]:

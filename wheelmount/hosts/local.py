@@ -23,6 +23,7 @@ from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import capabilities, runtime, worker
+from wheelmount.hosts.address import LOCAL
 from wheelmount.hosts.host import FIRST_PART, Hosts
 from wheelmount.variables import CREDENTIALS
 
@@ -103,7 +104,7 @@ class LocalHosts(Hosts):
     @property
     def addresses(self) -> list[str]:
         """Return Monarch's address of each host."""
-        return [f"ipc://{self.directory}/{name}" for name in self._names]
+        return [f"{LOCAL}{self.directory}/{name}" for name in self._names]
 
     @property
     def pids(self) -> list[int]:
@@ -115,7 +116,7 @@ class LocalHosts(Hosts):
             sys.executable,
             "-m",
             "wheelmount.hosts.worker",
-            f"ipc://{self.directory}/{name}",
+            f"{LOCAL}{self.directory}/{name}",
         ]
         if name in self._within:
             command = [*_enter(self._within[name]), *command]

@@ -95,6 +95,12 @@ STOP_TIMEOUT = 3.0
 POLL_INTERVAL = 1.0
 """Seconds between checks, during a call, that its hosts still run."""
 
+LOST_INTERVAL = 3.0
+"""Seconds between searches, during a call, for hosts that have died. The first comes after one."""
+
+LOST_COST = 0.02
+"""Seconds more for each host that is searched, which takes some tenths of a millisecond."""
+
 QUIT_DELAY = 0.2
 """Seconds in which a process that ends can still send its answer."""
 
@@ -434,6 +440,7 @@ def gather(
     futures: Mapping[Key, Any],
     timeout: float | None,
     failed: Callable[[Key, WheelmountError], object] = lambda _key, _error: None,
+    lost: Callable[[Iterable[Key]], Awaitable[Mapping[Key, WheelmountError]]] | None = None,
 ) -> dict[Key, Any]:
     """Wait for calls to several hosts.
 
@@ -442,6 +449,8 @@ def gather(
         timeout: seconds for all calls together; None where the user's own work is awaited (a host
             that dies ends the wait all the same).
         failed: called at once with the key and the error of a call that fails.
+        lost: called now and then (``LOST_INTERVAL``) with the keys of calls that have not ended;
+            returns errors of those that never will. Monarch itself may need half a minute.
 
     Returns:
         For each key what the call returned, or the ``WheelmountError`` it ended with.
@@ -471,6 +480,7 @@ def gather(
             for key, future in futures.items():
                 waiting[key] = asyncio.ensure_future(future.as_asyncio())
                 waiting[key].add_done_callback(functools.partial(ended, key))
+            look = loop.time() + LOST_COST * len(futures)
             while len(results) < len(futures):
                 bound = min(POLL_INTERVAL, max(0.0, deadline - loop.time()))
                 try:
@@ -480,6 +490,11 @@ def gather(
                     if error is not None:
                         for key in futures:
                             end(key, error)
+                    elif lost is not None and loop.time() > look:
+                        silent = [key for key in futures if key not in results]
+                        for key, error in (await lost(silent)).items():
+                            end(key, error)
+                        look = loop.time() + LOST_INTERVAL + LOST_COST * len(silent)
         finally:
             for call in waiting.values():
                 call.cancel()

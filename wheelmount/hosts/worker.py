@@ -27,7 +27,7 @@ from wheelmount import config, logs
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WheelmountError
 from wheelmount.hosts import keeper, process, runtime, socketguard
-from wheelmount.hosts.address import DANGER, OPEN, Address
+from wheelmount.hosts.address import DANGER, LOCAL, OPEN, Address
 from wheelmount.variables import CREDENTIALS
 
 SERVER = "wheelmount.mount.serve.server"
@@ -39,9 +39,6 @@ MARK = "WHEELMOUNT_LOCAL_HOST"
 OWN_MOUNTS = "WHEELMOUNT_OWN_MOUNTS"
 """Variable that is set if only what runs on a host has to see the mounts there: then a worker that
 may not bind otherwise gets a mount namespace."""
-
-LOCAL = "ipc://"
-"""Scheme of a socket's address."""
 
 KILL_TIMEOUT = 3.0
 """Seconds in which killed processes must end."""

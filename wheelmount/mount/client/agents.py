@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from wheelmount.config import Settings
-from wheelmount.errors import WaitError, WheelmountError
+from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import handshake, runtime
-from wheelmount.hosts.host import Host
+from wheelmount.hosts.host import Host, find_lost
 from wheelmount.hosts.names import fold
 
 log = logging.getLogger("wheelmount")
@@ -34,6 +34,8 @@ class Agents(Mapping[str, Any]):
         self._agents: dict[str, Any] = {}
         self._procs: dict[str, Any] = {}
         self._greetings: dict[str, tuple[Host, Any]] = {}
+        self._hosts: dict[str, Host] = {}
+        self._dead: set[str] = set()
 
     def spawn(self, hosts: Iterable[Host]) -> None:
         """Start an agent on each of the given hosts."""
@@ -41,6 +43,7 @@ class Agents(Mapping[str, Any]):
 
         settings = asdict(self._settings)
         for host in hosts:
+            self._hosts[host.name] = host
             self._procs[host.name] = procs = _start(host)
             identity = f"{self._identity}-{host.name}"
             self._agents[host.name] = agent = procs.spawn(
@@ -71,9 +74,9 @@ class Agents(Mapping[str, Any]):
         if failed:
             # The agent of another version may fail, and its process with it. A handshake is the
             # same in all versions.
-            procs = {name: _start(greetings[name]) for name in failed}
+            procs = {name: _start(greetings[name]) for name in failed if name not in self._dead}
             begun = {name: handshake.begin(each) for name, each in procs.items()}
-            answers |= runtime.gather(begun, EXPLANATION)
+            answers |= runtime.gather(begun, EXPLANATION, lost=self._lost)
             runtime.stop_meshes(*procs.values())
         for name, versions in answers.items():
             if not isinstance(versions, WheelmountError):
@@ -85,7 +88,7 @@ class Agents(Mapping[str, Any]):
         greetings, self._greetings = self._greetings, {}
         calls = {name: greeting for name, (_, greeting) in greetings.items()}
         hosts = {name: host for name, (host, _) in greetings.items()}
-        return hosts, runtime.gather(calls, timeout)
+        return hosts, runtime.gather(calls, timeout, lost=self._lost)
 
     def take(self, agents: Mapping[str, Any]) -> None:
         """Use the agents that another process started."""
@@ -109,12 +112,20 @@ class Agents(Mapping[str, Any]):
         """
         wanted = self._agents if names is None else [n for n in names if n in self._agents]
         calls = {name: call(self._agents[name]) for name in wanted}
-        return runtime.gather(calls, timeout or self._settings.start_timeout)
+        timeout = timeout or self._settings.start_timeout
+        return runtime.gather(calls, timeout, lost=self._lost)
+
+    async def _lost(self, names: Iterable[str]) -> dict[str, HostError]:
+        """Return errors of those of the named hosts that have died."""
+        found = await find_lost(self._hosts[name] for name in names if name in self._hosts)
+        self._dead |= found.keys()
+        return found
 
     def only(self, names: Iterable[str]) -> Agents:
         """Return a mapping with only the agents of the named hosts."""
         found = Agents(self._identity, self._settings)
         found.take({name: self._agents[name] for name in names if name in self._agents})
+        found._hosts = self._hosts
         return found
 
     def dismiss(self, names: Iterable[str]) -> None:
