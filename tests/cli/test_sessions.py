@@ -341,3 +341,34 @@ def test_hosts_that_a_record_does_not_describe_are_named(
         hosts_of(Session("bad", settings), record)
     with pytest.raises(HostError, match="mounts is damaged"):
         mounts_of(record)
+
+
+@pytest.mark.parametrize("command", ["umount", "run"])
+def test_a_mount_that_was_busy_on_one_host_is_unmounted_or_mounted_again(
+    command: str, cli: Cli, source: Path, workplace: Path
+) -> None:
+    """The other host has it no more, and is not asked again."""
+    assert cli("up", "--hosts", "local:2").returncode == 0
+    run = "run", "-q", source, "-"
+    assert cli(*run, input="true", stdin=None).returncode == 0
+    busy = workplace / "busy"
+    busy.touch()
+    script = f"echo here; while [ -e {busy} ]; do sleep 0.1; done"
+    argv = [sys.executable, "-m", "wheelmount.cli.main", "run", "-q", "--live", "--on", "host1"]
+    with subprocess.Popen(
+        [*argv, source, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as working:
+        assert working.stdin is not None
+        assert working.stdout is not None
+        working.stdin.write(script)
+        working.stdin.close()
+        assert "here" in working.stdout.readline()
+        done = cli("umount", source)
+        assert (done.returncode, f"host1: {source} is busy" in done.stderr) == (73, True)
+        busy.unlink()
+    again = ("umount", source) if command == "umount" else run
+    done = cli(*again, input="wc -c <page", stdin=None)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == (4 if command == "run" else 0)
+    assert "lost" not in done.stderr
+    assert cli("down").returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -20,7 +21,7 @@ import pytest
 from tests.mount.conformance import assert_read_only, assert_same
 from wheelmount import remotemount
 from wheelmount.config import Settings
-from wheelmount.errors import InputError, MountError, SourceError, StoreError, WaitError
+from wheelmount.errors import HostError, InputError, MountError, SourceError, StoreError, WaitError
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.kernel import points
@@ -182,6 +183,14 @@ def test_files_that_hosts_cannot_read_are_named(
             assert (workplace / "host1" / "odd").read_bytes() == b"edited"
 
 
+def _suspended(*processes: psutil.Process) -> contextlib.ExitStack:
+    resuming = contextlib.ExitStack()
+    for process in processes:
+        process.suspend()
+        resuming.callback(process.resume)
+    return resuming
+
+
 def test_a_host_that_does_not_end_is_named_and_can_be_ended_later(
     hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
 ) -> None:
@@ -190,18 +199,35 @@ def test_a_host_that_does_not_end_is_named_and_can_be_ended_later(
     mount.open()
     mount.wait(60)
     status = mount.status()["host1"]
-    serving = [psutil.Process(status[key]) for key in ("pid", "server")]
-    for process in serving:
-        process.suspend()
-    try:
-        with pytest.raises(WaitError, match="host1: no answer"):
-            mount.close()
-    finally:
-        for process in serving:
-            process.resume()
+    with (
+        _suspended(*(psutil.Process(status[key]) for key in ("pid", "server"))),
+        pytest.raises(WaitError, match="host1: no answer"),
+    ):
+        mount.close()
     assert points.mounted(f"{workplace}/host0") is None
     mount.close()
     assert points.mounted(f"{workplace}/host1") is None
+
+
+def test_a_host_that_does_nothing_may_keep_its_mount(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    """Monarch says that it died, but its memory may only be swapped out."""
+    settings = replace(settings, start_timeout=8)
+    with LocalHosts(2, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings)
+        mount.open()
+        mount.wait(60)
+        host = psutil.Process(hosts.pids[1])
+        with (
+            _suspended(host, *host.children(recursive=True)),
+            pytest.raises((HostError, WaitError), match="host1: ") as caught,
+        ):
+            mount.close()
+        assert "the mount may stay there" in str(caught.value.hint)
+        assert points.mounted(f"{workplace}/host0") is None
+        assert points.mounted(f"{workplace}/host1") is not None
+        mount.close()
 
 
 CLIENT = """

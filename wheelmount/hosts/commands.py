@@ -177,6 +177,7 @@ class Commands:
         self._replaced: list[Any] = []  # processes that did not answer
         self._answered = 0  # processes that did
         self._dead: set[str] = set()  # hosts that have died
+        self._silent: set[str] = set()  # hosts that did not answer
         self.actors: dict[str, Any] = dict(actors or {})
         self._running: set[tuple[str, str]] = set()
         self._threads = ThreadPoolExecutor(MAX_CONNECTIONS, "wheelmount-conduit")
@@ -199,14 +200,16 @@ class Commands:
 
     def __exit__(self, *_exc: object) -> None:
         self._threads.shutdown(wait=False)
-        runs = [(name, key) for name, key in self._running if name not in self._dead]
+        silent = self._dead | self._silent
+        runs = [(name, key) for name, key in self._running if name not in silent]
         ends = {(name, key): self.actors[name].end.call_one(key) for name, key in runs}
         runtime.gather(ends, self._timeout)
         if not self._killed:
             runtime.stop_meshes(*self._replaced)
         if self._procs:
             closes = {name: self.actors[name].close.call_one() for name in self._procs}
-            closed = runtime.gather(closes, self._timeout, lost=self._lost)
+            timeout = runtime.MESH_TIMEOUT if silent else self._timeout
+            closed = runtime.gather(closes, timeout, lost=self._lost)
             # A lost host has no processes to stop.
             here = [name for name, end in closed.items() if not isinstance(end, WheelmountError)]
             if not self._killed:
@@ -271,6 +274,8 @@ class Commands:
                 )
             except WheelmountError as error:
                 results[name] = error
+                if isinstance(error, WaitError):
+                    self._silent.add(hosts[name])
             if thread is not None and listener is not None:
                 lost = isinstance(results[name], WheelmountError)
                 await thread(lambda: listener.end(name, lost=lost))

@@ -558,14 +558,21 @@ class Standing(HostPool):
 
         Raises:
             MountError: a host's mount is in use; the message names the processes.
+            HostError: a host is lost, and the mount may stay there; the session forgets that host.
+            WaitError: a host does not answer.
         """
         with self._session.lock():
             for key, note in mounts_of(self._session.read()).items():
                 if note.identity == identity:
                     mount = self._new(note.source, note.mntpoint, identity)
                     mount.take(self._session.handles()[identity])
-                    mount.close(force=force)
-                    self._drop(key, identity)
+                    try:
+                        mount.close(force=force)
+                    finally:
+                        if mount.handles:  # the mount stays on these hosts
+                            self._session.keep(self._session.handles() | {identity: mount.handles})
+                        else:
+                            self._drop(key, identity)
 
     def verify(self, identity: str, *, repair: bool) -> tuple[dict[str, Verified], dict[str, str]]:
         """Verify one of the session's mounts.
@@ -597,8 +604,15 @@ class Standing(HostPool):
         if note is None:
             return None
         mount = self._new(note.source, note.mntpoint, note.identity)
+        handles = self._session.handles().get(note.identity)
+        if handles is not None and len(handles) < len(self.hosts.names):
+            self._progress.log(f"mounting {note.source} anew: some hosts have it no more")
+            mount.take(handles)
+            mount.clear()
+            self._drop(key, note.identity)
+            return None
         try:
-            mount.adopt(self._session.handles().get(note.identity), fixed=fixed)
+            mount.adopt(handles, fixed=fixed)
         except MountError as error:
             self._progress.log(f"mounting {note.source} anew: {error.message}")
             mount.clear()

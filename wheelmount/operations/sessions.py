@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from wheelmount.errors import HostError, InputError, MountError, WheelmountError
+from wheelmount.errors import HostError, InputError, WheelmountError
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Commands
@@ -151,18 +151,19 @@ def verified(
 
 def unmount(
     session: Session, identities: Sequence[str], force: bool, _progress: Progress
-) -> dict[str, MountError]:
+) -> dict[str, WheelmountError]:
     """Unmount some of a session's mounts.
 
     Returns:
-        Errors by identity: a mount is in use on a host; the message names the processes.
+        Errors by identity: a mount is in use on a host, and its processes are named; a host is
+        lost, or does not answer, and the mount may stay there.
     """
-    failed = {}
+    failed: dict[str, WheelmountError] = {}
     with join(session, SILENT) as pool:
         for identity in identities:
             try:
                 pool.unmount(identity, force=force)
-            except MountError as error:
+            except WheelmountError as error:
                 failed[identity] = error
     return failed
 

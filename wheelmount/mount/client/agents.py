@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -90,9 +90,10 @@ class Agents(Mapping[str, Any]):
         hosts = {name: host for name, (host, _) in greetings.items()}
         return hosts, runtime.gather(calls, timeout, lost=self._lost)
 
-    def take(self, agents: Mapping[str, Any]) -> None:
-        """Use the agents that another process started."""
+    def take(self, agents: Mapping[str, Any], hosts: Iterable[Host]) -> None:
+        """Use the agents that another process started on the given hosts."""
         self._agents = dict(agents)
+        self._hosts = {host.name: host for host in hosts}
 
     def call(
         self,
@@ -115,6 +116,18 @@ class Agents(Mapping[str, Any]):
         timeout = timeout or self._settings.start_timeout
         return runtime.gather(calls, timeout, lost=self._lost)
 
+    def listening(self, names: Collection[str]) -> set[str]:
+        """Return those of the named hosts at whose addresses a process still listens."""
+        hosts = [self._hosts[name] for name in names if name in self._hosts]
+        listening = {host.name for host in hosts if host.address}
+
+        async def look() -> None:
+            listening.difference_update(await find_lost(hosts))
+
+        if listening:
+            runtime.complete(look())
+        return listening
+
     async def _lost(self, names: Iterable[str]) -> dict[str, HostError]:
         """Return errors of those of the named hosts that have died."""
         found = await find_lost(self._hosts[name] for name in names if name in self._hosts)
@@ -124,8 +137,8 @@ class Agents(Mapping[str, Any]):
     def only(self, names: Iterable[str]) -> Agents:
         """Return a mapping with only the agents of the named hosts."""
         found = Agents(self._identity, self._settings)
-        found.take({name: self._agents[name] for name in names if name in self._agents})
-        found._hosts = self._hosts
+        agents = {name: self._agents[name] for name in names if name in self._agents}
+        found.take(agents, self._hosts.values())
         return found
 
     def dismiss(self, names: Iterable[str]) -> None:

@@ -297,7 +297,7 @@ class RemoteMount:
 
     def take(self, handles: Handles) -> None:
         """Use the agents that another process started, for ``status`` or ``close``."""
-        self._agents.take(handles)
+        self._agents.take(handles, self.hosts)
 
     def adopt(
         self, handles: Handles | None = None, *, fixed: bool = False, seen: Seen | None = None
@@ -324,7 +324,7 @@ class RemoteMount:
             if handles is None:
                 self._agents.spawn(self.hosts)
             else:
-                self._agents.take(handles)
+                self._agents.take(handles, self.hosts)
             self._agents.greet()
             if fixed:
                 found = reattach.ask(self._agents, self._settings.start_timeout)
@@ -681,15 +681,20 @@ class RemoteMount:
         (self._agents.forget if self._ending else self._agents.dismiss)(
             closed.keys() - failed.keys()
         )
-        silent = [n for n, error in failed.items() if not isinstance(error, MountError)]
-        lost = self._find_lost(silent)
+        unsure: set[str] = set()
+        if self._ending:
+            lost = {n for n, error in failed.items() if not isinstance(error, MountError)}
+        else:  # a host that listens may only be too slow, and still have the mount
+            lost = self._find_lost(n for n, each in failed.items() if isinstance(each, HostError))
+            unsure = self._agents.listening(lost)
         self._agents.forget(lost)
-        for name in lost:
-            if self._keep:
-                failed[name].hint = f"it may stay mounted there: run `wheelmount umount` on {name}"
-            else:
+        if not self._keep:
+            for name in lost - unsure:
                 log.warning("%s is lost; its mount ends with it", name)
                 del failed[name]
+        for error in failed.values():
+            if not isinstance(error, MountError):
+                error.hint = "the mount may stay there: run `wheelmount umount` on that host"
         return failed
 
     def release(self) -> None:
