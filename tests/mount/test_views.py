@@ -183,6 +183,27 @@ def test_all_views_follow_and_memory_is_freed(
         subprocess.run(["umount", path], check=True)
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["bound", "served"])
+def test_a_copy_that_could_only_be_covered_keeps_no_mount(
+    served: Following, tree: Path, started: Any, early: bool
+) -> None:
+    """A container of an ordinary user has a copy of what is mounted in ``/tmp``."""
+    if not early:
+        served.show()
+    user = started("unshare", "-Urm", "sh", "-c", SHELL)
+    assert _ask(user, f"cat {served.mount}/a") == "1"
+    if early:
+        served.show()
+    for text in ("22", "333"):
+        _edit(tree, text)
+        served.follow()
+        assert _ask(user, f"cat {served.mount}/a") == text
+    if early:  # its server serves the copy
+        user.kill()
+        user.wait()
+    processes.stop(served.directory, force=False)
+
+
 def test_a_view_of_what_is_gone_keeps_it(served: Following, tree: Path, workplace: Path) -> None:
     served.show()
     (workplace / "view").mkdir()

@@ -85,9 +85,13 @@ class Space:
         """Return the directory that a mount covers; None if the process does not see it.
 
         Copies of the mount that come with a copy of the directory (in a new namespace, or by a
-        recursive bind mount of a directory above) cover the same one, whatever their path.
+        recursive bind mount of a directory above) cover the same one, whatever their path. So does
+        a mount that covers such a copy, as one of a namespace with fewer rights; see ``exchange``.
         """
-        holder = next((each for each in self.mounts if each.id == mount.parent), None)
+        mounts = {each.id: each for each in self.mounts}
+        holder = mounts.get(mount.parent)
+        while holder is not None and holder.path == mount.path != "/":  # the root may hold itself
+            holder = mounts.get(holder.parent)
         if holder is None:
             return None
         inside = os.path.relpath(mount.path, holder.path)
