@@ -36,7 +36,6 @@ POOR: Final = "poor"
 BAD: Final = "bad"
 """States of a check: works; works, but less well than possible; does not work."""
 
-
 State = Literal["good", "poor", "bad"]
 
 

@@ -31,7 +31,7 @@ from wheelmount.hosts.command_actor import (
     Report,
 )
 from wheelmount.hosts.host import FIRST_PART, Host, find_lost
-from wheelmount.hosts.runtime import LOST_INTERVAL
+from wheelmount.hosts.runtime import LOST_COST, LOST_INTERVAL
 
 log = logging.getLogger("wheelmount")
 
@@ -324,10 +324,11 @@ class Commands:
         answer = asyncio.ensure_future(runtime.answer(greeting, None))
         try:
             before, left = self._answered, timeout
-            while not (await asyncio.wait({answer}, timeout=min(left, LOST_INTERVAL)))[0]:
+            look = LOST_INTERVAL + LOST_COST * len(self._hosts)
+            while not (await asyncio.wait({answer}, timeout=min(left, look)))[0]:
                 for error in (await self._lost([host])).values():
                     raise error
-                left -= LOST_INTERVAL
+                left -= look
                 if self._answered != before:
                     before, left = self._answered, timeout
                 if left <= 0:
