@@ -44,6 +44,7 @@ class Agents(Mapping[str, Any]):
         settings = asdict(self._settings)
         for host in hosts:
             self._hosts[host.name] = host
+            self._dead.discard(host.name)  # of a host that this one replaces
             self._procs[host.name] = procs = _start(host)
             identity = f"{self._identity}-{host.name}"
             self._agents[host.name] = agent = procs.spawn(
