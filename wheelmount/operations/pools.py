@@ -565,7 +565,7 @@ class Standing(HostPool):
             for key, note in mounts_of(self._session.read()).items():
                 if note.identity == identity:
                     mount = self._new(note.source, note.mntpoint, identity)
-                    mount.take(self._session.handles()[identity])
+                    mount.take(self._session.handles().get(identity, {}))
                     try:
                         mount.close(force=force)
                     finally:
@@ -590,7 +590,7 @@ class Standing(HostPool):
         for note in mounts_of(self._session.read()).values():
             if note.identity == identity:
                 mount = self._new(note.source, note.mntpoint, identity)
-                mount.adopt(self._session.handles()[identity])
+                mount.adopt(self._session.handles().get(identity))
                 return mount.verify(repair=repair), mount.mntpoints
         raise MountError(f"session {self._session.name} no longer has the mount {identity}")
 
