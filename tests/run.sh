@@ -4,7 +4,7 @@
 #   tests/run.sh [--fast] [--coverage] [pytest arguments]
 #
 # Three tests at a time, as many of them wait, and two of the fast ones; -n0 for one. They end after
-# TESTS_TIMEOUT seconds at the latest (4500).
+# TESTS_TIMEOUT seconds at the latest (4500). Standard output is kept in build/tests.log.
 #
 # Up to three tests that failed are run twice more, alone. If they pass, the run does too: a race that
 # one run in thousands loses does not hold up an unrelated change. Their first failure stays printed.
@@ -46,12 +46,16 @@ while :; do
 done
 # Not by exec: in a container the shell is the first process, and takes leave of orphans that end.
 code=0
-timeout --foreground --kill-after 60 "${TESTS_TIMEOUT:-4500}" "${program[@]}" "${tests[@]}" "$@" ||
-  code=$?
+last=.pytest_cache/v/cache/lastfailed
+rm -f "$last"
+mkdir -p build
+[ ! -t 1 ] || tests+=(--color yes)
+timeout --foreground --kill-after 60 "${TESTS_TIMEOUT:-4500}" "${program[@]}" "${tests[@]}" "$@" |
+  tee build/tests.log || code=${PIPESTATUS[0]}
 failed=()
-if [ $code = 1 ]; then  # all tests ran
-  mapfile -t failed < <(python -c 'import json, sys; print(*json.load(sys.stdin), sep="\n")' \
-    <.pytest_cache/v/cache/lastfailed)
+# Not if some tests did not run: their process crashed, or the first failure was to end the run.
+if [ $code = 1 ] && ! grep -qE 'crashed while running|node down|!!!!' build/tests.log; then
+  mapfile -t failed < <(python -c 'import json, sys; print(*json.load(sys.stdin), sep="\n")' <"$last")
 fi
 if [ ${#failed[@]} -gt 0 ] && [ ${#failed[@]} -le 3 ]; then
   code=0

@@ -40,6 +40,8 @@ def convert(data: Any, kind: type[T]) -> T:
 
 
 def _from_text(kind: type, value: Any) -> Path:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise NotImplementedError(f"{kind} in JSON")
+    if kind is not Path:
+        raise NotImplementedError(f"{kind} in JSON")
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no path")
+    return Path(value)

@@ -236,7 +236,7 @@ class Container:
     def write_environment(self) -> None:
         """Write the environment for the commands that start from now on."""
         lines = (f"{name}={shlex.quote(value)}\n" for name, value in self.env.items())
-        disk.write(self._env_file, "".join(lines))  # at once, as others may be reading it
+        disk.write(self._env_file, "".join(lines))  # in one step, as others may be reading it
 
     def cleanup(self) -> None:
         """Remove the private directory; the overlay stays.

@@ -200,16 +200,16 @@ class Commands:
 
     def __exit__(self, *_exc: object) -> None:
         self._threads.shutdown(wait=False)
-        silent = self._dead | self._silent
-        runs = [(name, key) for name, key in self._running if name not in silent]
-        ends = {(name, key): self.actors[name].end.call_one(key) for name, key in runs}
-        runtime.gather(ends, self._timeout)
+        silent = self._dead | self._silent  # these get messages, and no time to answer
+        ends = {(name, key): self.actors[name].end.call_one(key) for name, key in self._running}
+        awaited = {run: end for run, end in ends.items() if run[0] not in silent}
+        runtime.gather(awaited, self._timeout)
         if not self._killed:
             runtime.stop_meshes(*self._replaced)
         if self._procs:
             closes = {name: self.actors[name].close.call_one() for name in self._procs}
-            timeout = runtime.MESH_TIMEOUT if silent else self._timeout
-            closed = runtime.gather(closes, timeout, lost=self._lost)
+            closes = {name: close for name, close in closes.items() if name not in silent}
+            closed = runtime.gather(closes, self._timeout, lost=self._lost)
             # A lost host has no processes to stop.
             here = [name for name, end in closed.items() if not isinstance(end, WheelmountError)]
             if not self._killed:
@@ -274,8 +274,14 @@ class Commands:
                 )
             except WheelmountError as error:
                 results[name] = error
-                if isinstance(error, WaitError):
-                    self._silent.add(hosts[name])
+                host = hosts[name]  # which may have answered that something else took too long
+                answered = not greetings[host].exception() and all(
+                    host != each for each, _ in self._running
+                )
+                if isinstance(error, WaitError) and not answered:
+                    self._silent.add(host)
+            else:
+                self._silent.discard(hosts[name])
             if thread is not None and listener is not None:
                 lost = isinstance(results[name], WheelmountError)
                 await thread(lambda: listener.end(name, lost=lost))
@@ -331,7 +337,7 @@ class Commands:
                 left -= look
                 if self._answered != before:
                     before, left = self._answered, timeout
-                if left <= 0:
+                if left <= 0 and not answer.done():
                     raise runtime.silence(timeout)
             self._answered += 1
             theirs: handshake.Versions = answer.result()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
+import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
@@ -33,6 +36,9 @@ Answers take milliseconds, and seconds where processors are far too few."""
 
 FIRST_PART = 0.25
 """Part of the time for an answer after which a process that gives none is started again."""
+
+ERRNO = re.compile(r"\[Errno (\d+)\]")
+"""Numbers in the text of an ``OSError``."""
 
 CONNECT_TIMEOUT = 2.0
 """Seconds in which a host that listens accepts a connection."""
@@ -222,10 +228,13 @@ async def find_lost(hosts: Iterable[Host]) -> dict[str, HostError]:
                 connecting = asyncio.open_connection(address.host, address.port)
             _, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT)
             writer.close()
-        except (ConnectionRefusedError, FileNotFoundError) as error:
-            return error.strerror
-        except (OSError, TimeoutError, asyncio.TimeoutError):
+        except (TimeoutError, asyncio.TimeoutError):
             pass
+        except OSError as error:
+            # Of several addresses of one name, asyncio joins the texts of different errors.
+            numbers = {error.errno} if error.errno else {*map(int, ERRNO.findall(str(error)))}
+            if numbers and numbers <= {errno.ECONNREFUSED, errno.ENOENT}:
+                return os.strerror(numbers.pop())
         return None
 
     known = [host for host in hosts if host.address]

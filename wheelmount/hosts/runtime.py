@@ -96,10 +96,12 @@ POLL_INTERVAL = 1.0
 """Seconds between checks, during a call, that its hosts still run."""
 
 LOST_INTERVAL = 3.0
-"""Seconds between searches, during a call, for hosts that have died. The first comes after one."""
+"""Seconds between searches, during a call, for hosts that have died. The first search comes after
+``POLL_INTERVAL``."""
 
 LOST_COST = 0.02
-"""Seconds more for each host that is searched, which takes some tenths of a millisecond."""
+"""Seconds by which each host without an answer delays the next search, as looking at one takes some
+tenths of a millisecond."""
 
 QUIT_DELAY = 0.2
 """Seconds in which a process that ends can still send its answer."""

@@ -565,8 +565,12 @@ class Standing(HostPool):
             for key, note in mounts_of(self._session.read()).items():
                 if note.identity == identity:
                     mount = self._new(note.source, note.mntpoint, identity)
-                    mount.take(self._session.handles().get(identity, {}))
                     try:
+                        handles = self._session.handles().get(identity)
+                        if handles is None:  # the client was killed before it left them
+                            mount.adopt()
+                        else:
+                            mount.take(handles)
                         mount.close(force=force)
                     finally:
                         if mount.handles:  # the mount stays on these hosts
@@ -590,7 +594,7 @@ class Standing(HostPool):
         for note in mounts_of(self._session.read()).values():
             if note.identity == identity:
                 mount = self._new(note.source, note.mntpoint, identity)
-                mount.adopt(self._session.handles().get(identity))
+                mount.adopt(self._session.handles()[identity])
                 return mount.verify(repair=repair), mount.mntpoints
         raise MountError(f"session {self._session.name} no longer has the mount {identity}")
 

@@ -44,7 +44,7 @@ class Agents(Mapping[str, Any]):
         settings = asdict(self._settings)
         for host in hosts:
             self._hosts[host.name] = host
-            self._dead.discard(host.name)  # of a host that this one replaces
+            self._dead.discard(host.name)  # it may replace a host of this name that died
             self._procs[host.name] = procs = _start(host)
             identity = f"{self._identity}-{host.name}"
             self._agents[host.name] = agent = procs.spawn(
@@ -117,17 +117,17 @@ class Agents(Mapping[str, Any]):
         timeout = timeout or self._settings.start_timeout
         return runtime.gather(calls, timeout, lost=self._lost)
 
-    def listening(self, names: Collection[str]) -> set[str]:
-        """Return those of the named hosts at whose addresses a process still listens."""
+    def may_run(self, names: Collection[str]) -> set[str]:
+        """Return those of the named hosts that are known by address and not known to have died."""
         hosts = [self._hosts[name] for name in names if name in self._hosts]
-        listening = {host.name for host in hosts if host.address}
+        found = {host.name for host in hosts if host.address}
 
         async def look() -> None:
-            listening.difference_update(await find_lost(hosts))
+            found.difference_update(await find_lost(hosts))
 
-        if listening:
+        if found:
             runtime.complete(look())
-        return listening
+        return found
 
     async def _lost(self, names: Iterable[str]) -> dict[str, HostError]:
         """Return errors of those of the named hosts that have died."""

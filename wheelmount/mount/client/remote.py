@@ -205,6 +205,7 @@ class RemoteMount:
             self._mount(names, self._delivery)
         except BaseException:
             _warn(self._close(names, force=True))
+            self._agents.forget([name for name in names if name in self._agents])
             for name in names:
                 self._points.pop(name, None)
             raise
@@ -684,16 +685,16 @@ class RemoteMount:
         unsure: set[str] = set()
         if self._ending:
             lost = {n for n, error in failed.items() if not isinstance(error, MountError)}
-        else:  # a host that listens may only be too slow, and still have the mount
+        else:  # a host may be out of reach, or too slow to answer, and still have the mount
             lost = self._find_lost(n for n, each in failed.items() if isinstance(each, HostError))
-            unsure = self._agents.listening(lost)
+            unsure = self._agents.may_run(lost)
         self._agents.forget(lost)
         if not self._keep:
             for name in lost - unsure:
                 log.warning("%s is lost; its mount ends with it", name)
                 del failed[name]
-        for error in failed.values():
-            if not isinstance(error, MountError):
+        for name, error in failed.items():
+            if name in lost or isinstance(error, WaitError):
                 error.hint = "the mount may stay there: run `wheelmount umount` on that host"
         return failed
 
@@ -716,13 +717,16 @@ class RemoteMount:
         self.open()
         return self
 
-    def __exit__(self, *_exc: object) -> None:
+    def __exit__(self, kind: object, *_exc: object) -> None:
         self._ending = self.killed
         try:
             self.close()
         except WheelmountError as error:
             log.warning("%s; unmounting by force", error.message)
-            self.close(force=True)
+            if kind is None:
+                self.close(force=True)
+            else:  # the exception of the context goes on
+                self.clear()
 
 
 def _warn(failed: dict[str, WheelmountError]) -> None:

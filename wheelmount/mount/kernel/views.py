@@ -86,7 +86,7 @@ class Space:
 
         Copies of the mount that come with a copy of the directory (in a new namespace, or by a
         recursive bind mount of a directory above) cover the same one, whatever their path. So does
-        a mount that covers such a copy, as one of a namespace with fewer rights; see ``exchange``.
+        a mount on top of such a copy: where the copy could not be removed, its successor is there.
         """
         mounts = {each.id: each for each in self.mounts}
         holder = mounts.get(mount.parent)
