@@ -58,7 +58,12 @@ def test_tells_the_same_of_every_host_and_where_they_differ(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"[]", b"{}", b'{"findings": [], "leftovers": [], "cleared": 0, "time": 1}']
+    "said",
+    [
+        *(b"", b"[]", b"{}", b'{"findings": [], "leftovers": [], "cleared": 0, "time": 1}'),
+        b'{"findings": [], "leftovers": [{"path": 1, "text": ""}],'
+        b' "cleared": false, "free": 1, "time": 1}',
+    ],
 )
 def test_a_host_that_says_something_else_is_named(
     said: bytes, monkeypatch: pytest.MonkeyPatch

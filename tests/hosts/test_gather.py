@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import runtime
+from wheelmount.hosts.host import Host, find_lost
 
 
 class _Call:
@@ -53,6 +56,31 @@ def test_what_does_not_come_in_time_is_an_error_and_the_rest_is_kept() -> None:
     found = runtime.gather({"a": NEVER, "b": _returns(2)}, 0.1)
     assert isinstance(found["a"], WaitError)
     assert found["b"] == 2
+
+
+def test_a_call_to_a_host_that_died_ends_alone(tmp_path: Path) -> None:
+    """A host that accepts a connection, or is out of reach, keeps all of its time."""
+    paths = [tmp_path / name for name in ("listens", "gone", "refuses")]
+    with socket.socket() as port, socket.socket(socket.AF_UNIX) as listens:
+        port.bind(("127.0.0.1", 0))  # it refuses, as nothing listens
+        listens.bind(str(paths[0]))
+        listens.listen()
+        with socket.socket(socket.AF_UNIX) as ended:
+            ended.bind(str(paths[2]))
+        addresses = [
+            *(f"ipc://{path}" for path in paths),
+            f"tls://127.0.0.1:{port.getsockname()[1]}",
+        ]
+        hosts = {at: Host(at, None, at) for at in (*addresses, "")}
+
+        async def lost(names: Iterable[str]) -> dict[str, HostError]:
+            return await find_lost(hosts[name] for name in names)
+
+        found = runtime.gather(dict.fromkeys(hosts, NEVER), 2.5, lost=lost)
+    dead = {at for at, error in found.items() if isinstance(error, HostError)}
+    assert dead == {*addresses[1:]}
+    assert str(found[addresses[-1]]) == f"the host died: {addresses[-1]}: Connection refused"
+    assert all(isinstance(error, WaitError) for at, error in found.items() if at not in dead)
 
 
 def test_a_check_ends_all_calls_that_are_awaited() -> None:
