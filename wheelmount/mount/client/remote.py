@@ -683,10 +683,13 @@ class RemoteMount:
             closed.keys() - failed.keys()
         )
         unsure: set[str] = set()
+        silent = {n for n, error in failed.items() if not isinstance(error, MountError)}
         if self._ending:
-            lost = {n for n, error in failed.items() if not isinstance(error, MountError)}
+            lost = silent
+        elif force:
+            lost = self._find_lost(silent)
         else:  # a host may be out of reach, or too slow to answer, and still have the mount
-            lost = self._find_lost(n for n, each in failed.items() if isinstance(each, HostError))
+            lost = self._find_lost(n for n in silent if isinstance(failed[n], HostError))
             unsure = self._agents.may_run(lost)
         self._agents.forget(lost)
         if not self._keep:
