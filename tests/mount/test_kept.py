@@ -447,6 +447,24 @@ def test_several_threads_and_processes_keep_the_same_blocks(keeping: Settings, p
     assert len(list(place.iterdir())) == len(contents)
 
 
+def test_several_threads_use_all_room(
+    keeping: Settings, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rename(*arguments: Any, **options: Any) -> None:
+        known(*arguments, **options)
+        time.sleep(0.002)  # others look meanwhile
+
+    known = os.rename
+    monkeypatch.setattr(os, "rename", rename)
+    _put(_open(keeping), b"one", os.urandom(BLOCK))
+    (size,) = (path.stat().st_size for path in place.iterdir())
+    kept = _open(keeping, store_keep_size=50 * size)
+    with ThreadPoolExecutor(6) as threads:
+        for _ in threads.map(lambda _: _put(kept, b"one", os.urandom(BLOCK)), range(200)):
+            pass
+    assert len(_blocks(place)) == 50
+
+
 def test_an_ordinary_user_s_stay_apart_from_root_s(workplace: Path) -> None:
     shared = workplace / "keep"
     shared.mkdir()

@@ -147,11 +147,10 @@ class Kept:
         end = table + _TAIL.pack(blake3(table).digest(), len(table))
         try:
             if not self.use(digest.hex()):
-                with self._room_for(len(data) + len(end)) as free:
-                    if free:
-                        self._write(digest.hex(), data, end)
-                    else:
-                        self._ended = True
+                if self._reserve(len(data) + len(end)):
+                    self._write(digest.hex(), data, end)
+                else:
+                    self._ended = True
         except OSError as error:
             if error.errno in _FULL:  # by a quota, which says nothing ahead
                 with self._lock:
@@ -161,21 +160,38 @@ class Kept:
                 self._ended = True
                 log.info("no more blocks are kept in %s: %s", self._directory, error.strerror)
 
+    def _reserve(self, size: int) -> bool:
+        """Reserve room for ``size`` bytes, which ``_write`` uses; return False if there is none."""
+        with self._lock:
+            if self._room < size:
+                self._room = self._look(max(size, self._bound // STEP))
+            if self._room < size:
+                return False
+            self._room -= size
+            self._begun += size
+            return True
+
     def _write(self, name: str, data: memoryview, end: bytes) -> None:
-        new = f"{NEW}{secrets.token_hex(8)}"
+        """Write a block for which room is reserved."""
+        new, size = f"{NEW}{secrets.token_hex(8)}", len(data) + len(end)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(new, flags, 0o600, dir_fd=self._fd)
         try:
-            for part in (data, memoryview(end)):
-                left = part
-                while left:
-                    left = left[os.write(fd, left) :]
-            os.rename(new, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            fd = os.open(new, flags, 0o600, dir_fd=self._fd)
+            try:
+                for part in (data, memoryview(end)):
+                    left = part
+                    while left:
+                        left = left[os.write(fd, left) :]
+            finally:
+                os.close(fd)
+            with self._lock:  # ``_look`` counts the block once: as begun, or by its name
+                os.rename(new, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+                self._begun -= size
         except BaseException:
             self._remove(new)
+            with self._lock:
+                self._begun -= size
             raise
-        finally:
-            os.close(fd)
 
     def use(self, name: str) -> bool:
         """Note that a block is used now; return whether it is there."""
@@ -189,22 +205,6 @@ class Kept:
             os.unlink(name, dir_fd=self._fd)
             return True
         return False
-
-    @contextlib.contextmanager
-    def _room_for(self, size: int) -> Iterator[bool]:
-        """Tell whether ``size`` more bytes may be written during the context."""
-        with self._lock:
-            if self._room < size:
-                self._room = self._look(max(size, self._bound // STEP))
-            if not (free := self._room >= size):
-                size = 0
-            self._room -= size
-            self._begun += size
-        try:
-            yield free
-        finally:
-            with self._lock:
-                self._begun -= size
 
     def _look(self, wanted: int) -> int:
         """Remove blocks until there is room for ``wanted`` bytes; return how much there is.
