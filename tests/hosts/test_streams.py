@@ -397,6 +397,31 @@ def _sleeping(mark: str) -> bool:
     return ["sleep", mark] in lines
 
 
+def test_little_output_is_collected_for_a_moment(settings: Settings) -> None:
+    """A suite of tests writes each dot by itself: a report for each takes as long as the suite."""
+    script = """
+import time
+for number in range(2000):
+    print(number, flush=True)
+    time.sleep(0.001)
+"""
+    pieces: list[bytes] = []
+
+    def run(*argv: str) -> Result:
+        pieces.clear()
+        command = Command(argv)
+        result = commands.run({"host0": command}, lambda _h, _s, data: pieces.append(data))["host0"]
+        assert isinstance(result, Result), result
+        return result
+
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        result = run(sys.executable, "-c", script)
+        assert b"".join(pieces) == b"".join(b"%d\n" % number for number in range(2000))
+        assert len(pieces) < 30 + result.seconds / 0.05
+        run("sh", "-c", "for n in 1 2 3 4 5; do echo $n; sleep 0.1; done")
+        assert pieces == [b"1\n", b"2\n", b"3\n", b"4\n", b"5\n"]  # the first pieces come at once
+
+
 def test_in_order_begins_with_the_first_line(cli: Cli, source: Path, workplace: Path) -> None:
     go = workplace / "go"
     script = workplace / "script"

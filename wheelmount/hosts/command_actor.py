@@ -39,11 +39,20 @@ GRACE = 3.0
 REPORT_WAIT = 5.0
 """Seconds that a request for output waits for some, which keeps requests to 1,000 hosts few."""
 
+REPORT_BURST = 20
+"""Number of reports of little output that a command has at once before they are spaced."""
+
+LITTLE = 16 << 10
+"""Bytes of output from which on a report delays none after it."""
+
 LEASE = 60.0
 """Seconds that a command continues without a request for output, or a renewal, by its client."""
 
 POLL_INTERVAL = 0.02
 """Seconds between checks for more output."""
+
+END_INTERVAL = 0.01
+"""Seconds between checks for a command's end while a report is delayed."""
 
 MAX_CHECK_INTERVAL = 0.2
 """Longest interval, in seconds, between checks that a command's processes have ended."""
@@ -128,6 +137,7 @@ class _Run:
         self._directory = directory
         self._started = self.requested_at = time.monotonic()
         self._seconds: float | None = None
+        self._scheduled = 0.0  # when the next report of little output would be due, evenly spaced
         self._outputs: dict[str, int] = {}
         self._input = -1
         self._connections: set[socket.socket] = set()
@@ -229,8 +239,11 @@ class _Run:
             return 128 - code if code is not None and code < 0 else code
         return OvertimeError.exit_code if self._timed_out.is_set() else None
 
-    async def report(self, limit: int) -> Report:
+    async def report(self, limit: int, interval: float) -> Report:
         deadline = time.monotonic() + REPORT_WAIT
+        due = self._scheduled - REPORT_BURST * interval
+        while time.monotonic() < due and self._exit_code() is None:
+            await asyncio.sleep(END_INTERVAL)
         while True:
             self.requested_at = time.monotonic()
             code = self._exit_code()
@@ -239,6 +252,8 @@ class _Run:
             stdout, stderr = self._read_output("stdout", limit), self._read_output("stderr", limit)
             more = bool(stdout or stderr)
             if more or code is not None or time.monotonic() > deadline:
+                if len(stdout) + len(stderr) < LITTLE:
+                    self._scheduled = max(self._scheduled, self.requested_at) + interval
                 if more or code is None:
                     return Report(stdout, stderr, None, time.monotonic() - self._started)
                 error = handed_over(self._error) if code else None
@@ -483,12 +498,16 @@ class CommandActor(Actor):
                 os.close(descriptor)
 
     @concurrent_endpoint
-    async def report(self, key: str, limit: int) -> Report:
-        """Return more output, at most ``limit`` bytes of each stream.
+    async def report(self, key: str, limit: int, interval: float) -> Report:
+        """Return more output; waits up to ``REPORT_WAIT`` for some, or for the command's end.
 
-        Waits up to ``REPORT_WAIT`` for output or the command's end.
+        Args:
+            key: of the command.
+            limit: maximum number of bytes of each stream.
+            interval: seconds between reports if the command goes on writing little at a time: its
+                output is collected meanwhile.
         """
-        return await self._run(key).report(limit)
+        return await self._run(key).report(limit, interval)
 
     @concurrent_endpoint
     async def renew(self, key: str) -> None:

@@ -50,6 +50,14 @@ CONNECTION_THRESHOLD = 64 << 10
 FRAME = 512 << 10
 """Maximum bytes of output in one frame of such a connection."""
 
+REPORT_INTERVAL = 0.05
+"""Seconds between reports of a command that goes on writing little at a time. A report takes about
+2 ms of processors, half of them of the client: a report for each write of a suite of tests took
+more than the suite."""
+
+REPORT_COST = 0.002
+"""Seconds by which each running command lengthens this interval, so that this process keeps up."""
+
 MAX_CONNECTIONS = 4096
 """Maximum number of such connections at a time; each has a thread that waits for its data."""
 
@@ -393,7 +401,9 @@ class Commands:
         try:
             while True:
                 most = limit if reached else min(limit, CONNECTION_THRESHOLD)
-                report: Report = await runtime.answer(actor.report.call_one(key, most), bound)
+                interval = max(REPORT_INTERVAL, REPORT_COST * len(self._running))
+                reported = actor.report.call_one(key, most, interval)
+                report: Report = await runtime.answer(reported, bound)
                 for call in (keep("stdout", report.stdout), keep("stderr", report.stderr)):
                     if call is not None and thread is not None:
                         await thread(call)
@@ -532,7 +542,7 @@ class Commands:
                     receiving.result()
                 except OSError:
                     # This call raises the reason if the host is lost or has ended the command.
-                    report = running.actor.report.call_one(running.key, 1)
+                    report = running.actor.report.call_one(running.key, 1, 0)
                     await runtime.answer(report, self._timeout + REPORT_WAIT)
                     raise HostError(
                         "the connection that carried a command's output was cut",
