@@ -17,7 +17,7 @@ from wheelmount.mount.serve.generations import Generations
 from wheelmount.mount.serve.vfs import Change
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
-from wheelmount.mount.store.store import Store
+from wheelmount.mount.store.store import Store, current
 
 
 class ForgettingFuse:
@@ -30,6 +30,7 @@ class ForgettingFuse:
 
     def __init__(self) -> None:
         self.forgotten: Callable[[int], None] = lambda _: None
+        self.flipped: Callable[[], None] = lambda: None
         self._gone: set[int] = set()
 
     async def serve(self) -> None:
@@ -53,6 +54,7 @@ class ForgettingFuse:
 
     async def refresh(self, _change: Change, flip: Callable[[], None]) -> None:
         flip()
+        self.flipped()
 
 
 def test_a_generation_goes_though_its_files_are_forgotten_while_the_next_is_shown(
@@ -69,6 +71,9 @@ def test_a_generation_goes_though_its_files_are_forgotten_while_the_next_is_show
     task = Task("host", str(source), at, kept, "devfuse", read_timeout=60, made=True)
     mount, adapter = Generations(workplace, task), ForgettingFuse()
     adapter.forgotten = mount.forgotten
+    noted: list[int] = []
+    # A server that dies from now on is followed by one that must show no earlier generation.
+    adapter.flipped = lambda: noted.append(current(store.directory))
     follow(store, layout, source, set_attributes=False)
 
     async def show() -> None:
@@ -82,4 +87,5 @@ def test_a_generation_goes_though_its_files_are_forgotten_while_the_next_is_show
             nursery.cancel_scope.cancel()
 
     trio.run(show)
+    assert noted == [2]
     assert len(list(store.directory.glob("*.tree"))) == 1

@@ -465,6 +465,20 @@ def test_several_threads_use_all_room(
     assert len(_blocks(place)) == 50
 
 
+def test_blocks_of_a_disk_that_became_read_only_can_be_read(
+    keeping: Settings, workplace: Path
+) -> None:
+    with _disk(workplace / "keep", BIG):
+        name = _put(_open(keeping), b"file", b"content")
+        subprocess.run(["mount", "-o", "remount,ro", workplace / "keep"], check=True)
+        kept, memory = _open(keeping), memoryview(bytearray(7))
+        assert kept.take(bytes.fromhex(name), memory)
+        assert bytes(memory) == b"content"
+        assert not kept.take(bytes(32), memory)
+        _put(kept, b"other", b"other")
+        del kept  # it keeps the disk mounted
+
+
 def test_an_ordinary_user_s_stay_apart_from_root_s(workplace: Path) -> None:
     shared = workplace / "keep"
     shared.mkdir()

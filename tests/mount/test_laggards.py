@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from wheelmount.mount.transfer.laggards import LEAST_BLOCKS, SLOWER, Laggards
+from collections.abc import Set
+
+from wheelmount.mount.transfer.laggards import LEAST_BLOCKS, SLOWER, STANDSTILL, Laggards
 
 BLOCK = 1 << 20
 MANY = 100 * BLOCK
 
 
-def _find(*looks: dict[str, int]) -> list[set[str]]:
+def _find(*looks: dict[str, int], incomplete: Set[str] = frozenset()) -> list[set[str]]:
     laggards = Laggards(BLOCK)
-    return [laggards.find(look) for look in looks]
+    return [laggards.find(look, incomplete) for look in looks]
 
 
 def test_a_host_that_stays_far_behind_is_found_once() -> None:
@@ -31,6 +33,13 @@ def test_a_host_that_catches_up_is_not_slow() -> None:
 def test_a_host_on_which_nothing_arrives_any_more_is_not_slow() -> None:
     complete = {"a": MANY, "b": MANY, "c": BLOCK}  # it lacked one block only
     assert _find(complete, complete, complete) == [set(), set(), set()]
+
+
+def test_a_host_that_hangs_is_found() -> None:
+    stuck = {"a": MANY, "b": MANY, "c": BLOCK}
+    looks = [stuck] * (STANDSTILL + 1)
+    assert _find(*looks, incomplete={"c"}) == [set()] * STANDSTILL + [{"c"}]
+    assert _find(*looks) == [set()] * (STANDSTILL + 1), "it has all"
 
 
 def test_the_first_blocks_say_nothing() -> None:

@@ -509,6 +509,59 @@ def test_what_a_killed_server_of_a_bound_mount_left_is_cleared(bound: Served) ->
     assert not bound.directory.exists()
 
 
+def test_an_agent_that_leaves_does_not_take_another_ones_readers(
+    served: Served, source: Path
+) -> None:
+    served.feed(keep=True)
+    first = served.feeder
+    served.feed(keep=True)
+    assert served.feeder is not None
+    with subprocess.Popen(["cat", served.mount / "odd"], stdout=subprocess.PIPE) as reader:
+        served.wanted()
+        served.feeder.close()
+        served.feeder = first
+        served.wanted()
+        _arrive_all(served)
+        assert reader.communicate(timeout=60)[0] == (source / "odd").read_bytes()
+    assert processes.status(served.directory)["fed"]
+
+
+def test_a_server_that_cannot_be_killed_is_an_error(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one is that waits for a disk that hangs; none can be had here."""
+    monkeypatch.setattr(processes, "STOP_TIMEOUT", 0.2)
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "_alive", lambda *_: True)
+        patched.setattr(os, "killpg", lambda *_: None)
+        with pytest.raises(MountError, match="was killed and does not end"):
+            processes.stop(served.directory, force=True)
+    _await_end(served)
+
+
+def test_a_process_that_reads_no_answer_delays_no_other(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    for number in range(2000):
+        (source / f"{number:0200}").touch()
+    served = Served(source, workplace, replace(settings, read_timeout=60))
+    try:
+        for number, inode in served.layout.tree.inodes.items():
+            if len(inode.path) == 200:
+                served.store.mark_changed(number)
+        served.feed(keep=True)
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(served.directory / control.SOCKET))
+            asking.sendall(control.encode({"op": "status"}))  # the answer exceeds the buffers
+            time.sleep(0.5)
+            with subprocess.Popen(["cat", served.mount / "odd"], stdout=subprocess.PIPE) as reader:
+                served.wanted()
+                _arrive_all(served)
+                assert reader.communicate(timeout=60)[0] == (source / "odd").read_bytes()
+    finally:
+        served.end()
+
+
 @pytest.fixture
 def watched(source: Path, workplace: Path, settings: Settings) -> Iterator[Served]:
     """A mount whose server is started again when it dies."""

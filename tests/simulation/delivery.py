@@ -315,8 +315,9 @@ class _World:
         laggards = Laggards(self._layout.block_size)
         while True:
             await asyncio.sleep(POLL_INTERVAL)
-            size = self._layout.block_size
-            for name in laggards.find({n: s.held * size for n, s in self.stores.items()}):
+            size, stores = self._layout.block_size, self.stores
+            incomplete = {n for n, s in stores.items() if s.held < self._layout.blocks}
+            for name in laggards.find({n: s.held * size for n, s in stores.items()}, incomplete):
                 self._avoid(name)
 
 

@@ -441,7 +441,7 @@ def quiet() -> Iterator[None]:
 def gather(
     futures: Mapping[Key, Any],
     timeout: float | None,
-    failed: Callable[[Key, WheelmountError], object] = lambda _key, _error: None,
+    ended: Callable[[Key, Any], object] = lambda _key, _result: None,
     lost: Callable[[Iterable[Key]], Awaitable[Mapping[Key, WheelmountError]]] | None = None,
 ) -> dict[Key, Any]:
     """Wait for calls to several hosts.
@@ -450,7 +450,7 @@ def gather(
         futures: Monarch futures by any key.
         timeout: seconds for all calls together; None where the user's own work is awaited (a host
             that dies ends the wait all the same).
-        failed: called at once with the key and the error of a call that fails.
+        ended: called with the key and the result, or error, of each call at its end.
         lost: called now and then (``LOST_INTERVAL``) with the keys of calls that have not ended;
             returns errors of those that never will. Monarch itself may need half a minute.
 
@@ -468,12 +468,11 @@ def gather(
         def end(key: Key, result: Any) -> None:
             if key not in results:
                 results[key] = result
-                if isinstance(result, WheelmountError):
-                    failed(key, result)
+                ended(key, result)
             if len(results) == len(futures):
                 all_ended.set()
 
-        def ended(key: Key, call: asyncio.Future[Any]) -> None:
+        def answered(key: Key, call: asyncio.Future[Any]) -> None:
             if not call.cancelled():
                 error = call.exception()
                 end(key, translate(error) if isinstance(error, Exception) else call.result())
@@ -481,7 +480,7 @@ def gather(
         try:
             for key, future in futures.items():
                 waiting[key] = asyncio.ensure_future(future.as_asyncio())
-                waiting[key].add_done_callback(functools.partial(ended, key))
+                waiting[key].add_done_callback(functools.partial(answered, key))
             look = loop.time() + LOST_COST * len(futures)
             while len(results) < len(futures):
                 bound = min(POLL_INTERVAL, max(0.0, deadline - loop.time()))

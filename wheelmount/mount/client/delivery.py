@@ -144,28 +144,37 @@ class Delivery:
         with self._progress.task("send", unit="B") as task:
             task.total(self.layout.size * len(calls))
             self._task = task
-            with runtime.watching(lambda: self._skip_slow(calls, agents)):
-                outcome = runtime.gather(
-                    calls, bound, lambda name, error: self._mark_lost(name, error, agents)
-                )
+            pending = set(calls)
+
+            def ended(name: str, result: Any) -> None:
+                pending.discard(name)
+                self._mark_lost(name, result, agents)
+
+            with runtime.watching(lambda: self._skip_slow(calls, pending, agents)):
+                outcome = runtime.gather(calls, bound, ended)
             if not any(isinstance(end, WheelmountError) for end in outcome.values()):
                 task.note(f"{self.layout.size / 1e6:.1f} MB to {number_of(len(calls), 'host')}")
         return outcome
 
-    def _mark_lost(self, name: str, error: WheelmountError, agents: Mapping[str, Any]) -> None:
-        """Tell the other hosts if the error means that the host is lost."""
-        if isinstance(error, HostError):
-            log.warning("%s is lost: %s", name, error.message)
+    def _mark_lost(self, name: str, result: Any, agents: Mapping[str, Any]) -> None:
+        """Tell the other hosts if the result is an error that means that the host is lost."""
+        if isinstance(result, HostError):
+            log.warning("%s is lost: %s", name, result.message)
             self._many_readers = True  # the hosts below the lost one
             _avoid(name, agents)
 
-    def _skip_slow(self, names: Iterable[str], agents: Mapping[str, Any]) -> None:
-        """Tell the other hosts which of the named hosts are slow. Called for each pending call."""
+    def _skip_slow(
+        self, names: Iterable[str], pending: Set[str], agents: Mapping[str, Any]
+    ) -> None:
+        """Tell the other hosts which of the named hosts are slow, ``pending`` of them incomplete.
+
+        Called for each pending call.
+        """
         now = time.monotonic()
         if now < self._looked + runtime.POLL_INTERVAL / 2:
             return
         self._looked = now
-        for name in self._laggards.find({name: self._bytes[name] for name in names}):
+        for name in self._laggards.find({name: self._bytes[name] for name in names}, pending):
             log.info("%s is slow: no other host waits for it", name)
             self._many_readers = True  # the hosts below the slow one
             _avoid(name, agents)

@@ -172,7 +172,7 @@ class Generations:
                 return
             note = stores.NextCurrent(store.directory, generation)
             try:
-                await self._change(store)
+                await self._change(store, note)
             except OSError:
                 if self.shown is not store:
                     note.drop()
@@ -185,7 +185,7 @@ class Generations:
             self._retire()
             await self._trim()
 
-    async def _change(self, store: Store) -> None:
+    async def _change(self, store: Store, note: stores.NextCurrent) -> None:
         served = self.bound is None
         binds = self._task.adapter == "bind" and (store.bindable or not served)
         if binds and await trio.to_thread.run_sync(self._bind, store):
@@ -193,7 +193,7 @@ class Generations:
                 self._nursery.start_soon(self._follow)
             log.info("generation %d is shown by the kernel alone", store.generation)
         elif store is not self.shown:
-            await self._flip(store)
+            await self._flip(store, note)
             log.info("generation %d is shown", store.generation)
 
     def _bind(self, store: Store) -> bool:
@@ -284,12 +284,19 @@ class Generations:
                     if done:
                         log.info("%s of process %d follows", mount.path, space.process)
 
-    async def _flip(self, store: Store) -> None:
+    async def _flip(self, store: Store, note: stores.NextCurrent) -> None:
         if self._adapter is None:
             raise OSError("nothing serves the mount any more")
         before = self.vfs.store
         change = await trio.to_thread.run_sync(self.vfs.changes, store)
-        await self._adapter.refresh(change, lambda: self.vfs.replace(store))
+
+        def flip() -> None:
+            self.vfs.replace(store)
+            # A server that takes over must never show the earlier generation again: the kernel may
+            # hold inodes of this one by then, and files of the earlier one are deleted next.
+            note.take()
+
+        await self._adapter.refresh(change, flip)
         self._hold(before, before.tree.inodes.keys() - store.tree.inodes.keys())
         if self._inhabited and not self._dropping and self._nursery is not None:
             self._dropping = True

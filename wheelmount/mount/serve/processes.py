@@ -295,13 +295,24 @@ def _ask_to_stop(directory: Path, task: Task, pid: int, *, force: bool) -> None:
                 ) from None
     if answer is not None and not answer["ok"]:
         raise _in_use(answer["message"], task)
-    deadline = time.monotonic() + (STOP_TIMEOUT if answer is not None else 0)
+    if not _ends(pid, directory, STOP_TIMEOUT if answer is not None else 0):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        if not _ends(pid, directory, STOP_TIMEOUT):
+            raise MountError(
+                f"the serving process ({pid}) of {task.mntpoint} was killed and does not end",
+                hint="a disk or network file system that it waits for may hang: see dmesg",
+            )
+
+
+def _ends(pid: int, directory: Path, timeout: float) -> bool:
+    """Wait for the end of a serving process; return False if it still runs."""
+    deadline = time.monotonic() + timeout
     while _alive(pid, directory):
         if time.monotonic() > deadline:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-            deadline += STOP_TIMEOUT
+            return False
         time.sleep(0.01)
+    return True
 
 
 def _in_use(message: str, task: Task) -> MountError:

@@ -41,6 +41,9 @@ FEED_TIMEOUT = 10.0
 """Seconds in which an agent must connect to a server that took over, and that a read waits for an
 agent."""
 
+ANSWER_TIMEOUT = 10.0
+"""Seconds in which a process must read the answer to its request."""
+
 BEGIN_TIMEOUT = 20.0
 """Seconds in which the agent that made a mount must connect for the first time."""
 
@@ -59,6 +62,19 @@ BOUND_FILE = "bound"
 
 It is made with the mount: to keep one then takes no room on a disk that has become full.
 """
+
+
+class _Feeder:
+    """The connection of an agent that delivers."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._sending = trio.Lock()
+
+    async def send(self, message: control.Message) -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async with self._sending:
+                await self._stream.send_all(control.encode(message))
 
 
 class Server:
@@ -80,8 +96,7 @@ class Server:
         self._fed = trio.Event()
         self._waiting: dict[int, trio.Event] = {}
         self._failed: dict[int, str] = {}
-        self._feeder: trio.SocketStream | None = None
-        self._sending = trio.Lock()
+        self._feeders: list[_Feeder] = []
         self._unmounted = trio.Event()
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
@@ -102,13 +117,17 @@ class Server:
     async def _arrival(self, block: int, number: int) -> None:
         with trio.move_on_after(FEED_TIMEOUT):  # the agent may be about to connect
             await self._fed.wait()
-        if self._feeder is None:
+        if not self._feeders:
             raise self.vfs.failure(number, "its bytes had not arrived when the client ended")
         event = self._waiting.get(block)
         if event is None:
             event = self._waiting[block] = trio.Event()
             self._failed.pop(block, None)  # request the block again
-            await self._send(self._feeder, {"want": block})
+            try:
+                await self._feeders[-1].send({"want": block})
+            except trio.Cancelled:
+                self._wake(block)  # other readers of the block request it
+                raise
         await event.wait()
         if block in self._failed:
             raise self.vfs.failure(number, self._failed[block])
@@ -119,9 +138,12 @@ class Server:
             event.set()
 
     async def _send(self, stream: trio.SocketStream, message: control.Message) -> None:
-        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            async with self._sending:
-                await stream.send_all(control.encode(message))
+        """Answer a request; its process is not waited for if it reads nothing for a while."""
+        with (
+            contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError),
+            trio.move_on_after(ANSWER_TIMEOUT),
+        ):
+            await stream.send_all(control.encode(message))
 
     async def serve(self, adapter: Adapter, ready: int | None) -> None:
         """Serve until unmounted.
@@ -259,7 +281,7 @@ class Server:
             "delivery": traffic.read(self.directory),
             "verified": verify.last(self.directory),
             "waiting": len(self._waiting),
-            "fed": self._feeder is not None,
+            "fed": bool(self._feeders),
             "changed": [os.fsdecode(path) for path in store.changed()],
         }
 
@@ -270,7 +292,8 @@ class Server:
         *,
         keep: bool,
     ) -> None:
-        self._feeder = stream
+        feeder = _Feeder(stream)
+        self._feeders.append(feeder)
         self._fed.set()
         self._failed.clear()
         self._keep(keep)
@@ -286,10 +309,9 @@ class Server:
                     self._keep(keep)
         except (ValueError, LookupError, TypeError) as error:
             log.warning("malformed message from the delivering agent: %s", error)
-        if self._feeder is stream:
-            self._feeder = None
-            for block in list(self._waiting):
-                self._wake(block)
+        self._feeders.remove(feeder)
+        for block in list(self._waiting):  # its readers ask an agent that is left
+            self._wake(block)
         if not keep:
             await self._end("the command that made this mount has ended")
 

@@ -195,10 +195,13 @@ class Kept:
 
     def use(self, name: str) -> bool:
         """Note that a block is used now; return whether it is there."""
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.utime(name, dir_fd=self._fd, follow_symlinks=False)
-            return True
-        return False
+        except FileNotFoundError:
+            return False
+        except OSError:  # a disk that became read-only: its blocks can still be read
+            return os.access(name, os.R_OK, dir_fd=self._fd, follow_symlinks=False)
+        return True
 
     def _remove(self, name: str) -> bool:
         with contextlib.suppress(OSError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import mmap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.topology import LEAST_BLOCK, MOST_BLOCK, SHARE, Route
 from wheelmount.mount.transfer.upstream import Wire
 from wheelmount.mount.transfer.window import MAX_FAST, Order, Window
+
+log = logging.getLogger("wheelmount")
 
 ATTEMPTS, RETRY_DELAY_STEP = 3, 0.2
 """Number of attempts to fetch a block from the client, and seconds by which the delay between them
@@ -297,8 +300,10 @@ class Receiver:
             self._window(block).end()
 
     async def _fetch_from_above(self, block: int) -> None:
+        clock = asyncio.get_running_loop().time
         for host in self._above(block):
             self._check_open()
+            began = clock()
             call = asyncio.ensure_future(self._fetch_from(block, host))
             self._calls[host].add(call)
             try:
@@ -308,7 +313,9 @@ class Receiver:
                 if host not in self._avoided:
                     raise
             except Exception as failure:  # of this host or of one above it
-                if isinstance(failure, TimeoutError | asyncio.TimeoutError | UnreachableError):
+                stuck = clock() > began + self._timeout  # it waited for the block itself
+                silent = isinstance(failure, TimeoutError | asyncio.TimeoutError | UnreachableError)
+                if stuck or silent:
                     self._avoided.add(host)
             finally:
                 self._calls[host].discard(call)
@@ -362,7 +369,12 @@ class Receiver:
             return None
         if self._search is None:
             self._search = asyncio.ensure_future(asyncio.to_thread(self._look))
-        return await asyncio.shield(self._search)
+        try:
+            return await asyncio.shield(self._search)
+        except OSError as error:  # of a disk with kept blocks: all bytes can be fetched
+            log.info("local files are not searched: %s", error)
+            self._look = None
+            return None
 
     async def _reuse(self, copies: LocalCopies, block: int, host: str) -> bool:
         """Make a block of local files, and of a few bytes of ``host`` that these lack.
