@@ -50,6 +50,23 @@ def names(settings: Settings) -> set[str]:
     return {f"{path.parent.name}/{path.name}" for path in found}
 
 
+def test_an_interrupted_removal_leaves_no_part(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(settings)
+
+    def interrupted(_path: Path, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("shutil.rmtree", interrupted)
+        cache.prune(settings, 0)
+    whole = {"wheelhouses/old", "wheelhouses/new", "trees/old", "trees/new"}
+    assert len(whole & names(settings)) == 3
+    cache.prune(settings, 0)
+    assert not whole & names(settings)
+
+
 def test_what_was_used_least_recently_goes_first(settings: Settings) -> None:
     fill(settings)
     whole = cache.size(settings)

@@ -59,10 +59,10 @@ def test_a_step_says_its_only_host_in_the_singular(capfd: pytest.CaptureFixture[
     assert check.startswith("check: 0 of 1 request in ")
 
 
-ODD = os.fsdecode(b"odd\xff\x1b[31m[red]") + "€"
+ODD = os.fsdecode(b"odd\xff\x1b[31m[red]\\[blue]") + "€"
 """Name of a file that is no text and would change a terminal's colour."""
 
-SHOWN = rb"odd\xff\x1b[31m[red]" + "€".encode()
+SHOWN = rb"odd\xff\x1b[31m[red]\[blue]" + "€".encode()
 
 
 def test_an_error_names_any_path(cli: Cli, workplace: Path) -> None:
@@ -80,6 +80,14 @@ def on_terminal(*arguments: str | Path) -> bytes:
     with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower):
         os.close(follower)
         return read_terminal(leader)
+
+
+def test_an_error_may_look_like_a_markup_s_end(workplace: Path) -> None:
+    shown = on_terminal("mount", workplace / "a\\[")
+    assert b"there is no directory" in shown
+    shown = on_terminal("run", workplace, r"\[/x]")
+    assert rb"\[/x]" in shown
+    assert b"Traceback" not in shown
 
 
 def test_an_error_does_not_control_a_terminal(workplace: Path) -> None:

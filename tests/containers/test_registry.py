@@ -20,13 +20,27 @@ from tests.conftest import CHECKOUT, Cli
 from tests.containers.test_running import output, wait_until
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, start_workers
-from wheelmount.containers import image
+from wheelmount.containers import apptainer, image
+from wheelmount.containers import registry as registry_images
 from wheelmount.containers.container import Bind, Container
+from wheelmount.errors import WaitError
 from wheelmount.hosts.address import SECURE
+from wheelmount.progress import SILENT
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
 OCI = "application/vnd.oci.image"
+
+
+def test_a_registry_that_says_nothing_is_an_error(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apptainer, "PULL_TIMEOUT", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        reference = f"docker://127.0.0.1:{silent.getsockname()[1]}/image"
+        with pytest.raises(WaitError, match="nothing of the image has arrived for 2 s"):
+            registry_images.pull(reference, workplace / "work", SILENT)
+    assert not list((workplace / "work").glob("[!.]*"))
 
 
 @pytest.fixture

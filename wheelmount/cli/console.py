@@ -172,8 +172,10 @@ class ConsoleProgress:
         """Print a line, with its kind (``error``) in a style before it."""
         kind, text = kind and f"{kind}: ", printable(text)
         if self._is_terminal:
+            from rich.markup import escape
+
             self.console.print(
-                f"[{style}]{kind}[/]" if kind else "", _plain(text), sep="", highlight=False
+                f"[{style}]{kind}[/]" if kind else "", escape(text), sep="", highlight=False
             )
         else:
             print(kind + text, file=self._file, flush=True)
@@ -265,7 +267,3 @@ def tell_all() -> None:
     for name, value in dataclasses.asdict(settings).items():
         if origins[name] != config.DEFAULT:
             log.debug("setting: %s = %r (%s)", name, value, origins[name])
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -118,6 +118,33 @@ def container(command: Callable[..., Any]) -> Callable[..., Any]:
                 memory=memory,
                 cpus=cpus,
             )
+        else:
+            _refuse(
+                {
+                    "--overlay": overlay,
+                    "--overlay-kind": overlay_kind,
+                    "--overlay-size": overlay_size,
+                    "--bind": binds,
+                    "--memory": memory,
+                    "--cpus": cpus,
+                    "--nv": nv,
+                    "--privileged": privileged,
+                }
+            )
         return command(*arguments, **values)
 
     return wrapped
+
+
+def _refuse(values: Mapping[str, object]) -> None:
+    """Refuse options of a container that are given where there is none.
+
+    Raises:
+        InputError: one of them has a value.
+    """
+    for option, value in values.items():
+        if value:
+            raise InputError(
+                f"{option} is for a container, and nothing runs in one",
+                hint=f"name its image by --image, or omit {option}",
+            )

@@ -16,20 +16,24 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
 from spython.utils import run_command
 
 from wheelmount import child, linux, logs, owned, subordinate
-from wheelmount.errors import ContainerError, UnavailableError
+from wheelmount.errors import ContainerError, UnavailableError, WaitError
 
 CAP_SETGID, CAP_SETUID, CAP_SYS_RESOURCE = 6, 7, 24  # linux/capability.h
 
 GRACE = 2.0
 """Seconds in which a stopped container or build may end itself; less than a host's actor allows."""
+
+PULL_TIMEOUT = 600.0
+"""Seconds after which a pull ends that has written nothing."""
 
 _NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
 
@@ -209,11 +213,12 @@ def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], ob
     Raises:
         ContainerError: the image cannot be pulled; all processes of the pull have ended.
         UnavailableError: apptainer is missing.
+        WaitError: the registry sends nothing any more.
     """
     log = scratch / "log"
     # Without apptainer's own cache, which would keep all of it a second time.
     command = [str(find()), "pull", "--force", "--disable-cache", str(image), reference]
-    if code := _logged(command, scratch, log, scratch, on_line):
+    if code := _logged(command, scratch, log, scratch, on_line, growing=[scratch, image]):
         reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
         raise ContainerError(
             f"{reference} cannot be pulled: {reason or f'exit code {code}'}",
@@ -223,9 +228,18 @@ def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], ob
 
 
 def _logged(
-    command: Sequence[str], cwd: Path, log: Path, scratch: Path, on_line: Callable[[], object]
+    command: Sequence[str],
+    cwd: Path,
+    log: Path,
+    scratch: Path,
+    on_line: Callable[[], object],
+    growing: Sequence[Path] = (),
 ) -> int:
-    """Run a command that pulls or builds an image; return its exit code."""
+    """Run a command that pulls or builds an image; return its exit code.
+
+    Raises:
+        WaitError: nothing in the files and directories ``growing`` changed for ``PULL_TIMEOUT``.
+    """
     log.unlink(missing_ok=True)
     with (
         log.open("a", encoding="utf-8", buffering=1) as file,
@@ -239,6 +253,7 @@ def _logged(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that all its processes can be stopped
         ) as process,
+        _ended_if_still(process.pid, growing) if growing else contextlib.nullcontext(),
     ):
         try:
             while line := cast(IO[bytes], process.stdout).readline(LINE):
@@ -250,6 +265,47 @@ def _logged(
             stop(process.pid)
             raise
     return process.returncode
+
+
+@contextlib.contextmanager
+def _ended_if_still(session: int, growing: Sequence[Path]) -> Iterator[None]:
+    """End a session's processes during the context if what they write does not change any more.
+
+    apptainer waits for ever for a registry that sends nothing.
+    """
+    left, still = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        size, since = -1, time.monotonic()
+        while not left.wait(PULL_TIMEOUT / 20):
+            if (now := sum(map(_taken, growing))) != size:
+                size, since = now, time.monotonic()
+            elif time.monotonic() > since + PULL_TIMEOUT:
+                still.set()
+                stop(session)
+                return
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        left.set()
+        watching.join()
+    if still.is_set():
+        raise WaitError(
+            f"nothing of the image has arrived for {PULL_TIMEOUT:g} s",
+            hint="check the network and the registry's address, then run it again",
+        )
+
+
+def _taken(path: Path) -> int:
+    """Return the bytes that a file, or all files below a directory, take on the disk."""
+    taken = 0
+    for each in (path, *path.rglob("*")):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            taken += each.lstat().st_blocks * 512
+    return taken
 
 
 def make_overlay(path: Path, size: int) -> None:

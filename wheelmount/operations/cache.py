@@ -241,14 +241,15 @@ def removable(folder: Path) -> bool:
 
 
 def discard(path: Path) -> None:
-    """Remove a part of the cache, an environment so that none is ever there in part."""
-    if path.parent.name == "environments":
+    """Remove a part of the cache so that none is ever there in part."""
+    if not path.is_dir():
+        path.unlink()
+        return
+    try:
         with scratch(path.parent) as place:
             path.rename(place / path.name)
-    elif path.is_dir():
+    except OSError:  # a disk so full that nothing can be made on it
         shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def _folders(place: Path) -> Iterable[Path]:
