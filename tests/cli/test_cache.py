@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -135,13 +134,11 @@ def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
     planned.make()
     made = venv.Environment.read(planned.folder)
     name = made.folder.name
-    held = os.open(made.folder, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_SH)
-    assert "environment" not in {item.kind for item in cache.clean(settings)}
-    with pytest.raises(WaitError, match="uses environment"):
-        environments.remove([name], settings)
-    assert list(venv.every(place)) == [made]
-    os.close(held)
+    with cache.hold(made.folder):
+        assert "environment" not in {item.kind for item in cache.clean(settings)}
+        with pytest.raises(WaitError, match="uses environment"):
+            environments.remove([name], settings)
+        assert list(venv.every(place)) == [made]
     with cache.used(settings), pytest.raises(WaitError):
         environments.remove([name], settings)
     assert [one.folder.name for one in environments.remove([name], settings)] == [name]

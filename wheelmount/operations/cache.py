@@ -217,7 +217,7 @@ def mounted(settings: Settings) -> set[Path]:
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Keep an environment or an image from being removed during the context."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = _lock(folder)
     try:
         with contextlib.suppress(OSError):  # of a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -228,7 +228,7 @@ def hold(folder: Path) -> Iterator[None]:
 
 def removable(folder: Path) -> bool:
     """Return whether no command uses an environment or an image."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = _lock(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -238,6 +238,16 @@ def removable(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def _lock(folder: Path) -> int:
+    """Open the lock of an environment or an image: a file, as NFS locks no directories for all."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(_lock_path(folder), flags, 0o600)
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.used")
 
 
 def discard(path: Path) -> None:
@@ -250,6 +260,7 @@ def discard(path: Path) -> None:
             path.rename(place / path.name)
     except OSError:  # a disk so full that nothing can be made on it
         shutil.rmtree(path)
+    _lock_path(path).unlink(missing_ok=True)
 
 
 def _folders(place: Path) -> Iterable[Path]:
