@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from wheelmount.lock import try_lock
+from wheelmount.errors import WaitError
+from wheelmount.lock import locked, try_lock
 
 
 def test_only_one_has_it(tmp_path: Path) -> None:
@@ -42,3 +43,11 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         try_lock(tmp_path / "lock")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_lock_that_is_held_is_an_error_in_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    for _ in range(2):
+        with locked(file, 0.1), pytest.raises(WaitError, match="another process has held"):
+            locked(file, 0.1).__enter__()
+    assert file.stat().st_mode & 0o777 == 0o600

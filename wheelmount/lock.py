@@ -1,14 +1,18 @@
-"""Locks between processes, on files in directories that other processes may remove meanwhile.
+"""Locks between processes of one user.
 
-The package filelock serves for other locks. It would make a removed directory again, readable for
-all users.
+The package filelock serves where a lock is waited for. It would make a directory again that another
+process has removed meanwhile, readable for all users; ``try_lock`` does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from wheelmount.errors import WaitError
 
 
 def try_lock(path: Path) -> int | None:
@@ -32,3 +36,30 @@ def try_lock(path: Path) -> int | None:
     if lock is not None:
         os.close(lock)
     return None
+
+
+@contextlib.contextmanager
+def locked(file: Path, timeout: float) -> Iterator[None]:
+    """Hold a lock during the context.
+
+    Args:
+        file: the lock; made if it is missing, for this user only.
+        timeout: seconds to wait for a process that holds it.
+
+    Raises:
+        WaitError: another process held it for ``timeout``.
+    """
+    import filelock  # most commands wait for no lock
+
+    lock = filelock.FileLock(file, mode=0o600)
+    try:
+        lock.acquire(timeout=timeout)
+    except filelock.Timeout:
+        raise WaitError(
+            f"another process has held {file} for {timeout:g} s",
+            hint="end it: a network or disk that it waits for may hang",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -38,7 +38,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, cast
 
-from filelock import FileLock
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -46,6 +45,7 @@ import wheelmount
 from wheelmount import variables
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import UnavailableError, WheelmountError
+from wheelmount.lock import locked
 from wheelmount.progress import Progress, Task
 
 log = logging.getLogger("wheelmount")
@@ -103,6 +103,9 @@ SUFFIX = ".tar.gz"
 
 KEPT_BUNDLES = 3
 """Number of bundles that a client keeps."""
+
+LOCK_TIMEOUT = 300.0
+"""Seconds to wait for another process that makes the same bundle."""
 
 PIECE = 1 << 20
 """Bytes that are read or sent at a time."""
@@ -280,9 +283,10 @@ def make(settings: Settings) -> Bundle:
 
     Raises:
         UnavailableError: it cannot be made; the message tells why.
+        WaitError: another process has been making it for too long.
     """
     directory = private_directory(settings.own_cache() / "bundles")
-    with FileLock(directory / "lock", mode=0o600):
+    with locked(directory / "lock", LOCK_TIMEOUT):
         path = next(directory.glob(f"{key()}-*{SUFFIX}"), None)
         if path is None:
             for old in sorted(directory.glob(f"*{SUFFIX}"), key=_used)[: 1 - KEPT_BUNDLES]:

@@ -27,11 +27,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from filelock import FileLock
 
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import ConfigError, InputError
 from wheelmount.hosts.address import Address
+from wheelmount.lock import locked
 from wheelmount.owned import make_folders
 from wheelmount.variables import TLS
 
@@ -74,11 +74,12 @@ class Authority:
 
         Raises:
             ConfigError: its file is damaged, or others may read it.
+            WaitError: another process has been making it for too long.
         """
         make_folders(Path(settings.state_dir))
         directory = private_directory(Path(settings.state_dir) / "credentials")
         file = directory / "authority.pem"
-        with FileLock(directory / "lock", mode=0o600, timeout=settings.start_timeout):
+        with locked(directory / "lock", settings.start_timeout):
             if not file.exists():
                 new = directory / f"new-{secrets.token_hex(4)}"
                 new.touch(mode=0o600)
