@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -26,6 +27,9 @@ from wheelmount.containers import image
 NOBODY = 65534
 """Number of a user who owns nothing."""
 
+SHARE = 3
+"""Of so many costly tests, one is in each run of tests/run.sh."""
+
 CHECKOUT = Path(__file__).parents[1]
 
 KERNEL_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -44,6 +48,29 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 def pytest_configure() -> None:
     """Have what tests start answer to ^C, also where a shell started pytest in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which tests/run.sh bounds its time."""
+    parser.addoption(
+        "--share",
+        metavar="COMMIT",
+        help=f"of the tests marked costly, run one in {SHARE}: others for another commit",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out costly tests that are not in the share of this commit."""
+    commit = config.getoption("share")
+    if commit is None:
+        return
+
+    def chosen(item: pytest.Item) -> bool:
+        digest = hashlib.sha256(f"{commit} {item.nodeid}".encode()).digest()
+        return item.get_closest_marker("costly") is None or digest[0] % SHARE == 0
+
+    config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
+    items[:] = filter(chosen, items)
 
 
 def _mounts(place: Path) -> set[str]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that is checked: set-up, lint, format, types, tests.
 #
-#   tests/run.sh [--fast] [--coverage] [pytest arguments]
+#   tests/run.sh [--fast | --all] [--coverage] [pytest arguments]
 #
 # Three tests at a time, as many of them wait, and two of the fast ones; -n0 for one. They end after
 # TESTS_TIMEOUT seconds at the latest (4500). Standard output is kept in build/tests.log.
@@ -9,6 +9,9 @@
 # Up to three tests that failed are run twice more, alone. If they pass, the run does too: a race that
 # one run in thousands loses does not hold up an unrelated change. Their first failure stays printed.
 #
+# Of the tests marked costly, which took 60 % of the time, a third is run, chosen by the commit.
+#
+#   --all       all costly tests
 #   --fast      only tests that need no FUSE, host, container, lab or network, and little time
 #   --coverage  print which lines and branches ran, in all processes that load .venv's packages;
 #               slower, so bounds of time may be missed. Processes that are killed are not counted.
@@ -29,9 +32,11 @@ mypy
 # A process of tests that dies ends all: pytest-xdist would wait for the rest of its file for ever.
 tests=(-n 3 --dist loadfile --max-worker-restart 0)
 program=(pytest)
+share=(--share "$(git rev-parse HEAD 2>/dev/null || echo none)")
 while :; do
   case ${1:-} in
     # Few of these wait; each process reads all tests first.
+    --all) share=() ;;
     --fast) tests+=(-n 2 -m "not (fuse or hosts or containers or lab or network or slow)") ;;
     --coverage)
       program=(coverage run -m pytest)
@@ -50,7 +55,7 @@ last=.pytest_cache/v/cache/lastfailed
 rm -f "$last"
 mkdir -p build
 [ ! -t 1 ] || tests+=(--color yes)
-timeout --foreground --kill-after 60 "${TESTS_TIMEOUT:-4500}" "${program[@]}" "${tests[@]}" "$@" |
+timeout --foreground --kill-after 60 "${TESTS_TIMEOUT:-4500}" "${program[@]}" "${tests[@]}" "${share[@]}" "$@" |
   tee build/tests.log || code=${PIPESTATUS[0]}
 failed=()
 # Not if some tests did not run: their process crashed, or the first failure was to end the run.
