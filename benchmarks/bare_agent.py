@@ -67,6 +67,7 @@ class BareAgent(Agent):
             "adapter": "bind", "generation": store.generation, "namespace": 4026531840,
             "apart": False, "pid": 1, "server": 2, "started": time.time(),
             "files": store.summary.files, "size": store.summary.size, "held": store.held(),
+            "finished": store.finished,
             "memory": 30 << 20, "kept": {"generations": 0, "bytes": 0, "users": []},
             "delivery": self._traffic.summary() if self._traffic is not None else None,
             "verified": None, "waiting": 0, "fed": True,

@@ -14,11 +14,14 @@ import pytest
 
 from tests.conftest import Cli, mounts_shown, shorter_than_its_size
 from tests.mount.conformance import assert_same, await_last
+from tests.mount.test_server import Served
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import SourceError
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.client.remote import RemoteMount, remotemount
+from wheelmount.mount.serve import processes
+from wheelmount.progress import SILENT
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -272,6 +275,37 @@ def test_what_a_refresh_that_was_cut_short_left_does_not_hinder_the_next(
     (source / "page").write_text("new")
     assert mount.refresh()
     _everywhere(mount, source)
+
+
+@pytest.mark.parametrize("by", ["command", "client"])
+def test_what_arrived_but_was_not_finished_is_finished_by_the_next_client(
+    source: Path, workplace: Path, settings: Settings, cli: Cli, by: str
+) -> None:
+    """Its client and agents were killed after the last block, before the last names and modes."""
+    served = Served(source, workplace, settings, "bind")
+    try:
+        served.feed(keep=True)
+        for block in range(served.layout.blocks):
+            served.arrive(block)
+        assert served.feeder is not None
+        served.feeder.close()
+        while processes.status(served.directory)["fed"]:
+            time.sleep(0.01)
+        (source / "new").touch()
+        if by == "command":
+            done = cli("refresh", source)
+            assert (done.returncode, "refreshed" in done.stdout) == (0, True), done.stderr
+        else:
+            with LocalHosts(1, settings, namespaces=False) as hosts:
+                mount = RemoteMount(hosts, source, None, settings, SILENT, identity="test")
+                mount.adopt()
+                assert mount.refresh()
+                mount.release()
+        assert processes.status(served.directory)["adapter"] == "bind"
+        await_last([served.store.directory])
+        assert_same(source, served.mount)
+    finally:
+        served.end()
 
 
 @pytest.fixture

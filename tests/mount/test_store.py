@@ -110,7 +110,9 @@ def test_a_file_that_arrives_at_once_has_its_attributes_then(source: Path, workp
         assert (found.st_mtime_ns == expected.st_mtime_ns) is dressed, name
     assert os.getxattr(store.root / "with blank", "user.test") == b"\0value\xff"
     assert not (store.root / "package" / "sub" / "module.py").exists(), "a second name"
+    assert not Store.open(place).finished
     store.finish()
+    assert Store.open(place).finished
     _same(source, store)
     _clear(store)
 
@@ -118,7 +120,8 @@ def test_a_file_that_arrives_at_once_has_its_attributes_then(source: Path, workp
 def test_an_ordinary_user_can_go_on_with_files_that_are_not_for_writing() -> None:
     def work(place: Path) -> None:
         source = make_source(place / "source")
-        (source / "program").chmod(0o444)
+        for name in ("program", "sparse"):
+            (source / name).chmod(0o444)
         layout = Layout(scan(os.fsencode(source)), BLOCK)
         store = Store.create(place / "store", layout.encode(), mounted=False, set_attributes=True)
         reading = Source(os.fsencode(source), layout)
@@ -129,6 +132,10 @@ def test_an_ordinary_user_can_go_on_with_files_that_are_not_for_writing() -> Non
         for block in range(layout.blocks):
             _fill(again, reading, block)
         again.finish()
+        _same(source, again)
+        again = Store.open(store.directory)
+        again.resume(set_attributes=True)
+        again.finish()  # as if the first call had been interrupted
         _same(source, again)
 
     as_nobody(work)

@@ -286,16 +286,18 @@ class Agent(Actor):
         self._store = store
         changed = store.changed_numbers()
         length = store.description.stat().st_size
-        missing = len(store.missing())
         cut = store.layout.block_size
-        return Adopted(store.layout.identity, length, changed, missing, cut, task.mntpoint)
+        return Adopted(store.layout.identity, length, changed, store.finished, cut, task.mntpoint)
 
     @concurrent_endpoint
     async def resume(self, source: Origin, route: Route, block_size: int) -> None:
-        """Prepare to fetch bytes that were missing when the client ended, and to pass blocks on."""
+        """Prepare to fetch bytes that were missing when the client ended, and to pass blocks on.
+
+        Where all had arrived, but names or attributes are missing, ``deliver`` adds these.
+        """
         store = self._shown
         self._link.kept = True
-        if not store.missing():
+        if store.finished:
             self._receiver = None
             await self._give(source, block_size)
             return

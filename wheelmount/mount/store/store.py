@@ -4,10 +4,10 @@ A store has generations, numbered from 1. Each is a directory of its own, and a 
 same in two generations is one file with two names. A number is never used twice, so that a late
 block of a deleted generation is not written to another one. Next to the directory of generation
 ``N`` are ``N.tree``, the encoded layout; ``N.summary``, a few totals; ``N.have``, one byte for each
-block; and ``N.changed``, one byte for each file that is sent for this generation. The last two are
-mapped by the receiving and the serving process, so both see immediately which blocks have arrived,
-and a restarted serving process finds them unchanged. Both hold a shared lock on the directory of
-the store, as ``in_use`` finds out.
+block, and one that tells whether ``finish`` has ended; and ``N.changed``, one byte for each file
+that is sent for this generation. The last two are mapped by the receiving and the serving process,
+so both see immediately which blocks have arrived, and a restarted serving process finds them
+unchanged. Both hold a shared lock on the directory of the store, as ``in_use`` finds out.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Store:
         *,
         set_attributes: bool,
     ) -> Store:
-        sizes = {"have": layout.blocks, "changed": layout.places}
+        sizes = {"have": layout.blocks + 1, "changed": layout.places}
         whole = previous.summary.whole if previous is not None and earlier else len(description)
         predecessor = previous.generation if previous is not None else 0
         summary = Summary.of(layout, predecessor, len(earlier), whole)
@@ -371,6 +371,12 @@ class Store:
             self._new_files.finish(self.changed_numbers())
         except OSError as error:
             raise capacity.failure(self.directory, error) from None
+        self._have[self.summary.blocks] = 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether ``finish`` has ended; only then can the next generation be made from this one."""
+        return self._have[self.summary.blocks] == 1
 
     @contextlib.contextmanager
     def growing(self) -> Iterator[None]:
