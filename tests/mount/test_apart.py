@@ -113,3 +113,28 @@ def test_a_client_that_ends_between_two_hosts(
     assert done.returncode == 0, done.stderr
     assert "refreshed" in done.stdout
     _everywhere(mount, source)
+
+
+@pytest.mark.parametrize("reached", [["host0"], ["host0", "host1"]], ids=["one host", "all hosts"])
+def test_a_client_that_was_interrupted_while_hosts_changed_over_refreshes_again(
+    mount: RemoteMount, source: Path, monkeypatch: pytest.MonkeyPatch, reached: list[str]
+) -> None:
+    """It does not know that they did."""
+    _edit(source, "one")
+    call = Agents.call
+
+    def interrupted(agents: Agents, work: Any, names: Any = None, *rest: Any) -> Any:
+        if names is None or "advance" not in work.__code__.co_names:
+            return call(agents, work, names, *rest)
+        call(agents, work, reached)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Agents, "call", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mount.refresh()
+    _edit(source, "two")
+    (source / "one-other").rename(source / "moved")
+    assert mount.refresh()
+    _everywhere(mount, source)
+    assert not mount.refresh()

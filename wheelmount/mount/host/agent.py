@@ -337,11 +337,21 @@ class Agent(Actor):
         return await asyncio.to_thread(lambda: {n: file_digest(store.path(n)) for n in numbers})
 
     @concurrent_endpoint
-    async def is_current(self) -> bool:
-        """Whether the mount shows this agent's tree; another client may have refreshed it."""
-        return await asyncio.to_thread(self._is_current)
+    async def is_current(self, identity: bytes) -> bool:
+        """Whether the mount shows a tree, and this agent knows it.
+
+        Another client may have refreshed it; or this one, which an interrupt kept from noting so.
+
+        Args:
+            identity: of the tree.
+        """
+        store = self._shown
+        return await asyncio.to_thread(
+            lambda: store.layout.identity == identity and self._is_current()
+        )
 
     def _is_current(self) -> bool:
+        """Whether the mount shows the generation that this agent has in mind."""
         shown: int = processes.status(self._directory)["generation"]
         return shown == self._shown.generation
 
