@@ -16,6 +16,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import runtime
 from wheelmount.mount.client.agents import Agents
+from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.client.remote import RemoteMount
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
@@ -94,7 +95,11 @@ def test_a_client_that_ends_between_two_hosts(
     mount: RemoteMount, source: Path, workplace: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _edit(source, "one")
-    call = Agents.call
+    call, offer, offered = Agents.call, RemoteMount._offer, []
+
+    def note(*arguments: Any, **named: Any) -> Delivery:
+        offered.append(offer(*arguments, **named))
+        return offered[0]
 
     def call_first_only(agents: Agents, work: Any, names: Any = None, *rest: Any) -> Any:
         if names is None or "advance" not in work.__code__.co_names:
@@ -104,9 +109,11 @@ def test_a_client_that_ends_between_two_hosts(
 
     with monkeypatch.context() as patch:
         patch.setattr(Agents, "call", call_first_only)
+        patch.setattr(RemoteMount, "_offer", note)
         with pytest.raises(HostError, match="ends here"):
             mount.refresh()
-    runtime.gather({"host1": mount.handles["host1"].abandon.call_one()}, 30)  # as its end does
+    left = mount.handles["host1"].abandon.call_one(offered[0].layout.identity)
+    runtime.gather({"host1": left}, 30)  # as its end does
     assert (workplace / "host0" / "page").read_text() == "one"
     assert (workplace / "host1" / "page").read_text() != "one"
     done = cli("refresh", source)

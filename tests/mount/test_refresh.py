@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,11 +17,13 @@ from tests.conftest import Cli, mounts_shown, shorter_than_its_size
 from tests.mount.conformance import assert_same, await_last
 from tests.mount.test_server import Served
 from wheelmount.config import MEMORY, Settings
-from wheelmount.errors import SourceError
+from wheelmount.errors import MountError, SourceError, WheelmountError
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.serve import processes
+from wheelmount.mount.snapshot.source import Source
 from wheelmount.progress import SILENT
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
@@ -275,6 +278,62 @@ def test_what_a_refresh_that_was_cut_short_left_does_not_hinder_the_next(
     (source / "page").write_text("new")
     assert mount.refresh()
     _everywhere(mount, source)
+
+
+def test_a_refresh_that_fails_late_leaves_that_of_the_next_client_alone(
+    source: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both clients use the same agents, as those of a session do."""
+    sources: list[Source] = []
+    begun, goes_on = threading.Event(), threading.Event()
+    fill, edited = Source.fill, Source.edited
+    failed: list[WheelmountError] = []
+
+    def slow(reading: Source, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        if not sources:
+            sources.append(reading)
+            begun.set()
+        if reading is sources[0]:
+            assert goes_on.wait(60)
+        return fill(reading, block, view)
+
+    def after_the_first(reading: Source) -> list[bytes]:
+        goes_on.set()  # by the second client, which has all bytes on the hosts
+        first.join(60)
+        return edited(reading)
+
+    def refresh() -> None:
+        with pytest.raises(WheelmountError) as error:
+            mount.refresh()
+        failed.append(error.value)
+
+    first = threading.Thread(target=refresh)
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, source, f"{workplace}/w", settings=settings)
+        with mount:
+            mount.wait(30)
+            next_ = RemoteMount(hosts, source, None, settings, SILENT, identity=mount.identity)
+            next_.adopt(mount.handles)
+            (source / "new").write_text("new")
+            monkeypatch.setattr(Source, "fill", slow)
+            monkeypatch.setattr(Source, "edited", after_the_first)
+            first.start()
+            assert begun.wait(60)
+            assert next_.refresh()
+            assert len(failed) == 1
+            assert (workplace / "w" / "new").read_text() == "new"
+
+
+def test_a_host_that_prepared_nothing_does_not_say_that_it_changed_over(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, source, f"{workplace}/w", settings=settings)
+        with mount:
+            mount.wait(30)
+            calls = {n: agent.advance.call_one(b"tree") for n, agent in mount.handles.items()}
+            with pytest.raises(MountError, match="gone"):
+                runtime.raise_first(runtime.gather(calls, 30))
 
 
 @pytest.mark.parametrize("by", ["command", "client"])
