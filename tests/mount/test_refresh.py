@@ -20,6 +20,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, SourceError, WheelmountError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
+from wheelmount.lock import try_lock
 from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.serve import processes
@@ -322,6 +323,17 @@ def test_a_refresh_that_fails_late_leaves_that_of_the_next_client_alone(
             assert next_.refresh()
             assert len(failed) == 1
             assert (workplace / "w" / "new").read_text() == "new"
+
+
+def test_a_refresh_waits_while_a_store_is_trimmed(mount: RemoteMount, source: Path) -> None:
+    (source / "new").touch()
+    for name in mount.mntpoints:
+        store = mount._settings.private_store(mounted=True) / f"{mount.identity}-{name}"
+        lock = try_lock(store / "lock")
+        assert lock is not None
+        threading.Timer(1, os.close, [lock]).start()
+    assert mount.refresh()
+    _everywhere(mount, source)
 
 
 def test_a_host_that_prepared_nothing_does_not_say_that_it_changed_over(

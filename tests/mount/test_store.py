@@ -28,7 +28,7 @@ from wheelmount.mount.snapshot.layout import Extent, Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.source import Source
 from wheelmount.mount.snapshot.tree import ROOT, Inode, Stamp, Tree, TreeView
-from wheelmount.mount.store import capacity
+from wheelmount.mount.store import capacity, proofs
 from wheelmount.mount.store import store as stores
 from wheelmount.mount.store.capacity import Need
 from wheelmount.mount.store.files import NewFiles
@@ -84,6 +84,31 @@ def follow(
     made = store.next(after.encode(layout), set_attributes=set_attributes)
     arrive(made, source, after)
     return made, after
+
+
+def test_a_store_is_not_locked_while_its_tree_is_read_to_trim_it(
+    first: tuple[Store, Layout], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, layout = first
+    (source / "page").write_bytes(b"1" * 4096)
+    made, _ = follow(store, layout, source)
+    store.forget()
+    monkeypatch.setattr(proofs, "_MIN_SIZE", 0)
+    proofs.copy(store.directory, 1, dict.fromkeys(range(10_000, 12_000), 9999))
+    free = []
+
+    def look(store: Store) -> TreeView:
+        with store.growing(wait=0):
+            free.append(True)
+        return store.cut.tree
+
+    monkeypatch.setattr(Store, "tree", property(look))
+    made.trim()
+    assert free == [True]
+    monkeypatch.undo()
+    with_bytes = {n for n, inode in made.tree.inodes.items() if inode.is_file and inode.held}
+    assert proofs.read(made.directory).keys() == with_bytes
+    _clear(store)
 
 
 def _clear(store: Store) -> None:

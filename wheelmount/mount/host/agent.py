@@ -374,7 +374,7 @@ class Agent(Actor):
         description = await fetch_description(source, self._settings.fetch_timeout)
         lock, made = contextlib.ExitStack(), None
         try:
-            lock.enter_context(self._shown.growing())
+            await asyncio.to_thread(lock.enter_context, self._shown.growing())
             if not await asyncio.to_thread(self._is_current):
                 raise MountError(
                     "the mount was refreshed by another client meanwhile", hint="refresh again"

@@ -21,6 +21,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
@@ -51,6 +52,10 @@ file, the first one is current."""
 MACHINE = "machine"
 """Name of the file in a store that contains the name of the machine whose store it is: several
 machines may share a file system."""
+
+LOCKED, LOCK_INTERVAL = 5.0, 0.05
+"""Seconds that ``growing`` waits for the lock of a store, and between its attempts. The serving
+process has it for some moments, to ``trim`` the store after a refresh."""
 
 LEAVE = 10.0
 """Seconds that ``forget`` waits for the writers of a generation before it deletes the files."""
@@ -379,19 +384,25 @@ class Store:
         return self._have[self.summary.blocks] == 1
 
     @contextlib.contextmanager
-    def growing(self) -> Iterator[None]:
+    def growing(self, wait: float = LOCKED) -> Iterator[None]:
         """Lock the store during the context, in which a generation is made.
 
         Other processes can neither make a generation nor ``trim`` the store then.
 
+        Args:
+            wait: seconds that another process may hold the lock.
+
         Raises:
             StoreError: another process has locked the store.
         """
-        lock = try_lock(self.directory / "lock")
-        if lock is None:
-            raise StoreError(
-                f"{self.directory.name} is being refreshed by another process", hint="wait for it"
-            )
+        deadline = time.monotonic() + wait
+        while (lock := try_lock(self.directory / "lock")) is None:
+            if time.monotonic() >= deadline:
+                raise StoreError(
+                    f"{self.directory.name} is being refreshed by another process",
+                    hint="wait for it",
+                )
+            time.sleep(LOCK_INTERVAL)
         try:
             yield
         finally:
@@ -399,12 +410,14 @@ class Store:
 
     def trim(self) -> None:
         """Shrink the file system and the log of hashes after generations were deleted."""
-        with contextlib.suppress(StoreError), self.growing():
+        expected = self.summary.files + self.summary.size // proofs.SMALL
+        # Read ahead of the lock, which a refresh may wait for: a large tree takes seconds.
+        inodes = self.tree.inodes if proofs.is_long(self.directory, expected) else None
+        with contextlib.suppress(StoreError), self.growing(wait=0):
             if self.owned:
                 syscalls.resize_tmpfs(self.directory, self._used() + self._holes())
-            summary = self.summary
-            expected = summary.files + summary.size // proofs.SMALL
-            proofs.trim(self.directory, expected, self.tree.inodes)
+            if inodes is not None:
+                proofs.trim(self.directory, expected, inodes)
 
     def _holes(self) -> int:
         """Return the bytes of all holes, whose pages readers can have the kernel allocate."""
