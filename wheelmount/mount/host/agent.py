@@ -515,8 +515,10 @@ class Agent(Actor):
         runtime.quit_soon()
 
 
-RECONNECT, RECONNECTIONS = 0.1, 50
-"""Seconds between attempts to reach a serving process that took over, and their number."""
+RECONNECT, SELDOM = 0.1, 1.0
+"""Seconds between attempts to reach a serving process that took over: at first, and at last, after
+ever longer pauses. It reads the tree before it can be reached, which takes seconds if it is large,
+and then waits ``server.FEED_TIMEOUT``."""
 
 
 class Link:
@@ -574,8 +576,10 @@ class Link:
             async for line in reader:
                 want(control.decode(line)["want"])
         # It has unmounted, or it died and another takes its place.
-        for _ in range(RECONNECTIONS):
-            await asyncio.sleep(RECONNECT)
+        pause = RECONNECT
+        while self._directory.exists():
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, SELDOM)
             with contextlib.suppress(OSError):
                 await self.open(want)
                 return
