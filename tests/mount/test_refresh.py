@@ -24,6 +24,8 @@ from wheelmount.lock import try_lock
 from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.serve import processes
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.source import Source
 from wheelmount.progress import SILENT
 
@@ -334,6 +336,35 @@ def test_a_refresh_waits_while_a_store_is_trimmed(mount: RemoteMount, source: Pa
         threading.Timer(1, os.close, [lock]).start()
     assert mount.refresh()
     _everywhere(mount, source)
+
+
+@pytest.mark.parametrize("command", ["verify", "refresh"])
+def test_a_command_leaves_the_delivery_to_the_process_that_makes_the_mount(
+    source: Path,
+    workplace: Path,
+    settings: Settings,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    settings = replace(settings, fetch_timeout=60)
+    goes_on, fill = threading.Event(), Source.fill
+
+    def slow(reading: Source, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        assert goes_on.wait(60)
+        return fill(reading, block, view)
+
+    monkeypatch.setattr(Source, "fill", slow)
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, source, f"{workplace}/w", settings=settings)
+        with mount:
+            threading.Timer(12, goes_on.set).start()  # the command's hosts have started by then
+            done = cli(command, source)
+            assert done.returncode == 0, done.stderr
+            assert goes_on.is_set(), "the command did not wait"
+            mount.wait(60)
+            assert mount.sent == Layout(scan(os.fsencode(source)), settings.block_size).size
+            assert_same(source, workplace / "w")
 
 
 def test_a_host_that_prepared_nothing_does_not_say_that_it_changed_over(
