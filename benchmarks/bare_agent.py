@@ -50,13 +50,13 @@ class BareAgent(Agent):
         return True
 
     @concurrent_endpoint  # type: ignore[untyped-decorator]
-    async def advance(self) -> None:
+    async def advance(self, _identity: bytes) -> None:
         """Take the generation that ``prepare`` fetched for the present one."""
-        made = self._next
-        if made is not None:
-            self._receivers = {made.layout.key: self._receivers[made.layout.key]}
-            self._store, self._next = made, None
-            self._growing.close()
+        if (made := self._next) is not None:
+            key = made.store.layout.key
+            self._receivers = {key: self._receivers[key]}
+            self._store, self._next = made.store, None
+            made.lock.close()
 
     @concurrent_endpoint  # type: ignore[untyped-decorator]
     async def status(self) -> control.Message:
@@ -67,6 +67,7 @@ class BareAgent(Agent):
             "adapter": "bind", "generation": store.generation, "namespace": 4026531840,
             "apart": False, "pid": 1, "server": 2, "started": time.time(),
             "files": store.summary.files, "size": store.summary.size, "held": store.held(),
+            "finished": store.finished,
             "memory": 30 << 20, "kept": {"generations": 0, "bytes": 0, "users": []},
             "delivery": self._traffic.summary() if self._traffic is not None else None,
             "verified": None, "waiting": 0, "fed": True,

@@ -238,6 +238,28 @@ def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(
     assert cli("down").returncode == 0
 
 
+def test_a_verification_waits_for_the_command_that_delivers(
+    cli: Cli, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _make_delivery_slow(source, 32 << 20, monkeypatch)
+    cli("up", "--hosts", "local:1")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "-"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as client:  # type: ignore[call-overload]
+        client.stdin.write("sha256sum <large")
+        client.stdin.close()
+        while not any(mount.get("held") for mount in mounts_shown(cli)):
+            assert client.poll() is None
+        done = cli("verify")
+        said = client.stderr.read()
+        assert client.wait(60) == 0, said
+        digest = hashlib.sha256((source / "large").read_bytes()).hexdigest()
+        assert client.stdout.read() == f"{digest}  -\n"
+        assert done.returncode == 0, done.stderr
+    assert len(mounts_shown(cli)) == 1, "it stays"
+    assert cli("down").returncode == 0
+
+
 def test_a_session_whose_host_died_is_said_and_made_anew(cli: Cli, source: Path) -> None:
     cli("up", "--hosts", "local:2")
     cli("mount", source)

@@ -16,6 +16,7 @@ from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts import runtime
 from wheelmount.mount.client.agents import Agents
+from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.client.remote import RemoteMount
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
@@ -94,7 +95,11 @@ def test_a_client_that_ends_between_two_hosts(
     mount: RemoteMount, source: Path, workplace: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _edit(source, "one")
-    call = Agents.call
+    call, offer, offered = Agents.call, RemoteMount._offer, []
+
+    def note(*arguments: Any, **named: Any) -> Delivery:
+        offered.append(offer(*arguments, **named))
+        return offered[0]
 
     def call_first_only(agents: Agents, work: Any, names: Any = None, *rest: Any) -> Any:
         if names is None or "advance" not in work.__code__.co_names:
@@ -104,12 +109,39 @@ def test_a_client_that_ends_between_two_hosts(
 
     with monkeypatch.context() as patch:
         patch.setattr(Agents, "call", call_first_only)
+        patch.setattr(RemoteMount, "_offer", note)
         with pytest.raises(HostError, match="ends here"):
             mount.refresh()
-    runtime.gather({"host1": mount.handles["host1"].abandon.call_one()}, 30)  # as its end does
+    left = mount.handles["host1"].abandon.call_one(offered[0].layout.identity)
+    runtime.gather({"host1": left}, 30)  # as its end does
     assert (workplace / "host0" / "page").read_text() == "one"
     assert (workplace / "host1" / "page").read_text() != "one"
     done = cli("refresh", source)
     assert done.returncode == 0, done.stderr
     assert "refreshed" in done.stdout
     _everywhere(mount, source)
+
+
+@pytest.mark.parametrize("reached", [["host0"], ["host0", "host1"]], ids=["one host", "all hosts"])
+def test_a_client_that_was_interrupted_while_hosts_changed_over_refreshes_again(
+    mount: RemoteMount, source: Path, monkeypatch: pytest.MonkeyPatch, reached: list[str]
+) -> None:
+    """It does not know that they did."""
+    _edit(source, "one")
+    call = Agents.call
+
+    def interrupted(agents: Agents, work: Any, names: Any = None, *rest: Any) -> Any:
+        if names is None or "advance" not in work.__code__.co_names:
+            return call(agents, work, names, *rest)
+        call(agents, work, reached)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Agents, "call", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mount.refresh()
+    _edit(source, "two")
+    (source / "one-other").rename(source / "moved")
+    assert mount.refresh()
+    _everywhere(mount, source)
+    assert not mount.refresh()

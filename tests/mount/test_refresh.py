@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,11 +15,19 @@ import pytest
 
 from tests.conftest import Cli, mounts_shown, shorter_than_its_size
 from tests.mount.conformance import assert_same, await_last
+from tests.mount.test_server import Served
 from wheelmount.config import MEMORY, Settings
-from wheelmount.errors import SourceError
+from wheelmount.errors import MountError, SourceError, WheelmountError
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
+from wheelmount.lock import try_lock
 from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.client.remote import RemoteMount, remotemount
+from wheelmount.mount.serve import processes
+from wheelmount.mount.snapshot.layout import Layout
+from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.source import Source
+from wheelmount.progress import SILENT
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -272,6 +281,133 @@ def test_what_a_refresh_that_was_cut_short_left_does_not_hinder_the_next(
     (source / "page").write_text("new")
     assert mount.refresh()
     _everywhere(mount, source)
+
+
+def test_a_refresh_that_fails_late_leaves_that_of_the_next_client_alone(
+    source: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both clients use the same agents, as those of a session do."""
+    sources: list[Source] = []
+    begun, goes_on = threading.Event(), threading.Event()
+    fill, edited = Source.fill, Source.edited
+    failed: list[WheelmountError] = []
+
+    def slow(reading: Source, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        if not sources:
+            sources.append(reading)
+            begun.set()
+        if reading is sources[0]:
+            assert goes_on.wait(60)
+        return fill(reading, block, view)
+
+    def after_the_first(reading: Source) -> list[bytes]:
+        goes_on.set()  # by the second client, which has all bytes on the hosts
+        first.join(60)
+        return edited(reading)
+
+    def refresh() -> None:
+        with pytest.raises(WheelmountError) as error:
+            mount.refresh()
+        failed.append(error.value)
+
+    first = threading.Thread(target=refresh)
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, source, f"{workplace}/w", settings=settings)
+        with mount:
+            mount.wait(30)
+            next_ = RemoteMount(hosts, source, None, settings, SILENT, identity=mount.identity)
+            next_.adopt(mount.handles)
+            (source / "new").write_text("new")
+            monkeypatch.setattr(Source, "fill", slow)
+            monkeypatch.setattr(Source, "edited", after_the_first)
+            first.start()
+            assert begun.wait(60)
+            assert next_.refresh()
+            assert len(failed) == 1
+            assert (workplace / "w" / "new").read_text() == "new"
+
+
+def test_a_refresh_waits_while_a_store_is_trimmed(mount: RemoteMount, source: Path) -> None:
+    (source / "new").touch()
+    for name in mount.mntpoints:
+        store = mount._settings.private_store(mounted=True) / f"{mount.identity}-{name}"
+        lock = try_lock(store / "lock")
+        assert lock is not None
+        threading.Timer(1, os.close, [lock]).start()
+    assert mount.refresh()
+    _everywhere(mount, source)
+
+
+@pytest.mark.parametrize("command", ["verify", "refresh"])
+def test_a_command_leaves_the_delivery_to_the_process_that_makes_the_mount(
+    source: Path,
+    workplace: Path,
+    settings: Settings,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    settings = replace(settings, fetch_timeout=60)
+    goes_on, fill = threading.Event(), Source.fill
+
+    def slow(reading: Source, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        assert goes_on.wait(60)
+        return fill(reading, block, view)
+
+    monkeypatch.setattr(Source, "fill", slow)
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, source, f"{workplace}/w", settings=settings)
+        with mount:
+            threading.Timer(12, goes_on.set).start()  # the command's hosts have started by then
+            done = cli(command, source)
+            assert done.returncode == 0, done.stderr
+            assert goes_on.is_set(), "the command did not wait"
+            mount.wait(60)
+            assert mount.sent == Layout(scan(os.fsencode(source)), settings.block_size).size
+            assert_same(source, workplace / "w")
+
+
+def test_a_host_that_prepared_nothing_does_not_say_that_it_changed_over(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    with LocalHosts(1, settings, namespaces=False) as hosts:
+        mount = remotemount(hosts, source, f"{workplace}/w", settings=settings)
+        with mount:
+            mount.wait(30)
+            calls = {n: agent.advance.call_one(b"tree") for n, agent in mount.handles.items()}
+            with pytest.raises(MountError, match="gone"):
+                runtime.raise_first(runtime.gather(calls, 30))
+
+
+@pytest.mark.parametrize("by", ["command", "client"])
+def test_what_arrived_but_was_not_finished_is_finished_by_the_next_client(
+    source: Path, workplace: Path, settings: Settings, cli: Cli, by: str
+) -> None:
+    """Its client and agents were killed after the last block, before the last names and modes."""
+    served = Served(source, workplace, settings, "bind")
+    try:
+        served.feed(keep=True)
+        for block in range(served.layout.blocks):
+            served.arrive(block)
+        assert served.feeder is not None
+        served.feeder.close()
+        while processes.status(served.directory)["fed"]:
+            time.sleep(0.01)
+        (source / "new").touch()
+        if by == "command":
+            done = cli("refresh", source)
+            assert (done.returncode, "refreshed" in done.stdout) == (0, True), done.stderr
+        else:
+            with LocalHosts(1, settings, namespaces=False) as hosts:
+                mount = RemoteMount(hosts, source, None, settings, SILENT, identity="test")
+                mount.adopt()
+                assert mount.refresh()
+                mount.release()
+        assert processes.status(served.directory)["adapter"] == "bind"
+        await_last([served.store.directory])
+        assert_same(source, served.mount)
+    finally:
+        served.end()
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ from wheelmount.errors import HostError, InputError, MountError, SourceError, St
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.delivery import Delivery
 from wheelmount.mount.kernel import points
+from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.server import FEED_TIMEOUT
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.tree import Tree
 
@@ -260,6 +262,30 @@ def test_a_killed_client_leaves_nothing(source: Path, workplace: Path) -> None:
         time.sleep(0.05)
     assert not left
     # the fixture sees that no process and no file stays
+
+
+def test_an_agent_finds_a_serving_process_that_took_long_to_take_over(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    settings = replace(settings, adapter="devfuse")
+    with (
+        LocalHosts(1, settings, namespaces=False) as hosts,
+        remotemount(hosts, source, f"{workplace}/w", settings=settings) as mount,
+    ):
+        mount.wait(30)
+        (status,) = mount.status().values()
+        os.kill(status["pid"], signal.SIGSTOP)  # it starts the next when it goes on
+        os.kill(status["server"], signal.SIGKILL)
+        time.sleep(7)
+        os.kill(status["pid"], signal.SIGCONT)
+        (directory,) = processes.find(settings)
+        fed, deadline = False, time.monotonic() + FEED_TIMEOUT
+        while not fed and time.monotonic() < deadline:
+            time.sleep(0.1)
+            with contextlib.suppress(MountError):  # it does not listen yet
+                fed = processes.status(directory)["fed"]
+        assert fed, "it would unmount, as if the client had ended"
+        assert (workplace / "w" / ".hidden").read_text() == "hidden\n"
 
 
 def test_a_busy_mount_is_not_taken_down_unasked(

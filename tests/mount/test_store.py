@@ -28,7 +28,7 @@ from wheelmount.mount.snapshot.layout import Extent, Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.source import Source
 from wheelmount.mount.snapshot.tree import ROOT, Inode, Stamp, Tree, TreeView
-from wheelmount.mount.store import capacity
+from wheelmount.mount.store import capacity, proofs
 from wheelmount.mount.store import store as stores
 from wheelmount.mount.store.capacity import Need
 from wheelmount.mount.store.files import NewFiles
@@ -86,6 +86,31 @@ def follow(
     return made, after
 
 
+def test_a_store_is_not_locked_while_its_tree_is_read_to_trim_it(
+    first: tuple[Store, Layout], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, layout = first
+    (source / "page").write_bytes(b"1" * 4096)
+    made, _ = follow(store, layout, source)
+    store.forget()
+    monkeypatch.setattr(proofs, "_MIN_SIZE", 0)
+    proofs.copy(store.directory, 1, dict.fromkeys(range(10_000, 12_000), 9999))
+    free = []
+
+    def look(store: Store) -> TreeView:
+        with store.growing(wait=0):
+            free.append(True)
+        return store.cut.tree
+
+    monkeypatch.setattr(Store, "tree", property(look))
+    made.trim()
+    assert free == [True]
+    monkeypatch.undo()
+    with_bytes = {n for n, inode in made.tree.inodes.items() if inode.is_file and inode.held}
+    assert proofs.read(made.directory).keys() == with_bytes
+    _clear(store)
+
+
 def _clear(store: Store) -> None:
     shutil.rmtree(store.directory)
 
@@ -110,7 +135,9 @@ def test_a_file_that_arrives_at_once_has_its_attributes_then(source: Path, workp
         assert (found.st_mtime_ns == expected.st_mtime_ns) is dressed, name
     assert os.getxattr(store.root / "with blank", "user.test") == b"\0value\xff"
     assert not (store.root / "package" / "sub" / "module.py").exists(), "a second name"
+    assert not Store.open(place).finished
     store.finish()
+    assert Store.open(place).finished
     _same(source, store)
     _clear(store)
 
@@ -118,7 +145,8 @@ def test_a_file_that_arrives_at_once_has_its_attributes_then(source: Path, workp
 def test_an_ordinary_user_can_go_on_with_files_that_are_not_for_writing() -> None:
     def work(place: Path) -> None:
         source = make_source(place / "source")
-        (source / "program").chmod(0o444)
+        for name in ("program", "sparse"):
+            (source / name).chmod(0o444)
         layout = Layout(scan(os.fsencode(source)), BLOCK)
         store = Store.create(place / "store", layout.encode(), mounted=False, set_attributes=True)
         reading = Source(os.fsencode(source), layout)
@@ -129,6 +157,10 @@ def test_an_ordinary_user_can_go_on_with_files_that_are_not_for_writing() -> Non
         for block in range(layout.blocks):
             _fill(again, reading, block)
         again.finish()
+        _same(source, again)
+        again = Store.open(store.directory)
+        again.resume(set_attributes=True)
+        again.finish()  # as if the first call had been interrupted
         _same(source, again)
 
     as_nobody(work)

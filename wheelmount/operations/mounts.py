@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from wheelmount.config import Settings
-from wheelmount.errors import WheelmountError
+from wheelmount.errors import WaitError, WheelmountError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.client.seen import Seen
 from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.control import Message
 from wheelmount.mount.snapshot import access
 from wheelmount.mount.store.verify import Verified
 from wheelmount.operations import pools
@@ -103,11 +105,15 @@ def _standing(
     progress: Progress,
     seen: Seen | None = None,
 ) -> Iterator[RemoteMount]:
-    """Reattach to an existing mount of this machine during the context."""
+    """Reattach to an existing mount of this machine during the context.
+
+    Raises:
+        WaitError: another process still delivers it.
+    """
     within = {}
     for directory in directories:
         task = processes.task(directory)
-        within[task.host] = processes.status(directory)["pid"]
+        within[task.host] = _settled(directory, settings)["pid"]
     identity = processes.identity(directories[0])
     try:
         with LocalHosts(len(within), settings, within=within) as hosts:
@@ -116,6 +122,27 @@ def _standing(
             yield mount
     finally:
         runtime.stop(killed=True)
+
+
+def _settled(directory: Path, settings: Settings) -> Message:
+    """Return the state of a mount when no other process delivers it: two would disturb each other.
+
+    Args:
+        directory: private directory of the mount.
+        settings: in force.
+
+    Raises:
+        WaitError: another process still delivers it.
+    """
+    deadline = time.monotonic() + settings.start_timeout
+    while (status := processes.status(directory))["fed"] and not status["finished"]:
+        if time.monotonic() > deadline:
+            raise WaitError(
+                f"another process still delivers {status['mntpoint']}",
+                hint="wait for it, or end it",
+            )
+        time.sleep(pools.POLL_INTERVAL)
+    return status
 
 
 def refreshed(

@@ -456,16 +456,39 @@ class Standing(HostPool):
                 made.open()
             elif not (resumed or fixed):
                 self.refreshed += made.refresh(warn=False)
-            if made.delivering:
-                lock = try_lock(self._lock_of(made.identity))
-                self._note(key, made, client=os.getpid())
+            delivery = self._delivery(key, made, refresh=resumed)
         self._mounts.append(made)
-        if not made.delivering:
+        with delivery:
             yield made
-            return
+
+    def _delivery(
+        self, key: str, made: RemoteMount, *, refresh: bool = False
+    ) -> AbstractContextManager[None]:
+        """Have other processes leave a mount alone while this one delivers it, if it does.
+
+        Must be called while the session is locked.
+
+        Args:
+            key: of the mount.
+            made: the mount.
+            refresh: whether to refresh it first.
+
+        Returns:
+            A context for all that is done with the mount; after it, all bytes have arrived.
+        """
+        if not made.delivering:
+            return contextlib.nullcontext()
+        lock = try_lock(self._lock_of(made.identity))
+        self._note(key, made, client=os.getpid())
+        return self._delivering(key, made, lock, refresh=refresh)
+
+    @contextlib.contextmanager
+    def _delivering(
+        self, key: str, made: RemoteMount, lock: int | None, *, refresh: bool
+    ) -> Iterator[None]:
         try:
-            with self._kept_once_whole(key, made, refresh=resumed):
-                yield made
+            with self._kept_once_whole(key, made, refresh=refresh):
+                yield
         finally:
             if lock is not None:
                 self._lock_of(made.identity).unlink(missing_ok=True)
@@ -590,11 +613,19 @@ class Standing(HostPool):
 
         Raises:
             MountError: the session no longer has the mount.
+            WaitError: another process still delivers it.
         """
-        for note in mounts_of(self._session.read()).values():
-            if note.identity == identity:
+        for key, found in mounts_of(self._session.read()).items():
+            if found.identity != identity:
+                continue
+            with self._settled(key):
+                note = mounts_of(self._session.read()).get(key)
+                if note is None or note.identity != identity:  # taken down meanwhile
+                    break
                 mount = self._new(note.source, note.mntpoint, identity)
-                mount.adopt(self._session.handles()[identity])
+                mount.adopt(self._session.handles().get(identity))
+                delivery = self._delivery(key, mount)
+            with delivery:
                 return mount.verify(repair=repair), mount.mntpoints
         raise MountError(f"session {self._session.name} no longer has the mount {identity}")
 

@@ -245,7 +245,7 @@ class Delivery:
         """
         routing = self.routes(agents)
         try:
-            origin = self.origin
+            origin, identity = self.origin, self.layout.identity
             calls = {n: a.prepare.call_one(origin, routing[n]) for n, a in agents.items()}
             try:
                 failed = runtime.errors(self.fetch(calls, agents))
@@ -258,12 +258,13 @@ class Delivery:
                         hint="refresh again",
                     )
             except BaseException:
-                agents.call(lambda agent: agent.abandon.call_one())
+                agents.call(lambda agent: agent.abandon.call_one(identity))
                 raise
             ready = calls.keys() - lost
-            behind = runtime.errors(agents.call(lambda agent: agent.advance.call_one(), ready))
+            answers = agents.call(lambda agent: agent.advance.call_one(identity), ready)
+            behind = runtime.errors(answers)
             if behind:  # what these fetched would take their memory
-                agents.call(lambda agent: agent.abandon.call_one(), behind)
+                agents.call(lambda agent: agent.abandon.call_one(identity), behind)
             if len(behind) == len(ready):
                 runtime.raise_first(behind)
             return failed | behind

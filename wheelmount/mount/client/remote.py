@@ -487,12 +487,12 @@ class RemoteMount:
         self._drop_lost(failed)
 
     def _current(self, layout: Layout) -> Layout:
-        """Return the layout that hosts show: ``layout`` unless another client refreshed."""
-        answers = self._agents.call(lambda agent: agent.is_current.call_one())
+        """Return the layout that hosts show: ``layout`` unless they were refreshed since."""
+        answers = self._agents.call(lambda agent: agent.is_current.call_one(layout.identity))
         failed = runtime.errors(answers)
         self._drop_lost({name: failed[name] for name in self._find_lost(failed)})
         if self._behind or any(answer is False for answer in answers.values()):
-            standing = reattach.find(self._agents, self._settings.start_timeout)
+            standing = reattach.find(self._agents, self._settings.start_timeout, layout)
             self._layout, self._unreadable = standing.layout, standing.lost
             self._apart, self._behind = standing.apart, set()
             return standing.layout

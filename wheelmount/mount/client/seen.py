@@ -95,7 +95,7 @@ def _shown(directories: Sequence[Path]) -> tuple[Layout | None, tuple[int, ...]]
     descriptions, generations = set(), []
     for directory in directories:
         status = processes.status(directory)
-        if status["changed"] or status["held"] != status["size"]:
+        if status["changed"] or not status["finished"]:
             return None, ()
         # The store may be mounted where only the serving process sees it.
         store = Path(f"/proc/{status['pid']}/root{Task.read(directory).store}")

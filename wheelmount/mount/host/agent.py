@@ -64,6 +64,19 @@ class Order:
     keep: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A generation that is being made, or that waits to be shown.
+
+    Attributes:
+        store: the generation.
+        lock: holds the store's lock until the generation is shown or abandoned.
+    """
+
+    store: Store
+    lock: contextlib.ExitStack
+
+
 class Agent(Actor):
     """Works for one mount on one host, on behalf of the client.
 
@@ -82,8 +95,7 @@ class Agent(Actor):
         self._directory = processes.directory(self._settings) / identity
         self._link = Link(self._directory)
         self._store: Store | None = None
-        self._next: Store | None = None
-        self._growing = contextlib.ExitStack()  # held while ``_next`` is made
+        self._next: Prepared | None = None
         self._receiver: Receiver | None = None
         self._receivers: dict[LayoutKey, Receiver] = {}  # also of the generation that is being made
         self._traffic: Traffic | None = None
@@ -286,16 +298,18 @@ class Agent(Actor):
         self._store = store
         changed = store.changed_numbers()
         length = store.description.stat().st_size
-        missing = len(store.missing())
         cut = store.layout.block_size
-        return Adopted(store.layout.identity, length, changed, missing, cut, task.mntpoint)
+        return Adopted(store.layout.identity, length, changed, store.finished, cut, task.mntpoint)
 
     @concurrent_endpoint
     async def resume(self, source: Origin, route: Route, block_size: int) -> None:
-        """Prepare to fetch bytes that were missing when the client ended, and to pass blocks on."""
+        """Prepare to fetch bytes that were missing when the client ended, and to pass blocks on.
+
+        Where all had arrived, but names or attributes are missing, ``deliver`` adds these.
+        """
         store = self._shown
         self._link.kept = True
-        if not store.missing():
+        if store.finished:
             self._receiver = None
             await self._give(source, block_size)
             return
@@ -335,11 +349,21 @@ class Agent(Actor):
         return await asyncio.to_thread(lambda: {n: file_digest(store.path(n)) for n in numbers})
 
     @concurrent_endpoint
-    async def is_current(self) -> bool:
-        """Whether the mount shows this agent's tree; another client may have refreshed it."""
-        return await asyncio.to_thread(self._is_current)
+    async def is_current(self, identity: bytes) -> bool:
+        """Whether the mount shows a tree, and this agent knows it.
+
+        Another client may have refreshed it; or this one, which an interrupt kept from noting so.
+
+        Args:
+            identity: of the tree.
+        """
+        store = self._shown
+        return await asyncio.to_thread(
+            lambda: store.layout.identity == identity and self._is_current()
+        )
 
     def _is_current(self) -> bool:
+        """Whether the mount shows the generation that this agent has in mind."""
         shown: int = processes.status(self._directory)["generation"]
         return shown == self._shown.generation
 
@@ -348,18 +372,22 @@ class Agent(Actor):
         """Fetch the bytes of the next generation that this one lacks, without showing it."""
         await self._abandon()
         description = await fetch_description(source, self._settings.fetch_timeout)
-        self._growing.enter_context(self._shown.growing())
+        lock, made = contextlib.ExitStack(), None
         try:
+            await asyncio.to_thread(lock.enter_context, self._shown.growing())
             if not await asyncio.to_thread(self._is_current):
                 raise MountError(
                     "the mount was refreshed by another client meanwhile", hint="refresh again"
                 )
-            self._next = made = await asyncio.to_thread(self._make_next, description)
-            receiver = await self._receive(made, source, route, self._shown)
+            store = await asyncio.to_thread(self._make_next, description)
+            self._next = made = Prepared(store, lock)
+            receiver = await self._receive(store, source, route, self._shown)
             await receiver.run()
-            await asyncio.to_thread(made.finish)
+            await asyncio.to_thread(store.finish)
         except BaseException:
-            await self._abandon()
+            if made is not None and made is self._next:  # not what a later client prepares
+                await self._abandon()
+            lock.close()
             raise
 
     def _make_next(self, description: bytes) -> Store:
@@ -377,31 +405,45 @@ class Agent(Actor):
             ) from None
 
     @concurrent_endpoint
-    async def advance(self) -> None:
-        """Show the generation that ``prepare`` fetched."""
+    async def advance(self, identity: bytes) -> None:
+        """Show the generation that ``prepare`` fetched.
+
+        Args:
+            identity: of its tree.
+
+        Raises:
+            MountError: another client abandoned it, or it cannot be shown.
+        """
         made = self._next
-        if made is not None:
-            await asyncio.to_thread(processes.show, self._directory, made.generation)
-            receiver = self._receivers.pop(made.layout.key)
-            for other in self._receivers.values():
-                other.close()
-            self._receivers = {made.layout.key: receiver}
-            self._store, self._next = made, None
-            self._growing.close()
-            receiver.traffic.write(self._directory)
+        if made is None or made.store.layout.identity != identity:
+            raise MountError("what this refresh fetched is gone", hint="refresh again")
+        store = made.store
+        await asyncio.to_thread(processes.show, self._directory, store.generation)
+        receiver = self._receivers.pop(store.layout.key)
+        for other in self._receivers.values():
+            other.close()
+        self._receivers = {store.layout.key: receiver}
+        self._store, self._next = store, None
+        made.lock.close()
+        receiver.traffic.write(self._directory)
 
     @concurrent_endpoint
-    async def abandon(self) -> None:
-        """Delete the generation that ``prepare`` fetched, unless it is shown."""
-        await self._abandon()
+    async def abandon(self, identity: bytes) -> None:
+        """Delete the generation that ``prepare`` fetched, unless it is shown.
+
+        Args:
+            identity: of its tree.
+        """
+        if self._next is not None and self._next.store.layout.identity == identity:
+            await self._abandon()
 
     async def _abandon(self) -> None:
         made, self._next = self._next, None
         if made is not None:
-            if receiver := self._receivers.pop(made.layout.key, None):
+            if receiver := self._receivers.pop(made.store.layout.key, None):
                 receiver.close()
-            await asyncio.to_thread(processes.forget, self._directory, made)
-        self._growing.close()
+            await asyncio.to_thread(processes.forget, self._directory, made.store)
+            made.lock.close()
 
     @property
     def _shown(self) -> Store:
@@ -473,8 +515,10 @@ class Agent(Actor):
         runtime.quit_soon()
 
 
-RECONNECT, RECONNECTIONS = 0.1, 50
-"""Seconds between attempts to reach a serving process that took over, and their number."""
+RECONNECT, SELDOM = 0.1, 1.0
+"""Seconds between attempts to reach a serving process that took over: at first, and at last, after
+ever longer pauses. It reads the tree before it can be reached, which takes seconds if it is large,
+and then waits ``server.FEED_TIMEOUT``."""
 
 
 class Link:
@@ -532,8 +576,10 @@ class Link:
             async for line in reader:
                 want(control.decode(line)["want"])
         # It has unmounted, or it died and another takes its place.
-        for _ in range(RECONNECTIONS):
-            await asyncio.sleep(RECONNECT)
+        pause = RECONNECT
+        while self._directory.exists():
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, SELDOM)
             with contextlib.suppress(OSError):
                 await self.open(want)
                 return

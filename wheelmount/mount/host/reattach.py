@@ -23,7 +23,7 @@ class Adopted:
         identity: of its tree.
         length: of the tree's description, for ``describe``, bytes.
         lost: numbers of the files that are missing because they changed at the source.
-        missing: blocks that have not arrived.
+        finished: whether all bytes have arrived, and all names and attributes are set.
         block_size: of its blocks, bytes.
         mntpoint: its mount point.
     """
@@ -31,7 +31,7 @@ class Adopted:
     identity: bytes
     length: int
     lost: list[int]
-    missing: int
+    finished: bool
     block_size: int
     mntpoint: str
 
@@ -77,8 +77,7 @@ class Standing:
     Attributes:
         layout: the tree that they show, except for hosts of ``apart``.
         lost: as in ``Adopted``, for all these hosts together.
-        missing: bytes of the blocks that have yet to arrive on
-            some hosts; 0 if none have.
+        missing: bytes of the blocks of a delivery that some hosts did not finish; 0 if all did.
         points: mount points by host.
         apart: hosts that show another tree.
     """
@@ -109,7 +108,7 @@ def is_whole(found: Iterable[Adopted]) -> bool:
     """Return whether all hosts show one tree, with all bytes of all its files."""
     found = list(found)
     same = len({each.identity for each in found}) == 1
-    return same and not any(each.missing or each.lost for each in found)
+    return same and all(each.finished and not each.lost for each in found)
 
 
 def find(agents: Mapping[str, Any], timeout: float, known: Layout | None = None) -> Standing:
@@ -128,7 +127,7 @@ def find(agents: Mapping[str, Any], timeout: float, known: Layout | None = None)
     groups: dict[bytes, list[str]] = {}
     for name, each in found.items():
         groups.setdefault(each.identity, []).append(name)
-    lacking = [name for name, each in found.items() if each.missing]
+    lacking = [name for name, each in found.items() if not each.finished]
     if len(groups) > 1 and lacking:
         raise MountError(
             f"its hosts do not all show the same, and {', '.join(lacking)} did not get everything",
@@ -149,7 +148,7 @@ def find(agents: Mapping[str, Any], timeout: float, known: Layout | None = None)
     return Standing(
         newest.layout,
         set(newest.lost),
-        max(each.block_size if each.missing else 0 for each in found.values()),
+        max(0 if each.finished else each.block_size for each in found.values()),
         {name: each.mntpoint for name, each in found.items()},
         [each for each in shown if each is not newest],
     )

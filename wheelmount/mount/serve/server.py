@@ -276,6 +276,7 @@ class Server:
             "files": store.summary.files,
             "size": store.summary.size,
             "held": store.held(),
+            "finished": store.finished,
             "memory": _memory(),
             "kept": asdict(self.generations.kept()),
             "delivery": traffic.read(self.directory),

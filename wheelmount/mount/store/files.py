@@ -239,7 +239,8 @@ class NewFiles(Files):
         if self._sets_attributes:
             for number in self._new.intersection(lost):
                 path = self.path(number)
-                os.unlink(path)
+                with contextlib.suppress(FileNotFoundError):  # an interrupted process deleted it
+                    os.unlink(path)
                 os.mknod(path, stat.S_IFSOCK | 0o600)
                 self._with_attributes.discard(number)
         with _directory(self.root) as here:
@@ -363,7 +364,10 @@ def _remove_old_xattrs(inode: Inode, path: bytes) -> None:
 
 def _punch_holes(path: bytes, inode: Inode) -> None:
     """Free the room of a sparse file's holes, which huge pages may have covered."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except PermissionError:  # an interrupted process did this, and made the file read-only
+        return
     try:
         end = 0
         for offset, length in (*inode.data, (inode.size, 0)):

@@ -120,6 +120,18 @@ def _read(store: Path) -> dict[int, _File]:
     return files
 
 
+def is_long(store: Path, expected: int) -> bool:
+    """Return whether most records of a log are of deleted files, so that ``trim`` shortens it.
+
+    Args:
+        store: directory of the store.
+        expected: number of records that one generation may need.
+    """
+    log = store / LOG
+    size = log.stat().st_size if log.exists() else 0
+    return size > max(_MIN_SIZE, 2 * expected * RECORD.size)
+
+
 def trim(store: Path, expected: int, numbers: Container[int]) -> None:
     """Shorten a log in which most records are of deleted files.
 
@@ -128,9 +140,7 @@ def trim(store: Path, expected: int, numbers: Container[int]) -> None:
         expected: number of records that one generation may need.
         numbers: numbers of the files that still exist.
     """
-    log = store / LOG
-    size = log.stat().st_size if log.exists() else 0
-    if size <= max(_MIN_SIZE, 2 * expected * RECORD.size):
+    if not is_long(store, expected):
         return
     new = store / f"{LOG}.new"
     with new.open("wb") as file:
@@ -138,4 +148,4 @@ def trim(store: Path, expected: int, numbers: Container[int]) -> None:
             if number in numbers:
                 for offset, length, digest in proofs:
                     file.write(RECORD.pack(0, number, offset, length, digest))
-    new.replace(log)
+    new.replace(store / LOG)

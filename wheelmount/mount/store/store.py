@@ -4,10 +4,10 @@ A store has generations, numbered from 1. Each is a directory of its own, and a 
 same in two generations is one file with two names. A number is never used twice, so that a late
 block of a deleted generation is not written to another one. Next to the directory of generation
 ``N`` are ``N.tree``, the encoded layout; ``N.summary``, a few totals; ``N.have``, one byte for each
-block; and ``N.changed``, one byte for each file that is sent for this generation. The last two are
-mapped by the receiving and the serving process, so both see immediately which blocks have arrived,
-and a restarted serving process finds them unchanged. Both hold a shared lock on the directory of
-the store, as ``in_use`` finds out.
+block, and one that tells whether ``finish`` has ended; and ``N.changed``, one byte for each file
+that is sent for this generation. The last two are mapped by the receiving and the serving process,
+so both see immediately which blocks have arrived, and a restarted serving process finds them
+unchanged. Both hold a shared lock on the directory of the store, as ``in_use`` finds out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
@@ -51,6 +52,10 @@ file, the first one is current."""
 MACHINE = "machine"
 """Name of the file in a store that contains the name of the machine whose store it is: several
 machines may share a file system."""
+
+LOCKED, LOCK_INTERVAL = 5.0, 0.05
+"""Seconds that ``growing`` waits for the lock of a store, and between its attempts. The serving
+process has it for some moments, to ``trim`` the store after a refresh."""
 
 LEAVE = 10.0
 """Seconds that ``forget`` waits for the writers of a generation before it deletes the files."""
@@ -240,7 +245,7 @@ class Store:
         *,
         set_attributes: bool,
     ) -> Store:
-        sizes = {"have": layout.blocks, "changed": layout.places}
+        sizes = {"have": layout.blocks + 1, "changed": layout.places}
         whole = previous.summary.whole if previous is not None and earlier else len(description)
         predecessor = previous.generation if previous is not None else 0
         summary = Summary.of(layout, predecessor, len(earlier), whole)
@@ -371,21 +376,33 @@ class Store:
             self._new_files.finish(self.changed_numbers())
         except OSError as error:
             raise capacity.failure(self.directory, error) from None
+        self._have[self.summary.blocks] = 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether ``finish`` has ended; only then can the next generation be made from this one."""
+        return self._have[self.summary.blocks] == 1
 
     @contextlib.contextmanager
-    def growing(self) -> Iterator[None]:
+    def growing(self, wait: float = LOCKED) -> Iterator[None]:
         """Lock the store during the context, in which a generation is made.
 
         Other processes can neither make a generation nor ``trim`` the store then.
 
+        Args:
+            wait: seconds that another process may hold the lock.
+
         Raises:
             StoreError: another process has locked the store.
         """
-        lock = try_lock(self.directory / "lock")
-        if lock is None:
-            raise StoreError(
-                f"{self.directory.name} is being refreshed by another process", hint="wait for it"
-            )
+        deadline = time.monotonic() + wait
+        while (lock := try_lock(self.directory / "lock")) is None:
+            if time.monotonic() >= deadline:
+                raise StoreError(
+                    f"{self.directory.name} is being refreshed by another process",
+                    hint="wait for it",
+                )
+            time.sleep(LOCK_INTERVAL)
         try:
             yield
         finally:
@@ -393,12 +410,14 @@ class Store:
 
     def trim(self) -> None:
         """Shrink the file system and the log of hashes after generations were deleted."""
-        with contextlib.suppress(StoreError), self.growing():
+        expected = self.summary.files + self.summary.size // proofs.SMALL
+        # Read ahead of the lock, which a refresh may wait for: a large tree takes seconds.
+        inodes = self.tree.inodes if proofs.is_long(self.directory, expected) else None
+        with contextlib.suppress(StoreError), self.growing(wait=0):
             if self.owned:
                 syscalls.resize_tmpfs(self.directory, self._used() + self._holes())
-            summary = self.summary
-            expected = summary.files + summary.size // proofs.SMALL
-            proofs.trim(self.directory, expected, self.tree.inodes)
+            if inodes is not None:
+                proofs.trim(self.directory, expected, inodes)
 
     def _holes(self) -> int:
         """Return the bytes of all holes, whose pages readers can have the kernel allocate."""
