@@ -38,6 +38,9 @@ MANIFEST_NAME = "wheelmount.json"
 REQUESTS_NAME = "requests"
 """Directory with the result of each request, as files of requirements."""
 
+RESULT = re.compile(r"[0-9a-f]{16}\.txt")
+"""Names of the files in it. There may be others: the user can have a directory of that name."""
+
 _VERSION = 1
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -252,7 +255,8 @@ class Manifest:
         ]
         texts = {directory / one.file(self.wheels): one.text(self.wheels) for one in answered}
         for old in set(folder.iterdir()) - texts.keys():
-            old.unlink()
+            if RESULT.fullmatch(old.name):
+                old.unlink()
         for file, text in texts.items():
             if not file.is_file():
                 disk.write(file, text.encode())

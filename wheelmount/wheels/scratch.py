@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -61,9 +62,14 @@ def _make(folder: Path) -> tuple[Path, int]:
         os.close(held)
 
 
-def clear_fresh(folder: Path) -> None:
-    """Remove files of a killed ``disk.write``; the caller must hold a lock."""
+def clear_fresh(folder: Path, names: re.Pattern[str]) -> None:
+    """Remove files of a killed ``disk.write``; the caller must hold a lock.
+
+    Args:
+        folder: a directory, in which the user may have files too.
+        names: names of the files that are written there.
+    """
     for file in folder.glob(".*.*[0-9]"):
-        if file.suffix[1:].isdecimal() and file.is_file():
+        if file.suffix[1:].isdecimal() and names.fullmatch(file.stem[1:]) and file.is_file():
             with contextlib.suppress(OSError):
                 file.unlink()

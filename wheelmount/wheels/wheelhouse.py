@@ -39,7 +39,7 @@ from wheelmount.wheels.reqfile import read_lines, rewrite
 from wheelmount.wheels.requirements import parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.scratch import scratch
-from wheelmount.wheels.simple import write_index
+from wheelmount.wheels.simple import refuse_other, write_index
 from wheelmount.wheels.sources import build_locked
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import NO_DEPS, PRE, Wanted
@@ -181,6 +181,7 @@ class Wheelhouse:
         from wheelmount.wheels.credentials import IndexAuth  # with httpx, which takes long to load
 
         target = request.target
+        refuse_other(self.directory)  # before anything is fetched
         with (
             disk_errors(self.directory),
             scratch(self.directory) as place,
