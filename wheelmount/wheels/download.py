@@ -136,6 +136,7 @@ def fill(
         def remember(wheel: Wheel) -> None:
             file = directory / wheel.filename
             manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256, wheel.yanked)
+            manifest.built.pop(wheel.filename, None)  # one that was built here is gone
 
         try:
             fetch(

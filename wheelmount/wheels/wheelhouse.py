@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from packaging.pylock import Pylock
 from packaging.requirements import InvalidRequirement, Requirement
@@ -22,7 +23,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from wheelmount import disk
 from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress, number_of
-from wheelmount.urls import without_credentials
+from wheelmount.urls import public, without_credentials
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.archive import find_clashes
 from wheelmount.wheels.build import UNNAMED, build_missing, is_source, sources_of_files
@@ -204,6 +205,7 @@ class Wheelhouse:
             if sources.origins:
                 lock = sources.lock
                 disk.write(lock_file, sources.text())
+            origins = public(built.origins | sources.origins)
             # Until the request is recorded, its wheels seem unneeded; the lock prevents a pruning.
             with locked(self.directory, progress):
                 auth = IndexAuth(files=wanted.plain_files)
@@ -221,9 +223,10 @@ class Wheelhouse:
                     wheels=report.wheels,
                     pinned=hashes.texts(),
                     located=tuple(wheel.pin for wheel in chosen if wheel.package in by_name),
+                    built=tuple(f"{name} {origin}" for name, origin in sorted(origins.items())),
                 )
                 manifest.remember(answer)
-                manifest.built.update(built.origins | sources.origins)
+                manifest.built.update(origins)
                 lock_file.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
@@ -301,7 +304,7 @@ class Wheelhouse:
         with progress.task("check", unit="request") as task, scratch() as copies:
             questions = (
                 [
-                    _ask_again(request, target)
+                    _ask_again(request, target, manifest)
                     for request in manifest.requests
                     for target in targets or [request.target]
                 ]
@@ -326,7 +329,7 @@ class Wheelhouse:
             examined = examine(sorted(wheels), known, contents=contents)
             unsound = [Unsound(name, one.fault) for name, one in examined.items() if one.fault]
             for question, chosen in answers:
-                foreign = [wheel for wheel in chosen if wheel.name not in manifest.built]
+                foreign = [wheel for wheel in chosen if wheel.name not in question.built]
                 unsound += find_unpinned(question, foreign, examined)
                 if contents or not manifest.has_together(wheel.name for wheel in chosen):
                     sound = [wheel for wheel in chosen if not examined[wheel.name].fault]
@@ -382,7 +385,8 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Qu
     """Return the question for requirements, with built wheels in place of sources in files."""
     if wanted.lock:
         lock = read_lock(wanted.lock, wanted)
-        return Question(Wanted(), _pins(lock, target), target, Pins.of_lock(lock, target))
+        pins = Pins.of_lock(lock, target)  # none of what is to be built
+        return Question(Wanted(), _pins(lock, target), target, pins)
     built = {origin: parse_wheel_filename(name)[0] for name, origin in manifest.built.items()}
     for project in wanted.projects:
         if project.as_uri() not in built:
@@ -390,6 +394,7 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Qu
                 f"no wheel was built of {project}", hint=f"run wheelmount download {project}"
             )
     pins = Pins.of(wanted, target)
+    exempt = _built_from(wanted, target, manifest)
     located = _located(wanted, target, manifest)
     of_files = _built_of_files(wanted, target, manifest)
     changes = {
@@ -416,7 +421,29 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Qu
         (),
         target,
         pins,
+        exempt,
     )
+
+
+def _built_from(wanted: Wanted, target: Target, manifest: Manifest) -> set[str]:
+    """Return the names of wheels that were built of sources that requirements name."""
+    environment = cast("dict[str, str]", target.environment())
+    packages = {
+        canonicalize_name(one.name)
+        for one in (
+            *filter(is_source, wanted.requirements),
+            *sources_of_files(wanted).values(),
+            *wanted.repositories(),
+            *wanted.builds,
+        )
+        if one.marker is None or one.marker.evaluate(environment)
+    }
+    origins = {project.as_uri() for project in wanted.projects}
+    return {
+        name
+        for name, origin in manifest.built.items()
+        if origin in origins or parse_wheel_filename(name)[0] in packages
+    }
 
 
 def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
@@ -425,9 +452,9 @@ def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple
     answers = [one for one in manifest.requests if one.files == files and one.target == target]
     if not (files and answers):
         return ()
-    names = [
-        parse_wheel_filename(wheel)[:2] for wheel in answers[-1].wheels if wheel in manifest.built
-    ]
+    noted = answers[-1].built
+    built = manifest.built if noted is None else {one.partition(" ")[0] for one in noted}
+    names = [parse_wheel_filename(wheel)[:2] for wheel in answers[-1].wheels if wheel in built]
     return tuple(Requirement(f"{name}=={version}") for name, version in names)
 
 
@@ -454,7 +481,7 @@ def _located(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requir
     return tuple(parse_requirements(pin for one in answers for pin in one.located))
 
 
-def _ask_again(request: Request, target: Target) -> Question:
+def _ask_again(request: Request, target: Target, manifest: Manifest) -> Question:
     pins = tuple(parse_requirements(request.pins))
     texts = (*request.requirements, *request.builds)
     named = tuple(without_url(one) for one in parse_requirements(texts))
@@ -462,10 +489,11 @@ def _ask_again(request: Request, target: Target) -> Question:
     if target == request.target:
         located = tuple(parse_requirements(request.located))
         asked = Wanted(named, overrides=located, flags=_proof_flags(request.flags))
-        return Question(asked, pins, target, hashes)
+        return Question(asked, pins, target, hashes, manifest.built_for(request))
     # Another target may have other versions, so only what was asked for counts; of a file of
     # requirements, which may be gone by now, only the pins are left to ask for.
-    return Question(Wanted(named), pins if request.files else (), target, hashes)
+    built = manifest.built_for(request)
+    return Question(Wanted(named), pins if request.files else (), target, hashes, built)
 
 
 def _pins(lock: Pylock, target: Target) -> tuple[Requirement, ...]:
