@@ -179,6 +179,22 @@ def test_nothing_required(cli: Cli, workplace: Path) -> None:
     _assert_refused(cli("download", "-d", workplace / "wheels"), 64, "nothing to download")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--require-hashes"],
+        ["--override", "file"],
+        ["--pre"],
+        ["--no-deps"],
+        ["--exclude-newer", "2024-01-01"],
+    ],
+    ids=" ".join,
+)
+def test_options_without_requirements(cli: Cli, workplace: Path, options: list[str]) -> None:
+    (workplace / "work" / "file").touch()
+    _assert_refused(cli("check", workplace / "work", *options), 64, options[0])
+
+
 def test_missing_requirements_file(cli: Cli, workplace: Path) -> None:
     done = cli("download", "-r", "missing.txt", "-d", workplace / "wheels")
     _assert_refused(done, 66, "missing.txt")

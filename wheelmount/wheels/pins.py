@@ -53,9 +53,7 @@ class Pins:
         """
         if wanted.lock:
             return cls()  # a lock has a hash of every file, which is always compared
-        required = wanted.require_hashes or any(
-            os.environ.get(name, "0").lower() in ("1", "true", "yes", "on") for name in _REQUIRE
-        )
+        required = wanted.require_hashes or required_by_environment()
         found: dict[str, frozenset[str]] = {}
         exact: set[str] = set()
         environment = cast("dict[str, str]", target.environment())
@@ -153,6 +151,12 @@ class Pins:
         allowed = self.hashes.get(package)
         if allowed is not None and not allowed & as_texts(hashes) and _comparable(allowed, hashes):
             raise _other(filename, hashes, allowed)
+
+
+def required_by_environment() -> bool:
+    """Return whether a variable of uv or pip says that every package must be pinned."""
+    words = {os.environ.get(name, "0").lower() for name in _REQUIRE}
+    return not words.isdisjoint(("1", "true", "yes", "on"))
 
 
 def as_texts(hashes: Mapping[str, str]) -> frozenset[str]:

@@ -33,7 +33,7 @@ from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.own import own_directories
-from wheelmount.wheels.pins import Pins
+from wheelmount.wheels.pins import Pins, required_by_environment
 from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
 from wheelmount.wheels.reqfile import read_lines, rewrite
@@ -485,7 +485,9 @@ def _ask_again(request: Request, target: Target, manifest: Manifest) -> Question
     pins = tuple(parse_requirements(request.pins))
     texts = (*request.requirements, *request.builds)
     named = tuple(without_url(one) for one in parse_requirements(texts))
-    hashes = Pins.of_texts(request.pinned)
+    of_lock = Wanted(files=tuple(map(Path, request.files))).lock is not None  # which has hashes
+    required = required_by_environment() and not of_lock
+    hashes = replace(Pins.of_texts(request.pinned), required=required)
     if target == request.target:
         located = tuple(parse_requirements(request.located))
         asked = Wanted(named, overrides=located, flags=_proof_flags(request.flags))
