@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Literal, TypeAlias
 import pytest
 
 from wheelmount.wheels import uvsettings
+from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.install import install_command
 
 from .support import Index, make_wheel
@@ -117,6 +119,44 @@ def test_settings_of_uv_that_change_the_choice(
     Path("limits.txt").write_text("b>=2\n")
     assert wheels("b") == ["b-2.0"]
     assert run("check", "house").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["uv.toml", "pyproject.toml"])
+def test_a_pipe_above_is_not_waited_for(
+    more: Index, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG", raising=False)
+    os.mkfifo(name)
+    Path("below").mkdir()
+    monkeypatch.chdir("below")
+    done = run("download", "a", "-d", "house")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"{name} is a pipe" in done.stderr
+    monkeypatch.setenv("UV_NO_CONFIG", "1")
+    assert wheels("a") == ["a-1.0", "b-1.0"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tool = 1",
+        "tool.uv = 1",
+        "[tool.uv]\npip = 1",
+        "[tool.uv]\nindex = 1\nallow-insecure-host = 1\nfind-links = 1",
+        '[tool.uv]\nindex = ["a"]',
+        "[tool.uv]\npip.override-dependencies = 1\noverride-dependencies = 1",
+        f"a = {'[' * 900}{']' * 900}",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_malformed_settings_are_passed_over(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG", raising=False)
+    Path("uv.toml").write_text('[pip]\nindex-url = "https://example.org/simple"\n')
+    Path("pyproject.toml").write_text(f"{text}\n")
+    (table,) = uvsettings.tables()
+    assert table["pip"] == {"index-url": "https://example.org/simple"}
+    assert uvsettings.of_choice() == {}
+    IndexAuth()
 
 
 def test_standard_input_and_urls(more: Index) -> None:
