@@ -10,8 +10,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["loads", "tomllib"]
-
 
 def loads(text: str) -> dict[str, Any]:
     """Read a text as TOML.

@@ -409,6 +409,16 @@ def test_an_archive_that_cannot_be_read(house: Wheelhouse, tmp_path: Path) -> No
     assert "does not build" in error.message
 
 
+@pytest.mark.slow
+def test_a_project_file_that_is_nested_too_deeply(house: Wheelhouse, tmp_path: Path) -> None:
+    archive = tmp_path / "own_name-1.0.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("own_name-1.0/pyproject.toml", f"a = {'[' * 900}{']' * 900}\n")
+    error = refused(house, str(archive))
+    assert type(error) is ResolveError
+    assert "does not build" in error.message
+
+
 ENDLESS = """
 def build_wheel(directory, config_settings=None, metadata_directory=None):
     import json, os

@@ -240,6 +240,7 @@ def test_an_index_of_pip_that_is_passed_over(tmp_path: Path) -> None:
     named = {**bare, "PIP_INDEX_URL": "https://index.example/simple"}
     assert "PIP_INDEX_URL names the index https://index" in uvsettings.passed_over(named)
     assert uvsettings.passed_over({**named, "UV_DEFAULT_INDEX": "https://other.example"}) == ""
+    assert "http://[x" not in uvsettings.passed_over({**bare, "PIP_INDEX_URL": "http://[x"})
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://conf.example/simple\n")
     assert "pip.conf names the index https://conf" in uvsettings.passed_over(bare)
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://pypi.org/simple\n")

@@ -215,6 +215,7 @@ def test_script_metadata(text: str, found: inline.Inline | None) -> None:
     [
         "# /// script\n# dependencies = [\n# ///\n",
         "# /// script\n# dependencies = 'a'\n# ///\n",
+        f"# /// script\n# a = {'[' * 900}{']' * 900}\n# ///\n",
         "# /// script\n# requires-python = 'new'\n# ///\n",
         "# /// script\n# dependencies = ['/tmp']\n# ///\n",  # it would be built as the user
         "# /// script\n# dependencies = ['--index-url=x']\n# ///\n",

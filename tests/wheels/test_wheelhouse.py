@@ -12,6 +12,7 @@ from typing import Literal
 from urllib.parse import quote
 
 import pytest
+import tomli_w
 import uv
 
 from wheelmount.cli.console import ConsoleProgress
@@ -29,7 +30,7 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, TARGET, Fault, Index, make_wheel, sha256, spoil
+from .support import ARM, TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256, spoil
 
 
 @pytest.fixture
@@ -694,3 +695,16 @@ def test_a_directory_simple_of_the_user_is_refused(
     assert caught.value.hint
     assert contents(house.directory / "simple") == {name: b"mine"}
     assert not house.wheels()
+
+
+def test_a_path_that_is_not_utf8(uv_index: Index, house: Wheelhouse, tmp_path: Path) -> None:
+    wheel = make_wheel(uv_index.directory, "a")
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    lock = lock_of(package_of(wheel, uv_index.file_url(wheel)))
+    (folder / "pylock.toml").write_text(tomli_w.dumps(dict(lock.to_dict())))
+    for _ in range(2):
+        report = house.add(Wanted.of(files=[folder / "pylock.toml"]), targets=[TARGET])
+    assert "\\udcff/pylock.toml" in (house.directory / report.requests[0]).read_text()
+    house.add(Wanted.of(["a"]), targets=[TARGET])
+    house.check().raise_if_any()

@@ -13,12 +13,11 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import uv
 
+from wheelmount import toml
 from wheelmount.errors import WheelmountError
-from wheelmount.toml import tomllib
 from wheelmount.wheels import sandbox
 from wheelmount.wheels.archive import UNREADABLE
 from wheelmount.wheels.compiler import build_wheel
@@ -104,7 +103,7 @@ def _bring(wanted: list[str], needs: Path) -> None:
 def _required(source: Path) -> list[str]:
     """Return the build requirements in a project's ``pyproject.toml``."""
     try:
-        table: dict[str, Any] = tomllib.loads(_pyproject(source))
+        table = toml.loads(_pyproject(source))
         system = table.get("build-system", {})
         return [str(one) for one in system.get("requires", _LEGACY)]
     except (ValueError, TypeError, AttributeError):

@@ -7,12 +7,12 @@ import hashlib
 import shutil
 import sys
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
 
 from wheelmount import disk
 from wheelmount.errors import SourceError, TransferError
 from wheelmount.owned import make_folders
 from wheelmount.wheels.reqfile import anchored
+from wheelmount.wheels.requirements import split_url
 
 _FETCHED = "fetched-"
 """Prefix of the directory of a file that was fetched from a URL."""
@@ -31,6 +31,7 @@ def file_of(text: str, folder: Path) -> Path:
         folder: a private directory for files that are made; they are gone when the process ends.
 
     Raises:
+        InputError: it is no URL.
         SourceError: there is nothing at the URL.
         TransferError: it did not arrive.
     """
@@ -39,7 +40,7 @@ def file_of(text: str, folder: Path) -> Path:
         disk.write(given, anchored(given, Path.cwd()))
         return given
     if text.startswith(("http://", "https://")):
-        name = PurePosixPath(urlsplit(text).path).name or "index"
+        name = PurePosixPath(split_url(text).path).name or "index"
         return _keep(_get(text), _FETCHED, name, folder)
     return Path(text)
 

@@ -127,6 +127,7 @@ class Request:
         lines = (f"{name}=={version} --hash=sha256:{digest}\n" for (name, version), digest in names)
         words = (*self.requirements, *self.builds, *(f"-r {file}" for file in self.files))
         asked = " ".join(" ".join(words).split())  # on one line, whatever is recorded
+        asked = asked.encode(errors="backslashreplace").decode()  # paths may be no UTF-8
         return "".join([f"# {asked} for {self.target}\n", *lines])
 
     def file(self, wheels: Mapping[str, Entry]) -> str:

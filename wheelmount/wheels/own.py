@@ -10,16 +10,26 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from wheelmount import toml, trust
+from wheelmount.errors import InputError
 from wheelmount.wheels.given import is_fetched
 from wheelmount.wheels.reqfile import read_lines
+from wheelmount.wheels.requirements import split_url
 from wheelmount.wheels.wanted import PROJECT_NAME, Wanted
 
-_MALFORMED = OSError, ValueError, KeyError, TypeError, AttributeError, InvalidRequirement
+_MALFORMED = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    InvalidRequirement,
+    InputError,
+)
 """What a ``pyproject.toml`` that uv takes none of may raise."""
 
 
@@ -56,7 +66,7 @@ def _directories(text: str, *bases: Path) -> Iterator[Path]:
         text = Requirement(text).url or ""
     location = text.partition(" ;")[0].partition("#")[0].partition("[")[0].strip()
     if location.startswith("file:"):
-        location = unquote(urlsplit(location).path)
+        location = unquote(split_url(location).path)
     if location and "://" not in location:
         yield from (base / location for base in bases)
 

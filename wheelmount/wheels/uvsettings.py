@@ -153,8 +153,11 @@ def passed_over(environ: Mapping[str, str] = os.environ) -> str:
     ):
         return ""
     for where, url in _of_pip(environ):
-        if urlsplit(url).hostname not in (None, "pypi.org"):
-            return f"{where} names the index {url}, which uv does not read: set UV_DEFAULT_INDEX"
+        with contextlib.suppress(ValueError):  # it is no URL
+            if urlsplit(url).hostname not in (None, "pypi.org"):
+                return (
+                    f"{where} names the index {url}, which uv does not read: set UV_DEFAULT_INDEX"
+                )
     return ""
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from packaging.pylock import Pylock
 from packaging.requirements import InvalidRequirement, Requirement
@@ -37,7 +36,7 @@ from wheelmount.wheels.pins import Pins, required_by_environment
 from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
 from wheelmount.wheels.reqfile import read_lines, rewrite
-from wheelmount.wheels.requirements import parse_requirements, without_url
+from wheelmount.wheels.requirements import applies, parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.simple import refuse_other, write_index
@@ -427,7 +426,6 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Qu
 
 def _built_from(wanted: Wanted, target: Target, manifest: Manifest) -> set[str]:
     """Return the names of wheels that were built of sources that requirements name."""
-    environment = cast("dict[str, str]", target.environment())
     packages = {
         canonicalize_name(one.name)
         for one in (
@@ -436,7 +434,7 @@ def _built_from(wanted: Wanted, target: Target, manifest: Manifest) -> set[str]:
             *wanted.repositories(),
             *wanted.builds,
         )
-        if one.marker is None or one.marker.evaluate(environment)
+        if applies(one, target)
     }
     origins = {project.as_uri() for project in wanted.projects}
     return {
