@@ -32,7 +32,7 @@ def file_of(text: str, folder: Path) -> Path:
 
     Raises:
         InputError: it is no URL.
-        SourceError: there is nothing at the URL.
+        SourceError: there is nothing at the URL, or too much for a file of requirements.
         TransferError: it did not arrive.
     """
     if text == "-":
@@ -63,21 +63,13 @@ def _get(url: str) -> bytes:
     import httpx  # takes long to load
 
     from wheelmount.wheels.credentials import IndexAuth
-    from wheelmount.wheels.fetch import connect
+    from wheelmount.wheels.fetch import read_url
 
     try:
-        with connect(1) as client:
-            response = client.get(url, auth=IndexAuth().of())
-            response.raise_for_status()
+        return read_url(url, IndexAuth().of(), LARGEST)[0]
     except httpx.HTTPStatusError as error:
         code = error.response.status_code
         raise SourceError(f"{url} cannot be downloaded: {code}", hint="check the URL") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise TransferError(f"{url} did not arrive: {reason}", hint="check the network") from None
-    if len(response.content) > LARGEST:
-        raise SourceError(
-            f"{url} has {len(response.content)} bytes, too many for a file of requirements",
-            hint="check the URL",
-        )
-    return response.content
