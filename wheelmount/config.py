@@ -21,10 +21,9 @@ from typing import Any
 
 import platformdirs
 
-from wheelmount import disk, logind
+from wheelmount import disk, logind, toml
 from wheelmount.errors import ConfigError, SourceError, WheelmountError
 from wheelmount.owned import make_folders
-from wheelmount.toml import tomllib
 from wheelmount.trust import Found, Trusted, is_own, is_private, places, private, read
 
 log = logging.getLogger("wheelmount")
@@ -475,10 +474,9 @@ def _tell(text: str) -> None:  # cached, because settings are read repeatedly
 
 def _parse(file: Found) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = tomllib.loads(file.content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return toml.loads(file.content.decode())
+    except ValueError as error:  # of TOML and of UTF-8
         raise ConfigError(f"{file.path}: {error}", hint="correct the file") from None
-    return table
 
 
 @functools.cache

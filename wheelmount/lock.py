@@ -24,6 +24,9 @@ def try_lock(path: Path) -> int | None:
     Returns:
         The descriptor of the file, locked until it is closed (flock(2)); None if another process
         holds the lock, or the directory is gone or being removed.
+
+    Raises:
+        OSError: the file cannot be made, or its file system has no locks.
     """
     lock = None
     try:
@@ -33,6 +36,10 @@ def try_lock(path: Path) -> int | None:
             return lock
     except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError:
+        if lock is not None:
+            os.close(lock)
+        raise
     if lock is not None:
         os.close(lock)
     return None

@@ -173,10 +173,57 @@ def test_requirement(cli: Cli, workplace: Path, requirement: str) -> None:
     _assert_refused(done, 64)
 
 
+@pytest.mark.parametrize("place", ["argument", "file", "constraint"])
+@pytest.mark.parametrize(
+    "requirement",
+    ["a @ http://[x/a.whl", "a @ git+http://[x/a", "a; os_name ~= 'posix'", "a; 'x' in extras"],
+)
+def test_requirement_without_a_meaning(
+    cli: Cli, workplace: Path, requirement: str, place: str
+) -> None:
+    (workplace / "work" / "r.txt").write_text(f"{requirement}\n")
+    given = {"argument": [requirement], "file": ["-r", "r.txt"], "constraint": ["a", "-c", "r.txt"]}
+    done = cli("download", "-d", workplace / "wheels", *given[place])
+    _assert_refused(done, 64, "no meaning" if ";" in requirement else "http://[x/a")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a = {'[' * 900}{']' * 900}",
+        'lock-version = "1.0"\ncreated-by = "me"\n[[packages]]\nname = "a"\nversion = "1"\n'
+        'archive = {url = "http://[x/a-1-py3-none-any.whl", hashes = {sha256 = "00"}}',
+        'lock-version = "1.0"\ncreated-by = "me"\n[[packages]]\nname = "a"\nversion = "1"\n'
+        'index = "http://[x"\nmarker = "os_name ~= \'posix\'"',
+    ],
+    ids=["nested", "URL", "index"],
+)
+def test_lock(cli: Cli, workplace: Path, text: str) -> None:
+    (workplace / "work" / "pylock.toml").write_text(text)
+    done = cli("download", "-d", workplace / "wheels", "-r", "pylock.toml")
+    _assert_refused(done, 65, "pylock.toml is not a lock file")
+
+
 @pytest.mark.slow
 def test_nothing_required(cli: Cli, workplace: Path) -> None:
     _assert_refused(cli("install"), 64, "nothing to install")
     _assert_refused(cli("download", "-d", workplace / "wheels"), 64, "nothing to download")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--require-hashes"],
+        ["--override", "file"],
+        ["--pre"],
+        ["--no-deps"],
+        ["--exclude-newer", "2024-01-01"],
+    ],
+    ids=" ".join,
+)
+def test_options_without_requirements(cli: Cli, workplace: Path, options: list[str]) -> None:
+    (workplace / "work" / "file").touch()
+    _assert_refused(cli("check", workplace / "work", *options), 64, options[0])
 
 
 def test_missing_requirements_file(cli: Cli, workplace: Path) -> None:

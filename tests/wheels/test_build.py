@@ -168,6 +168,50 @@ def test_a_source_that_is_pinned_is_compared(
 
 
 @pytest.mark.slow
+def test_a_wheel_that_is_built_for_one_request_is_not_for_a_pinned_other(
+    project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path
+) -> None:
+    wheel = make_wheel(uv_index.directory, "own_name", requires=["needed"])
+    (tmp_path / "pinned.txt").write_text(f"own-name==1.0 --hash=sha256:{sha256(wheel)}\n")
+    pinned = Wanted.of(files=[tmp_path / "pinned.txt"])
+    house.add(pinned, targets=[HERE])
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    assert sha256(house.directory / wheel.name) != sha256(wheel)
+    assert [one.wheel for one in house.check(pinned).unsound] == [wheel.name]
+    assert [one.wheel for one in house.check().unsound] == [wheel.name]
+    report = house.add(pinned, targets=[HERE])
+    assert report.fetched == (wheel.name,)
+    assert sha256(wheel) in (house.directory / report.requests[0]).read_text()
+    house.check(pinned).raise_if_any()
+    house.check().raise_if_any()
+    assert built(house) == {}
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    wheel.unlink()
+    with pytest.raises(WheelmountError) as caught:
+        house.add(pinned, targets=[HERE])
+    assert caught.value.exit_code == 65
+
+
+@pytest.mark.slow
+def test_built_wheels_that_an_old_version_noted(
+    project: Path, house: Wheelhouse, tmp_path: Path
+) -> None:
+    source = sdist(project, tmp_path)
+    (tmp_path / "pins.txt").write_text(f"own-name --hash=sha256:{sha256(source)}\n")
+    (tmp_path / "r.txt").write_text(f"own-name @ {source.as_uri()}\n")
+    wanted = Wanted.of(files=[tmp_path / "r.txt"], constraints=[tmp_path / "pins.txt"])
+    house.add(wanted, targets=[HERE])
+    manifest = json.loads((house.directory / "wheelmount.json").read_text())
+    del manifest["requests"][0]["built"]
+    (house.directory / "wheelmount.json").write_text(json.dumps(manifest))
+    house.check().raise_if_any()
+    house.check(wanted).raise_if_any()
+    house.add(wanted, targets=[HERE])
+    house.check(wanted).raise_if_any()
+    assert built(house)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["argument", "file", "constraint", "unnamed", "project"])
 def test_git_is_told_a_password_by_no_argument(
     repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -360,6 +404,16 @@ def test_an_archive_that_cannot_be_read(house: Wheelhouse, tmp_path: Path) -> No
     data = bytearray(archive.read_bytes())
     data[data.index(b".toml") + len(".toml")] = 0x07  # a kind of block that does not exist
     archive.write_bytes(data)
+    error = refused(house, str(archive))
+    assert type(error) is ResolveError
+    assert "does not build" in error.message
+
+
+@pytest.mark.slow
+def test_a_project_file_that_is_nested_too_deeply(house: Wheelhouse, tmp_path: Path) -> None:
+    archive = tmp_path / "own_name-1.0.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("own_name-1.0/pyproject.toml", f"a = {'[' * 900}{']' * 900}\n")
     error = refused(house, str(archive))
     assert type(error) is ResolveError
     assert "does not build" in error.message

@@ -51,6 +51,19 @@ def test_download_and_check(cli: Cli, uv_index: Index, workplace: Path) -> None:
 
 
 @pytest.mark.slow
+def test_forget(cli: Cli, uv_index: Index, workplace: Path) -> None:
+    wheel = make_wheel(uv_index.directory, "a")
+    assert cli("download", "a", "-d", "wheels", *BOTH).returncode == 0
+    done = cli("download", "a", "-d", "wheels", "--forget", "--prune", "--dry-run")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "--forget and --dry-run exclude each other" in done.stderr
+    assert (workplace / "work" / "wheels" / wheel.name).exists()
+    done = cli("download", "a", "-d", "wheels", "--forget", "--prune", "--json", "-q")
+    assert json.loads(done.stdout) == {"directory": "wheels", "forgotten": 2}
+    assert not (workplace / "work" / "wheels" / wheel.name).exists()
+
+
+@pytest.mark.slow
 def test_many_at_once(cli: Cli, uv_index: Index, workplace: Path) -> None:
     wanted = ["b", "c", "d", "e"]
     make_wheel(uv_index.directory, "a", padding=100_000)

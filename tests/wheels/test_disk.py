@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from wheelmount import disk
-from wheelmount.wheels.scratch import scratch
+from wheelmount.lock import try_lock
+from wheelmount.wheels.scratch import abandoned, scratch
 
 from .support import Fault, Index, make_wheel
 
@@ -94,7 +100,7 @@ def test_what_a_killed_run_leaves_is_cleared_by_the_next(uv_index: Index, tmp_pa
     process.send_signal(signal.SIGKILL)
     process.wait()
     (house / ".wheelmount.json.12345").write_text("{")
-    assert list(house.glob(".wheelmount-scratch-*"))
+    assert list(house.glob(".wheelmount-temporary-*"))
     assert list(house.glob("pylock.*.toml"))
     subprocess.run(download, check=True, capture_output=True)
     assert sorted(os.listdir(house)) == sorted([*KEPT, wheel.name])
@@ -104,6 +110,62 @@ def test_scratch_of_others_stays_while_they_live(tmp_path: Path) -> None:
     with scratch(tmp_path) as one, scratch(tmp_path) as other:
         assert one.is_dir()
         assert other.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_scratch_that_was_left_is_locked_while_it_is_deleted(tmp_path: Path) -> None:
+    with scratch(tmp_path) as place:
+        shutil.copytree(place, tmp_path / f"{place.name}x")
+        (left,) = [str(each) for each in abandoned(tmp_path)]
+        assert left == f"{place}x"
+        for each in abandoned(tmp_path):
+            assert list(abandoned(tmp_path)) == []
+            shutil.rmtree(each)
+            assert list(abandoned(tmp_path)) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_scratch_is_locked_by_a_file(tmp_path: Path) -> None:
+    """Locks of directories are seen by one machine only on NFS."""
+    with scratch(tmp_path) as place:
+        held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert not list(abandoned(tmp_path))
+        os.close(held)
+
+
+def test_scratch_that_another_process_sees_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    make = tempfile.mkdtemp
+
+    def watched(**how: Any) -> str:
+        seen.append(abandoned(tmp_path))
+        place: str = make(**how)
+        if len(seen) == 1:
+            assert str(next(seen[0])) == place
+        return place
+
+    monkeypatch.setattr(tempfile, "mkdtemp", watched)
+    with scratch(tmp_path) as place:
+        assert len(seen) == 2
+        for left in seen[0]:  # the first one goes on
+            shutil.rmtree(left)
+        assert place.is_dir()
+        assert try_lock(place / ".lock") is None
+
+
+@pytest.mark.slow
+def test_scratch_of_many_at_once(tmp_path: Path) -> None:
+    def use(_: int) -> bool:
+        with scratch(tmp_path) as place:
+            (place / "file").touch()
+            time.sleep(0.002)
+            return (place / "file").exists()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(use, range(400)))
     assert not list(tmp_path.iterdir())
 
 

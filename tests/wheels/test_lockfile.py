@@ -40,6 +40,12 @@ def test_markers_are_the_targets() -> None:
     assert len(chosen_wheels(lock, ARM)) == 1
 
 
+def test_a_marker_without_a_meaning() -> None:
+    lock = lock_of(package("a-1.0-py3-none-any.whl", marker="os_name ~= 'posix'"))
+    with pytest.raises(ResolveError, match="does not fit"):
+        chosen_wheels(lock, TARGET)
+
+
 def test_no_fitting_wheel() -> None:
     lock = lock_of(package("a-1.0-cp312-cp312-win_amd64.whl"))
     with pytest.raises(ResolveError, match="'a'") as caught:

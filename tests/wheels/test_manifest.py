@@ -55,7 +55,10 @@ def test_any_value_in_any_place_is_named_or_harmless(
     for place in data.draw(st.lists(st.sampled_from(places(manifest)), min_size=1, max_size=2)):
         holder = changed
         for key in place[:-1]:
-            holder = holder[key] if isinstance(holder, dict | list) and holder else {}
+            try:
+                holder = holder[key]
+            except (LookupError, TypeError):  # another value is in that place by now
+                holder = {}
         if isinstance(holder, dict | list) and holder:
             holder[place[-1]] = data.draw(VALUES)
     try:

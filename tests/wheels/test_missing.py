@@ -37,6 +37,11 @@ def test_everything_is_named_with_who_wants_it(tmp_path: Path) -> None:
     ]
 
 
+def test_markers_without_a_meaning_do_not_count(tmp_path: Path) -> None:
+    make_wheel(tmp_path, "a", requires=["b; os_name ~= 'posix'", "c; 'x' in extras", "d"])
+    assert missing(tmp_path, "a") == ["d (wanted by a 1.0)"]
+
+
 def test_wheels_of_another_target_do_not_count(tmp_path: Path) -> None:
     make_wheel(tmp_path, "a", tag="cp312-cp312-manylinux_2_17_aarch64")
     assert missing(tmp_path, "a") == ["a (wanted by you)"]

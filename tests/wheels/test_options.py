@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Literal, TypeAlias
 import pytest
 
 from wheelmount.wheels import uvsettings
+from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.install import install_command
 
 from .support import Index, make_wheel
@@ -119,6 +121,44 @@ def test_settings_of_uv_that_change_the_choice(
     assert run("check", "house").returncode == 0
 
 
+@pytest.mark.parametrize("name", ["uv.toml", "pyproject.toml"])
+def test_a_pipe_above_is_not_waited_for(
+    more: Index, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG", raising=False)
+    os.mkfifo(name)
+    Path("below").mkdir()
+    monkeypatch.chdir("below")
+    done = run("download", "a", "-d", "house")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"{name} is a pipe" in done.stderr
+    monkeypatch.setenv("UV_NO_CONFIG", "1")
+    assert wheels("a") == ["a-1.0", "b-1.0"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tool = 1",
+        "tool.uv = 1",
+        "[tool.uv]\npip = 1",
+        "[tool.uv]\nindex = 1\nallow-insecure-host = 1\nfind-links = 1",
+        '[tool.uv]\nindex = ["a"]',
+        "[tool.uv]\npip.override-dependencies = 1\noverride-dependencies = 1",
+        f"a = {'[' * 900}{']' * 900}",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_malformed_settings_are_passed_over(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG", raising=False)
+    Path("uv.toml").write_text('[pip]\nindex-url = "https://example.org/simple"\n')
+    Path("pyproject.toml").write_text(f"{text}\n")
+    (table,) = uvsettings.tables()
+    assert table["pip"] == {"index-url": "https://example.org/simple"}
+    assert uvsettings.of_choice() == {}
+    IndexAuth()
+
+
 def test_standard_input_and_urls(more: Index) -> None:
     for _ in range(2):
         assert wheels("-r", "-", given="b<2\n") == ["b-1.0"]
@@ -200,6 +240,7 @@ def test_an_index_of_pip_that_is_passed_over(tmp_path: Path) -> None:
     named = {**bare, "PIP_INDEX_URL": "https://index.example/simple"}
     assert "PIP_INDEX_URL names the index https://index" in uvsettings.passed_over(named)
     assert uvsettings.passed_over({**named, "UV_DEFAULT_INDEX": "https://other.example"}) == ""
+    assert "http://[x" not in uvsettings.passed_over({**bare, "PIP_INDEX_URL": "http://[x"})
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://conf.example/simple\n")
     assert "pip.conf names the index https://conf" in uvsettings.passed_over(bare)
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://pypi.org/simple\n")

@@ -158,6 +158,27 @@ def test_required_hashes_of_all_that_is_needed(
     house.add(wanted, targets=[TARGET])
 
 
+def test_required_hashes_of_all_requests(
+    wheel: Path,
+    house: Wheelhouse,
+    tmp_path: Path,
+    uv_index: Index,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house.add(listed(tmp_path, f"a==1.0 --hash=sha256:{sha256(wheel)}"), targets=[TARGET])
+    lock = lock_of(package_of(wheel, uv_index.file_url(wheel)))
+    (tmp_path / "pylock.toml").write_text(tomli_w.dumps(dict(lock.to_dict())))
+    house.add(Wanted.of(files=[tmp_path / "pylock.toml"]), targets=[TARGET])
+    monkeypatch.setenv("UV_REQUIRE_HASHES", "1")
+    house.check().raise_if_any()
+    monkeypatch.delenv("UV_REQUIRE_HASHES")
+    house.add(Wanted.of(["a"]), targets=[TARGET])
+    house.check().raise_if_any()
+    monkeypatch.setenv("UV_REQUIRE_HASHES", "1")
+    (unsound,) = house.check().unsound
+    assert (unsound.wheel, unsound.fault) == (wheel.name, "it is not pinned by a hash")
+
+
 def test_required_hashes_want_a_version(wheel: Path, house: Wheelhouse, tmp_path: Path) -> None:
     wanted = listed(tmp_path, "--require-hashes", f"a>=1 --hash=sha256:{sha256(wheel)}")
     assert "a==1.0 is not pinned" in refused(house, wanted)

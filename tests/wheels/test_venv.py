@@ -175,6 +175,17 @@ def test_a_file_that_the_cache_lost_is_unpacked_again(
     assert {file: file.read_bytes() for file in files} == files
 
 
+@pytest.mark.slow
+def test_a_damaged_environment_is_replaced(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "given", "a")
+    made, _ = make(tmp_path, wheel)
+    (made.folder / venv.NOTE).write_bytes(b"")
+    (made.folder / "bin" / "python").unlink()
+    assert make(tmp_path, wheel) == (made, True)
+    assert (made.folder / "bin" / "python").exists()
+    assert os.listdir(made.folder.parent) == [made.folder.name]
+
+
 @pytest.mark.parametrize("path", ["wheelmount.json", "wheelmount.json/a", "pyvenv.cfg/a"])
 def test_a_file_of_the_environment_stays(tmp_path: Path, path: str) -> None:
     wheel = with_files(make_wheel(tmp_path / "given", "a"), {f"a-1.0.data/data/{path}": b"{}"})
@@ -215,6 +226,7 @@ def test_script_metadata(text: str, found: inline.Inline | None) -> None:
     [
         "# /// script\n# dependencies = [\n# ///\n",
         "# /// script\n# dependencies = 'a'\n# ///\n",
+        f"# /// script\n# a = {'[' * 900}{']' * 900}\n# ///\n",
         "# /// script\n# requires-python = 'new'\n# ///\n",
         "# /// script\n# dependencies = ['/tmp']\n# ///\n",  # it would be built as the user
         "# /// script\n# dependencies = ['--index-url=x']\n# ///\n",

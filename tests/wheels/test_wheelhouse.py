@@ -12,6 +12,7 @@ from typing import Literal
 from urllib.parse import quote
 
 import pytest
+import tomli_w
 import uv
 
 from wheelmount.cli.console import ConsoleProgress
@@ -29,7 +30,7 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, TARGET, Fault, Index, make_wheel, sha256, spoil
+from .support import ARM, TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256, spoil
 
 
 @pytest.fixture
@@ -654,3 +655,56 @@ def test_what_was_not_written_to_is_not_read_again(uv_index: Index, tmp_path: Pa
     wheel.write_bytes(wheel.read_bytes().replace(b"Name: large", b"Name: lArge"))
     os.utime(wheel, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert copied.check().unsound
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_files_of_the_user_in_the_same_directory_stay(uv_index: Index, house: Wheelhouse) -> None:
+    make_wheel(uv_index.directory, "a")
+    for name in (
+        *("requests/api.py", "requests/sub/x.py", "requests/.hidden.txt.12"),
+        *(".app.log.1", ".notes.2024", ".own.json.3", ".index.html.4"),
+    ):
+        file = house.directory / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    before = contents(house.directory)
+    house.add(Wanted.of(["a"]), targets=[TARGET])
+    (house.directory / "simple" / "own").mkdir()
+    for name in ("simple/own/index.json", "simple/notes.txt"):
+        (house.directory / name).write_text("{}")
+        before[name] = b"{}"
+    house.add(Wanted.of(["a"]), targets=[ARM], prune=True)
+    after = contents(house.directory)
+    assert {name: after.get(name) for name in before} == before
+    house.check().raise_if_any()
+
+
+@pytest.mark.parametrize("name", ["views.py", "index.html", "index.json", "a/index.html"])
+def test_a_directory_simple_of_the_user_is_refused(
+    name: str, uv_index: Index, house: Wheelhouse
+) -> None:
+    make_wheel(uv_index.directory, "a")
+    file = house.directory / "simple" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    with pytest.raises(SourceError, match="simple is not an index") as caught:
+        house.add(Wanted.of(["a"]), targets=[TARGET])
+    assert caught.value.hint
+    assert contents(house.directory / "simple") == {name: b"mine"}
+    assert not house.wheels()
+
+
+def test_a_path_that_is_not_utf8(uv_index: Index, house: Wheelhouse, tmp_path: Path) -> None:
+    wheel = make_wheel(uv_index.directory, "a")
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    lock = lock_of(package_of(wheel, uv_index.file_url(wheel)))
+    (folder / "pylock.toml").write_text(tomli_w.dumps(dict(lock.to_dict())))
+    for _ in range(2):
+        report = house.add(Wanted.of(files=[folder / "pylock.toml"]), targets=[TARGET])
+    assert "\\udcff/pylock.toml" in (house.directory / report.requests[0]).read_text()
+    house.add(Wanted.of(["a"]), targets=[TARGET])
+    house.check().raise_if_any()

@@ -391,6 +391,19 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
                 flags=flags,
                 override_files=found[2],
             )
+            return command(*arguments, **values)
+        changes = {
+            "--override": overrides,
+            "--pre": pre,
+            "--no-deps": no_deps,
+            "--exclude-newer": exclude_newer,
+            "--require-hashes": require_hashes,
+        }
+        if alone := [name for name, value in changes.items() if value]:
+            raise InputError(
+                f"{alone[0]} changes nothing without requirements",
+                hint="name a package, or -r a file of them",
+            )
         return command(*arguments, **values)
 
     return wrapped

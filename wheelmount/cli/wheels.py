@@ -74,9 +74,13 @@ def download(
     progress = ConsoleProgress(quiet=quiet)
     house = Wheelhouse(directory)
     if forget:
-        house.forget(wanted, progress)
+        if dry_run:
+            raise InputError("--forget and --dry-run exclude each other", hint="give one of them")
+        number = house.forget(wanted, progress)
         if prune:
             house.prune(progress)
+        if as_json:
+            print(json.dumps({"directory": str(directory), "forgotten": number}))
         return
     if not targets:
         targets = of_hosts(Site(spec, config.load(), progress))

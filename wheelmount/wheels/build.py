@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 from urllib.parse import parse_qs, unquote, urlsplit
 from urllib.request import url2pathname
 
@@ -40,6 +39,7 @@ from wheelmount.wheels.download import locked
 from wheelmount.wheels.lockfile import Wheel, chosen_source, parse_lock
 from wheelmount.wheels.pins import ALGORITHMS, Pins
 from wheelmount.wheels.reqfile import Line, read_lines, rewrite
+from wheelmount.wheels.requirements import applies, split_url
 from wheelmount.wheels.resolve import error_of
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.target import Target
@@ -103,11 +103,6 @@ def build_missing(
     of_project = wanted.repositories()
     if wanted.lock or not (sources or lines or of_project or wanted.projects or wanted.builds):
         return Built(wanted, wanted.requirements, {})
-    environment = cast("dict[str, str]", target.environment())
-
-    def meant(one: Requirement) -> bool:
-        return one.marker is None or one.marker.evaluate(environment)
-
     plain = tuple(one for one in wanted.requirements if not is_source(one))
     by_path, asked = list(plain), list(plain)
     overrides = list(wanted.overrides)
@@ -123,9 +118,9 @@ def build_missing(
         todo: list[tuple[Path | Requirement, Line | None]] = [
             (one, None) for one in wanted.projects
         ]
-        todo += [(one, None) for one in (*sources, *wanted.builds) if meant(one)]
-        todo += [(one, line) for line, one in lines.items() if meant(one)]
-        todo += [(one, None) for one in of_project if meant(one)]
+        todo += [(one, None) for one in (*sources, *wanted.builds) if applies(one, target)]
+        todo += [(one, line) for line, one in lines.items() if applies(one, target)]
+        todo += [(one, None) for one in of_project if applies(one, target)]
         task.total(len(todo))
         for number, (one, line) in enumerate(todo):
             inner = place / str(number)
@@ -184,14 +179,14 @@ def _source_of(line: Line) -> Requirement | None:
         return None
     if "://" not in one.url:
         one.url = Path(unquote(one.url.partition("#")[0])).absolute().as_uri()
-    parts = urlsplit(one.url)
+    parts = split_url(one.url)
     local = Path(url2pathname(parts.path)) if parts.scheme == "file" else None
     return one if is_source(one) and (local is None or local.is_file()) else None
 
 
 def is_source(requirement: Requirement) -> bool:
     """Return whether a requirement names a source by URL, which has to be built."""
-    return requirement.url is not None and not urlsplit(requirement.url).path.endswith(".whl")
+    return requirement.url is not None and not split_url(requirement.url).path.endswith(".whl")
 
 
 def _bring(
@@ -202,7 +197,7 @@ def _bring(
         return _compared(one, "", pins), one.as_uri()
     if one.url is None:
         return _download(one, target, folder, ["--no-binary", one.name], pins, bounds)
-    parts = urlsplit(one.url)
+    parts = split_url(one.url)
     if parts.scheme == "file":
         return _compared(Path(url2pathname(parts.path)), one.name, pins), one.url
     if parts.scheme.startswith("git+"):
@@ -282,7 +277,7 @@ def clone(url: str, folder: Path) -> tuple[Path, str]:
         SourceError: the repository cannot be fetched, or has no such revision or directory.
         UnavailableError: git is not installed.
     """
-    parts = urlsplit(url.removeprefix("git+"))
+    parts = split_url(url.removeprefix("git+"))
     path, at, revision = parts.path.rpartition("@")
     path, revision = (path, revision) if at else (revision, "")
     address, environment = _apart(parts._replace(path=path, fragment="").geturl())

@@ -6,19 +6,23 @@ lack of them; they are downloaded, and the build runs again. Its code never has 
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import lzma
 import os
 import shutil
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import uv
 
+from wheelmount import toml, trust
 from wheelmount.errors import WheelmountError
-from wheelmount.toml import tomllib
 from wheelmount.wheels import sandbox
 from wheelmount.wheels.archive import UNREADABLE
 from wheelmount.wheels.compiler import build_wheel
@@ -33,6 +37,9 @@ _ROUNDS = 8
 
 LARGEST = 1 << 20
 """Most bytes that are read of a ``pyproject.toml`` in an archive."""
+
+MOST = 1 << 28
+"""Most bytes that are unpacked of an archive, in search of that file."""
 
 _LEGACY = ["setuptools>=40.8", "wheel"]
 """Build requirements of a project without ``[build-system]`` (PEP 517)."""
@@ -104,7 +111,7 @@ def _bring(wanted: list[str], needs: Path) -> None:
 def _required(source: Path) -> list[str]:
     """Return the build requirements in a project's ``pyproject.toml``."""
     try:
-        table: dict[str, Any] = tomllib.loads(_pyproject(source))
+        table = toml.loads(_pyproject(source))
         system = table.get("build-system", {})
         return [str(one) for one in system.get("requires", _LEGACY)]
     except (ValueError, TypeError, AttributeError):
@@ -113,8 +120,8 @@ def _required(source: Path) -> list[str]:
 
 def _pyproject(source: Path) -> str:
     if source.is_dir():
-        file = source / "pyproject.toml"
-        return file.read_text(encoding="utf-8") if file.is_file() else ""
+        found = trust.read(source / "pyproject.toml")  # which may be a link to anything
+        return found.content.decode() if found else ""
     try:
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:
@@ -123,13 +130,53 @@ def _pyproject(source: Path) -> str:
                     return ""
                 with archive.open(names[0]) as stored:
                     return stored.read(LARGEST).decode()
-        with tarfile.open(source) as archive_of_tar:
-            for member in archive_of_tar:
-                if _is_top(member.name) and (stream := archive_of_tar.extractfile(member)):
+        with _Unpacking(source) as unpacking, tarfile.TarFile(fileobj=unpacking) as tar:
+            while member := tar.next():
+                if _is_top(member.name) and (stream := tar.extractfile(member)):
                     return stream.read(LARGEST).decode()
+                tar.members.clear()  # type: ignore[attr-defined] # there may be millions
     except (*UNREADABLE, lzma.LZMAError, tarfile.TarError):
         pass
     return ""
+
+
+class _Unpacking(io.RawIOBase):
+    """The content of a stranger's ``.tar``, compressed or not; limited, as it may have no end.
+
+    It is read once from the start to ``MOST``, in pieces of ``LARGEST``: ``tarfile`` reads headers
+    of any size into memory, and goes back without end where a size is negative.
+
+    Args:
+        file: the archive.
+    """
+
+    def __init__(self, file: Path) -> None:
+        with file.open("rb") as plain:
+            start = plain.read(6)
+        kinds: dict[bytes, Callable[..., Any]] = {
+            b"\x1f\x8b": gzip.open,
+            b"BZh": bz2.open,
+            b"\xfd7zXZ\0": lzma.open,
+        }
+        opened = next((o for magic, o in kinds.items() if start.startswith(magic)), open)
+        self._stream: BinaryIO = opened(file, "rb")
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        if whence != os.SEEK_SET or not self.tell() <= place <= MOST:
+            raise tarfile.ReadError(f"what is searched for is not in the first {MOST} bytes")
+        return self._stream.seek(place)
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= LARGEST or self.tell() > MOST:
+            raise tarfile.ReadError(f"it has a header of {size} bytes")
+        return self._stream.read(size)
 
 
 def _is_top(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +20,10 @@ from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.wheels.archive import find_clashes, hash_file
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.lockfile import Wheel, chosen_wheels
-from wheelmount.wheels.manifest import REQUESTS_NAME, Entry, Manifest
+from wheelmount.wheels.manifest import REQUESTS_NAME, RESULT, Entry, Manifest
 from wheelmount.wheels.refusals import refuse_unpinned, refuse_unsound
 from wheelmount.wheels.scratch import abandoned, clear_fresh
+from wheelmount.wheels.simple import INDEX_NAME, WRITTEN
 from wheelmount.wheels.target import Target
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ LOCK_TIMEOUT = 3600.0
 """Seconds to wait for another download into the same directory."""
 
 LOCK_NAME = ".wheelmount.lock"
+
+_WRITTEN = re.compile(r"wheelmount\.json|pylock\.(.+\.)?toml")
+"""Names of the files that are written beside the wheels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,7 @@ def fill(
         def remember(wheel: Wheel) -> None:
             file = directory / wheel.filename
             manifest.wheels[wheel.filename] = Entry.of(file, wheel.sha256, wheel.yanked)
+            manifest.built.pop(wheel.filename, None)  # one that was built here is gone
 
         try:
             fetch(
@@ -167,10 +173,10 @@ def _clear(directory: Path) -> None:
         for lock in directory.glob(f"{pending(place).stem}*.toml"):
             lock.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
-    for folder in (directory, directory / REQUESTS_NAME, directory / "simple"):
-        clear_fresh(folder)
-    for folder in (directory / "simple").glob("*/"):
-        clear_fresh(folder)
+    clear_fresh(directory, _WRITTEN)
+    clear_fresh(directory / REQUESTS_NAME, RESULT)
+    for folder in (directory / INDEX_NAME, *(directory / INDEX_NAME).glob("*/")):
+        clear_fresh(folder, WRITTEN)
 
 
 def pending(place: Path) -> Path:

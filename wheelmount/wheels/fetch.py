@@ -7,7 +7,8 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ import httpx
 import tenacity
 
 from wheelmount.disk import FULL
-from wheelmount.errors import TransferError, UnavailableError, WheelError
+from wheelmount.errors import SourceError, TransferError, UnavailableError, WheelError
 from wheelmount.owned import FILE
 from wheelmount.progress import Task
 from wheelmount.wheels import uvsettings
@@ -36,6 +37,9 @@ LONGEST_PAUSE = 8.0
 
 STALL = 20.0
 """Seconds without a byte after which a connection counts as lost."""
+
+LONGEST = 120.0
+"""Seconds in which a file of requirements, or a page of an index, must have arrived."""
 
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -237,6 +241,8 @@ class _Fetch:
                 stream.write(chunk)
                 have += len(chunk)
                 self._total.at(wheel, size, have)
+                if 0 < wheel.size < have:  # it is another file, maybe without an end
+                    break
         return digest.hexdigest()
 
 
@@ -254,6 +260,38 @@ def _local_path(source: str, directory: Path) -> Path | None:
     if scheme == "file":
         return Path(url2pathname(urlsplit(source).path))
     return None if scheme else directory / source
+
+
+def read_url(
+    url: str, auth: httpx.Auth | None, most: int, headers: Mapping[str, str] | None = None
+) -> tuple[bytes, str]:
+    """Return the content of a URL, and its media type.
+
+    Args:
+        url: the URL.
+        auth: credentials.
+        most: bytes that it may have.
+        headers: further headers of the request.
+
+    Raises:
+        httpx.HTTPError: it did not arrive, or the server refuses.
+        httpx.InvalidURL: it is no URL.
+        SourceError: it has more bytes.
+        TransferError: it did not arrive within ``LONGEST``.
+    """
+    deadline = time.monotonic() + LONGEST
+    content = bytearray()
+    with connect(1) as client, client.stream("GET", url, auth=auth, headers=headers) as response:
+        response.raise_for_status()
+        for chunk in response.iter_bytes():
+            content += chunk
+            if len(content) > most:
+                raise SourceError(f"{url} has more than {most} bytes", hint="check the URL")
+            if time.monotonic() > deadline:
+                raise TransferError(
+                    f"{url} did not arrive within {LONGEST:.0f} s", hint="check the network"
+                )
+        return bytes(content), response.headers.get("Content-Type", "")
 
 
 def connect(jobs: int) -> httpx.Client:

@@ -7,12 +7,12 @@ import hashlib
 import shutil
 import sys
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
 
 from wheelmount import disk
 from wheelmount.errors import SourceError, TransferError
 from wheelmount.owned import make_folders
 from wheelmount.wheels.reqfile import anchored
+from wheelmount.wheels.requirements import split_url
 
 _FETCHED = "fetched-"
 """Prefix of the directory of a file that was fetched from a URL."""
@@ -31,7 +31,8 @@ def file_of(text: str, folder: Path) -> Path:
         folder: a private directory for files that are made; they are gone when the process ends.
 
     Raises:
-        SourceError: there is nothing at the URL.
+        InputError: it is no URL.
+        SourceError: there is nothing at the URL, or too much for a file of requirements.
         TransferError: it did not arrive.
     """
     if text == "-":
@@ -39,7 +40,7 @@ def file_of(text: str, folder: Path) -> Path:
         disk.write(given, anchored(given, Path.cwd()))
         return given
     if text.startswith(("http://", "https://")):
-        name = PurePosixPath(urlsplit(text).path).name or "index"
+        name = PurePosixPath(split_url(text).path).name or "index"
         return _keep(_get(text), _FETCHED, name, folder)
     return Path(text)
 
@@ -62,21 +63,13 @@ def _get(url: str) -> bytes:
     import httpx  # takes long to load
 
     from wheelmount.wheels.credentials import IndexAuth
-    from wheelmount.wheels.fetch import connect
+    from wheelmount.wheels.fetch import read_url
 
     try:
-        with connect(1) as client:
-            response = client.get(url, auth=IndexAuth().of())
-            response.raise_for_status()
+        return read_url(url, IndexAuth().of(), LARGEST)[0]
     except httpx.HTTPStatusError as error:
         code = error.response.status_code
         raise SourceError(f"{url} cannot be downloaded: {code}", hint="check the URL") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise TransferError(f"{url} did not arrive: {reason}", hint="check the network") from None
-    if len(response.content) > LARGEST:
-        raise SourceError(
-            f"{url} has {len(response.content)} bytes, too many for a file of requirements",
-            hint="check the URL",
-        )
-    return response.content

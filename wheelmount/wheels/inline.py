@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from wheelmount import toml
 from wheelmount.errors import InputError
-from wheelmount.toml import tomllib
 
 _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
@@ -43,7 +43,7 @@ def read(script: bytes) -> Inline | None:
         raise InputError("the script has its metadata twice", hint=_HINT)
     lines = blocks[0]["content"].splitlines()
     try:
-        table = tomllib.loads("\n".join(line[2:] for line in lines))
+        table = toml.loads("\n".join(line[2:] for line in lines))
         return _of(table)
     except (ValueError, TypeError, AttributeError) as error:  # of TOML and of packaging, too
         raise InputError(

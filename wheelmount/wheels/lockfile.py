@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.pylock import (
     Package,
     PackageArchive,
@@ -15,8 +16,8 @@ from packaging.pylock import (
 )
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from wheelmount import toml
 from wheelmount.errors import ResolveError, WheelError
-from wheelmount.toml import tomllib
 from wheelmount.wheels.target import Target
 
 LOCK_NAME = "pylock.toml"
@@ -65,8 +66,13 @@ def parse_lock(text: str, where: str = LOCK_NAME) -> Pylock:
         WheelError: the text is not a lock; the message names ``where`` it is from.
     """
     try:
-        return Pylock.from_dict(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, PylockValidationError) as error:
+        lock = Pylock.from_dict(toml.loads(text))
+        for package in lock.packages:
+            sources = (*(package.wheels or ()), package.sdist, package.archive, package.vcs)
+            for url in (package.index, *(source.url for source in sources if source)):
+                urlsplit(url or "")
+        return lock
+    except (ValueError, PylockValidationError) as error:  # of TOML and of URLs
         raise WheelError(
             f"{where} is not a lock file: {error}", hint="run wheelmount download again"
         ) from None
@@ -90,7 +96,7 @@ def selected(lock: Pylock, target: Target) -> list[tuple[Package, object]]:
     """
     try:
         return list(lock.select(environment=target.environment(), tags=target.tags()))
-    except PylockSelectError as error:
+    except (PylockSelectError, UndefinedComparison, UndefinedEnvironmentName) as error:
         raise ResolveError(
             f"the lock does not fit {target}: {error}", hint="resolve again for this target"
         ) from None

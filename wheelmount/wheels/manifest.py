@@ -38,6 +38,9 @@ MANIFEST_NAME = "wheelmount.json"
 REQUESTS_NAME = "requests"
 """Directory with the result of each request, as files of requirements."""
 
+RESULT = re.compile(r"[0-9a-f]{16}\.txt")
+"""Names of the files in it. There may be others: the user can have a directory of that name."""
+
 _VERSION = 1
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -64,6 +67,8 @@ class Request:
         located: ``NAME==VERSION`` of packages that were chosen by URLs, in requirements or in the
             metadata of others, or by overrides; hosts have them by name.
         pinned: ``NAME ALGORITHM:HEX`` of each hash that the requirements pin a package to.
+        built: ``WHEEL ORIGIN`` of each of its wheels that was built on this machine; None in
+            requests of old versions.
     """
 
     requirements: tuple[str, ...]
@@ -80,6 +85,7 @@ class Request:
     pinned: tuple[str, ...] = ()
     located: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    built: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, wanted: Wanted, target: Target) -> Request:
@@ -96,6 +102,7 @@ class Request:
             builds=tuple(map(str, wanted.builds)),
             digest=wanted.digest(),
             flags=(*wanted.flags, *(f"--overrides={file}" for file in wanted.override_files)),
+            built=(),
         )
 
     @property
@@ -120,6 +127,7 @@ class Request:
         lines = (f"{name}=={version} --hash=sha256:{digest}\n" for (name, version), digest in names)
         words = (*self.requirements, *self.builds, *(f"-r {file}" for file in self.files))
         asked = " ".join(" ".join(words).split())  # on one line, whatever is recorded
+        asked = asked.encode(errors="backslashreplace").decode()  # paths may be no UTF-8
         return "".join([f"# {asked} for {self.target}\n", *lines])
 
     def file(self, wheels: Mapping[str, Entry]) -> str:
@@ -129,7 +137,7 @@ class Request:
 
     def same_question(self, other: Request) -> bool:
         """Return whether another request is the same, whatever its result."""
-        answer = ("pins", "wheels", "digest", "pinned", "located")
+        answer = ("pins", "wheels", "digest", "pinned", "located", "built")
         blank: dict[str, Any] = {name: type(getattr(self, name))() for name in answer}
         return dataclasses.replace(self, **blank) == dataclasses.replace(other, **blank)
 
@@ -221,7 +229,8 @@ class Manifest:
             ValueError: the name of a wheel is invalid, or has a path; a hash is invalid.
             InputError: a target is invalid.
         """
-        for name in {*self.wheels, *(one for request in self.requests for one in request.wheels)}:
+        chosen = (one for request in self.requests for one in request.wheels)
+        for name in {*self.wheels, *self.built, *chosen}:
             parse_wheel_filename(name)
             if "/" in name:
                 raise ValueError(f"{name} is no file name")
@@ -252,7 +261,8 @@ class Manifest:
         ]
         texts = {directory / one.file(self.wheels): one.text(self.wheels) for one in answered}
         for old in set(folder.iterdir()) - texts.keys():
-            old.unlink()
+            if RESULT.fullmatch(old.name):
+                old.unlink()
         for file, text in texts.items():
             if not file.is_file():
                 disk.write(file, text.encode())
@@ -273,12 +283,24 @@ class Manifest:
     def _is_pinned_to_these(self, request: Request) -> bool:
         """Whether its wheels have hashes that it pins; another request may have replaced some."""
         pinned = Pins.of_texts(request.pinned).hashes
-        foreign = [name for name in request.wheels if name not in self.built]
+        # Old versions noted no builder, so a wheel may have been built for another request.
+        built = self.built_for(request) if request.built is not None else set()
+        foreign = [name for name in request.wheels if name not in built]
         allowed = {name: pinned.get(parse_wheel_filename(name)[0]) for name in foreign}
         return all(
             some is None or f"sha256:{self.wheels[name].sha256}" in some
             for name, some in allowed.items()
         )
+
+    def built_for(self, request: Request) -> set[str]:
+        """Return the names of a request's wheels that were built for it, not for another one.
+
+        Its pins are hashes of their sources. For a request of an old version, any built wheels.
+        """
+        if request.built is None:
+            return self.built.keys() & {*request.wheels}
+        texts = {f"{name} {origin}": name for name, origin in self.built.items()}
+        return {texts[one] for one in request.built if one in texts}
 
     def has(self, name: str, directory: Path) -> bool:
         """Return whether a wheel exists and is unchanged since its check, by size and mtime."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import (
@@ -24,7 +23,9 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
+from wheelmount.errors import InputError
 from wheelmount.wheels.archive import requirements_of
+from wheelmount.wheels.requirements import applies
 from wheelmount.wheels.target import Target
 
 # What pip and uv say of a requirement that a directory does not meet.
@@ -57,14 +58,15 @@ def find_missing(
         target: markers are evaluated and wheels chosen for it.
     """
     offered = fitting(wheels, target)
-    environment = cast("dict[str, str]", target.environment())
     queue = deque((root, by, frozenset({""})) for root, by in roots)
     seen: set[tuple[str, frozenset[str]]] = set()
     missing: dict[Missing, None] = {}
     while queue:
         requirement, by, extras = queue.popleft()
-        marker = requirement.marker
-        if marker and not any(marker.evaluate({**environment, "extra": e}) for e in extras):
+        try:
+            if not applies(requirement, target, extras):
+                continue
+        except InputError:  # of a stranger's wheel; uv passes over it, too
             continue
         bare = f"{requirement.name}{requirement.specifier}"
         meeting = [

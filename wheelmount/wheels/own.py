@@ -10,16 +10,26 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from wheelmount.toml import tomllib
+from wheelmount import toml, trust
+from wheelmount.errors import InputError
 from wheelmount.wheels.given import is_fetched
 from wheelmount.wheels.reqfile import read_lines
+from wheelmount.wheels.requirements import split_url
 from wheelmount.wheels.wanted import PROJECT_NAME, Wanted
 
-_MALFORMED = OSError, ValueError, KeyError, TypeError, AttributeError, InvalidRequirement
+_MALFORMED = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    InvalidRequirement,
+    InputError,
+)
 """What a ``pyproject.toml`` that uv takes none of may raise."""
 
 
@@ -56,14 +66,14 @@ def _directories(text: str, *bases: Path) -> Iterator[Path]:
         text = Requirement(text).url or ""
     location = text.partition(" ;")[0].partition("#")[0].partition("[")[0].strip()
     if location.startswith("file:"):
-        location = unquote(urlsplit(location).path)
+        location = unquote(split_url(location).path)
     if location and "://" not in location:
         yield from (base / location for base in bases)
 
 
 def _named_by(file: Path) -> Iterator[Path]:
     with suppress(*_MALFORMED):
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = _read(file)
         for text in _dependencies(table):
             if (url := Requirement(text).url) and url.startswith("file:"):
                 yield from _directories(url, file.parent)
@@ -73,6 +83,11 @@ def _named_by(file: Path) -> Iterator[Path]:
                     yield file.parent / entry["path"]
                 if entry.get("workspace"):
                     yield from _members(file.parent)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found = trust.read(file)  # a pipe of another user, above the project, would never end
+    return toml.loads(found.content.decode()) if found else {}
 
 
 def _dependencies(table: dict[str, Any]) -> Iterator[str]:
@@ -89,7 +104,7 @@ def _members(folder: Path) -> Iterator[Path]:
     """The members of the workspace that a project is in."""
     for root in (folder, *folder.parents):
         with suppress(*_MALFORMED):
-            table = tomllib.loads((root / PROJECT_NAME).read_text(encoding="utf-8"))
+            table = _read(root / PROJECT_NAME)
             patterns = table["tool"]["uv"]["workspace"]["members"]
             yield from (path for pattern in patterns for path in root.glob(pattern))
             return

@@ -11,8 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from packaging.pylock import Package, PackageArchive, PackageSdist, PackageWheel, Pylock
 from packaging.requirements import Requirement
@@ -21,6 +20,7 @@ from packaging.utils import canonicalize_name
 from wheelmount.errors import InputError, WheelError
 from wheelmount.wheels.lockfile import TOOL, selected, wheel_name
 from wheelmount.wheels.reqfile import Line, name_of, read_lines
+from wheelmount.wheels.requirements import applies, split_url
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -49,22 +49,20 @@ class Pins:
         """Return the pins of requirements, and of files of requirements, on a target.
 
         Raises:
-            InputError: a hash has an unknown algorithm, or no package.
+            InputError: a hash has an unknown algorithm, or no package; a URL is none, or a marker
+                has no meaning.
         """
         if wanted.lock:
             return cls()  # a lock has a hash of every file, which is always compared
-        required = wanted.require_hashes or any(
-            os.environ.get(name, "0").lower() in ("1", "true", "yes", "on") for name in _REQUIRE
-        )
+        required = wanted.require_hashes or required_by_environment()
         found: dict[str, frozenset[str]] = {}
         exact: set[str] = set()
-        environment = cast("dict[str, str]", target.environment())
         for line in _lines(wanted):
             if line.option:
                 required = required or line.option == "--require-hashes"
                 continue
             one = line.requirement()
-            if one and one.marker and not one.marker.evaluate(environment):
+            if one and not applies(one, target):
                 continue
             hashes = line.hashes | _of_url(one.url if one else None) | _of_url(line.text)
             if one and (one.url or _is_exact(one)):
@@ -155,6 +153,12 @@ class Pins:
             raise _other(filename, hashes, allowed)
 
 
+def required_by_environment() -> bool:
+    """Return whether a variable of uv or pip says that every package must be pinned."""
+    words = {os.environ.get(name, "0").lower() for name in _REQUIRE}
+    return not words.isdisjoint(("1", "true", "yes", "on"))
+
+
 def as_texts(hashes: Mapping[str, str]) -> frozenset[str]:
     """Return hashes by algorithm as ``ALGORITHM:HEX``."""
     return frozenset(f"{name}:{value}".lower() for name, value in hashes.items())
@@ -172,7 +176,7 @@ def _is_exact(one: Requirement) -> bool:
 
 def _of_url(url: str | None) -> frozenset[str]:
     """Return the hashes in the fragment of a URL."""
-    pairs = parse_qsl(urlsplit(url).fragment) if url and "://" in url else []
+    pairs = parse_qsl(split_url(url).fragment) if url and "://" in url else []
     return frozenset(f"{name}:{value}".lower() for name, value in pairs if name in ALGORITHMS)
 
 

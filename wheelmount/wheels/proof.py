@@ -6,7 +6,7 @@ uv resolves them with the directory as its only source; then every chosen wheel 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,13 +31,15 @@ class Question:
     """The requirements that one offline resolution has to prove.
 
     Requirements of files are known by ``pins``, which also fix the versions to the locked ones. A
-    file of a package in ``hashes`` must have one of its hashes.
+    file of a package in ``hashes`` must have one of its hashes, except those in ``built``: names of
+    wheels that were built on this machine of sources that the requirements name.
     """
 
     wanted: Wanted
     pins: tuple[Requirement, ...]
     target: Target
     hashes: Pins = field(default_factory=Pins)
+    built: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
+from urllib.parse import SplitResult, urlsplit
 
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from wheelmount.errors import InputError, SourceError
+from wheelmount.wheels.target import Target
 
 
 def parse_requirements(texts: Iterable[str]) -> list[Requirement]:
@@ -64,6 +68,41 @@ def wheel_at(path: Path) -> Requirement:
     except InvalidWheelFilename as error:
         raise InputError(str(error), hint="restore the file name of the wheel") from None
     return Requirement(f"{name} @ {path.as_uri()}")
+
+
+def applies(requirement: Requirement, target: Target, extras: Iterable[str] = ("",)) -> bool:
+    """Return whether a requirement counts on a target, by its marker.
+
+    Args:
+        requirement: the requirement.
+        target: the target.
+        extras: the extras of the package that has the requirement, of which one must fit.
+
+    Raises:
+        InputError: the marker has no meaning, as ``os_name ~= "posix"`` has none.
+    """
+    if requirement.marker is None:
+        return True
+    environment = cast("dict[str, str]", target.environment())
+    try:
+        return any(requirement.marker.evaluate({**environment, "extra": one}) for one in extras)
+    except (UndefinedComparison, UndefinedEnvironmentName):
+        raise InputError(
+            f"the marker of {requirement} has no meaning",
+            hint="see https://packaging.python.org/specifications/dependency-specifiers",
+        ) from None
+
+
+def split_url(url: str) -> SplitResult:
+    """Split a URL into its parts.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise InputError(f"{url} is no URL: {error}", hint="correct it") from None
 
 
 def without_url(requirement: Requirement) -> Requirement:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX = ".wheelmount-scratch-"
+from wheelmount.lock import try_lock
+
+_PREFIX = ".wheelmount-temporary-"
+"""Of the names; another one than in old versions, which lock the directories themselves."""
+
+_LOCK = ".lock"
+"""File in each, which its maker locks: NFS has locks between machines of files only."""
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""Error numbers of file systems without locks."""
 
 
 @contextlib.contextmanager
@@ -29,41 +40,54 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
-        os.close(held)
+        _release(place, held)
 
 
-def abandoned(folder: Path) -> list[Path]:
-    """Return scratch directories whose makers have ended, so that their locks are free."""
-    found = []
+def abandoned(folder: Path) -> Iterator[Path]:
+    """Yield scratch directories whose makers have ended; each is locked until the next one."""
     for place in folder.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # of another user, in use, or deleted meanwhile
-            held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        held = None
+        with contextlib.suppress(OSError):  # of another user, or deleted meanwhile
+            state = place.lstat()
+            if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid():
+                held = try_lock(place / _LOCK)
+        if held is not None:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(held).st_uid == os.getuid():
-                    found.append(place)
+                yield place
             finally:
-                os.close(held)
-    return found
+                _release(place, held)
 
 
-def _make(folder: Path) -> tuple[Path, int]:
+def _make(folder: Path) -> tuple[Path, int | None]:
     while True:
         place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
         try:
-            held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # another process deleted it before it was locked
-            continue
-        with contextlib.suppress(OSError):  # NFS has no locks of directories
-            fcntl.flock(held, fcntl.LOCK_SH)
-        if place.is_dir():
+            held = try_lock(place / _LOCK)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:  # and no other process can take it for abandoned
+                return place, None
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        if held is not None:
             return place, held
+        # Another process saw it before it was locked, and deletes it.
+
+
+def _release(place: Path, held: int | None) -> None:
+    if held is not None:
         os.close(held)
+    with contextlib.suppress(OSError):  # NFS keeps a file that is open, and thus its directory
+        place.rmdir()
 
 
-def clear_fresh(folder: Path) -> None:
-    """Remove files of a killed ``disk.write``; the caller must hold a lock."""
+def clear_fresh(folder: Path, names: re.Pattern[str]) -> None:
+    """Remove files of a killed ``disk.write``; the caller must hold a lock.
+
+    Args:
+        folder: a directory, in which the user may have files too.
+        names: names of the files that are written there.
+    """
     for file in folder.glob(".*.*[0-9]"):
-        if file.suffix[1:].isdecimal() and file.is_file():
+        if file.suffix[1:].isdecimal() and names.fullmatch(file.stem[1:]) and file.is_file():
             with contextlib.suppress(OSError):
                 file.unlink()

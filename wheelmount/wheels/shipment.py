@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -15,7 +14,7 @@ from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.linktree import PROGRAM, Item, Plan, grow
 from wheelmount.wheels.manifest import Manifest, Request
-from wheelmount.wheels.requirements import parse_requirements
+from wheelmount.wheels.requirements import parse_requirements, split_url
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.unpacked import Unpacked
 
@@ -138,7 +137,7 @@ def _direct_url(url: str, sha256: str) -> dict[str, Any]:
     if url.startswith("git+"):
         address, _, commit = url.removeprefix("git+").rpartition("@")
         return {"url": address, "vcs_info": {"vcs": "git", "commit_id": commit}}
-    path = urlsplit(url).path
+    path = split_url(url).path
     if url.startswith("file:") and not path.endswith((".whl", ".gz", ".zip")):
         return {"url": url, "dir_info": {}}
     hashes = {"hashes": {"sha256": sha256}} if path.endswith(".whl") else {}

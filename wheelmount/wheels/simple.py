@@ -17,6 +17,7 @@ import hashlib
 import html
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,15 +27,20 @@ from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from wheelmount import disk
-from wheelmount.errors import WheelError
+from wheelmount import disk, typed
+from wheelmount.errors import SourceError, WheelError
 from wheelmount.owned import make_folders
 from wheelmount.wheels.archive import hash_file, parse_metadata, read_metadata
 from wheelmount.wheels.manifest import Entry
 
 INDEX_NAME = "simple"
 
+WRITTEN = re.compile(r"index\.(html|json)|.+\.whl\.metadata")
+"""Names of the files that are written in its directories."""
+
 _API_VERSION = "1.1"
+
+_PAGE = "index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +66,52 @@ def write_index(directory: Path, known: Mapping[str, Entry]) -> None:
     Args:
         directory: the directory of wheels; the caller must hold its lock.
         known: hashes of wheels by name; other wheels are hashed.
+
+    Raises:
+        SourceError: ``simple`` is another directory, maybe of the user's program.
     """
+    refuse_other(directory)
     root = directory / INDEX_NAME
+    if not (root / _PAGE).is_file():  # first, so that the directory is known even if this is ended
+        make_folders(root)
+        _write(root / _PAGE, _json(projects=[]))
     files = [listed for wheel in directory.glob("*.whl") if (listed := _list(wheel, root, known))]
     files.sort(key=lambda file: (file.project, file.name))
     projects = []
     for project, group in groupby(files, key=lambda file: file.project):
         projects.append(project)
         _write_project(root / project, project, list(group))
-    make_folders(root)
     links = "".join(f'<a href="{project}/">{project}</a><br>\n' for project in projects)
     _write(root / "index.html", _page("Simple index", links))
-    _write(root / "index.json", _json(projects=[{"name": project} for project in projects]))
-    _keep_only(root, {*projects, "index.html", "index.json"})
+    _write(root / _PAGE, _json(projects=[{"name": project} for project in projects]))
+    for folder in root.iterdir():
+        if folder.name not in projects and not folder.is_symlink() and _is_page(folder / _PAGE):
+            shutil.rmtree(folder)
+
+
+def refuse_other(directory: Path) -> None:
+    """Check that a directory's ``simple``, if there is one, is an index that was written here.
+
+    Raises:
+        SourceError: it is not.
+    """
+    root = directory / INDEX_NAME
+    if not os.path.lexists(root) or _is_page(root / _PAGE):
+        return
+    if not root.is_dir() or any(not path.name.startswith(f".{_PAGE}.") for path in root.iterdir()):
+        raise SourceError(
+            f"{root} is not an index of wheels that wheelmount made",
+            hint="use another directory for the wheels, or move that away",
+        )
+
+
+def _is_page(file: Path) -> bool:
+    """Return whether a file is a page of an index, as ``_json`` makes it."""
+    try:
+        table = typed.decode(file.read_bytes(), dict[str, Any])
+    except (OSError, ValueError):
+        return False
+    return isinstance(table.get("meta"), dict) and "api-version" in table["meta"]
 
 
 def _list(wheel: Path, root: Path, known: Mapping[str, Entry]) -> _File | None:
@@ -115,7 +154,7 @@ def _write_project(folder: Path, project: str, files: list[_File]) -> None:
             link.symlink_to(Path("..", "..", file.name))
     _write(folder / "index.html", _page(f"Links for {project}", "".join(map(_anchor, files))))
     _write(
-        folder / "index.json",
+        folder / _PAGE,
         _json(
             name=project,
             versions=list(dict.fromkeys(file.version for file in files)),
@@ -123,9 +162,7 @@ def _write_project(folder: Path, project: str, files: list[_File]) -> None:
         ),
     )
     names = {file.name for file in files}
-    _keep_only(
-        folder, {"index.html", "index.json", *names, *(f"{name}.metadata" for name in names)}
-    )
+    _keep_only(folder, {"index.html", _PAGE, *names, *(f"{name}.metadata" for name in names)})
 
 
 def _anchor(file: _File) -> str:

@@ -9,10 +9,11 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
-from wheelmount.toml import tomllib
+from wheelmount import toml, trust, typed
+from wheelmount.errors import ConfigError
 
 _OF_INDEXES = frozenset(
     {
@@ -31,6 +32,37 @@ _OF_CHOICE = (
 )
 
 _TRUE = ("1", "true", "yes", "on", "t", "y")
+
+
+class _Index(TypedDict, total=False):
+    name: str
+    url: str
+
+
+_Pip = TypedDict(
+    "_Pip",
+    {
+        "index": list[_Index],
+        "index-url": str,
+        "extra-index-url": list[str],
+        "find-links": list[str],
+        "allow-insecure-host": list[str],
+        "override-dependencies": list[str],
+    },
+    total=False,
+)
+
+
+class _Settings(_Pip, total=False):
+    pip: _Pip
+
+
+class _Tools(TypedDict, total=False):
+    uv: dict[str, Any]
+
+
+class _Project(TypedDict, total=False):
+    tool: _Tools
 
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -121,8 +153,11 @@ def passed_over(environ: Mapping[str, str] = os.environ) -> str:
     ):
         return ""
     for where, url in _of_pip(environ):
-        if urlsplit(url).hostname not in (None, "pypi.org"):
-            return f"{where} names the index {url}, which uv does not read: set UV_DEFAULT_INDEX"
+        with contextlib.suppress(ValueError):  # it is no URL
+            if urlsplit(url).hostname not in (None, "pypi.org"):
+                return (
+                    f"{where} names the index {url}, which uv does not read: set UV_DEFAULT_INDEX"
+                )
     return ""
 
 
@@ -147,15 +182,27 @@ def _of_pip(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def tables(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
     """Yield the tables of uv's configuration files, by precedence.
 
-    Unreadable files are skipped: uv reports them.
+    Unreadable and malformed files are skipped: uv reports them.
+
+    Raises:
+        ConfigError: uv would wait for a file, which is a pipe.
     """
     for file in _files(environ):
         try:
-            table = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            if file.is_fifo():  # maybe of another user, in a directory such as /tmp
+                raise ConfigError(
+                    f"{file} is a pipe, which uv would wait for",
+                    hint="remove it, work in another directory, or set UV_NO_CONFIG=1",
+                )
+            found = trust.read(file)
+            if found is None:
+                continue
+            table = toml.loads(found.content.decode())
+            if file.name == "pyproject.toml":
+                table = typed.convert(table, _Project).get("tool", {}).get("uv", {})
+            typed.convert(table, _Settings)
+        except (OSError, ValueError):
             continue
-        if file.name == "pyproject.toml":
-            table = table.get("tool", {}).get("uv", {})
         yield table
 
 

@@ -16,6 +16,7 @@ import json
 import os
 import posixpath
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,11 +146,7 @@ class Planned:
                                 hint="it cannot be in an environment",
                             ) from None
                         task.advance(1)
-                try:
-                    part.rename(folder)
-                except OSError as error:  # another process was faster
-                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                        raise
+                if not _put(part, folder, place):
                     making.known = False
             task.note(number_of(len(items), "package"))
         return making.tree(str(folder))
@@ -276,6 +273,31 @@ def plan(
         for one, recipe in zip(chosen, recipes, strict=True)
     ]
     return Planned(folder, target, python, items, unpack, unpacked, progress)
+
+
+def _put(part: Path, folder: Path, place: Path) -> bool:
+    """Give an environment its name; return False if another process was faster.
+
+    Args:
+        part: the environment.
+        folder: its name; what else has that name, as after a power failure, is replaced.
+        place: a directory for that, which is deleted later.
+    """
+    while True:
+        try:
+            part.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        else:
+            return True
+        try:
+            Environment.read(folder)
+        except (OSError, ValueError):
+            with contextlib.suppress(FileNotFoundError):  # another process replaces it, too
+                folder.rename(tempfile.mkdtemp(dir=place))
+        else:
+            return False
 
 
 def every(cache: Path) -> Iterator[Environment]:

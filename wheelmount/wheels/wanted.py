@@ -15,8 +15,8 @@ from packaging.pylock import is_valid_pylock_path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, is_normalized_name
 
+from wheelmount import toml
 from wheelmount.errors import InputError
-from wheelmount.toml import tomllib
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.reqfile import Line
 from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
@@ -168,7 +168,7 @@ class Wanted:
             if file.name != PROJECT_NAME:
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                table = tomllib.loads(file.read_text(encoding="utf-8"))
+                table = toml.loads(file.read_text(encoding="utf-8"))
                 sources = {
                     canonicalize_name(name): entries if isinstance(entries, list) else [entries]
                     for name, entries in table.get("tool", {}).get("uv", {})["sources"].items()

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from wheelmount import disk
 from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress, number_of
-from wheelmount.urls import without_credentials
+from wheelmount.urls import public, without_credentials
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.archive import find_clashes
 from wheelmount.wheels.build import UNNAMED, build_missing, is_source, sources_of_files
@@ -32,14 +32,14 @@ from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.own import own_directories
-from wheelmount.wheels.pins import Pins
+from wheelmount.wheels.pins import Pins, required_by_environment
 from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
 from wheelmount.wheels.reqfile import read_lines, rewrite
-from wheelmount.wheels.requirements import parse_requirements, without_url
+from wheelmount.wheels.requirements import applies, parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.scratch import scratch
-from wheelmount.wheels.simple import write_index
+from wheelmount.wheels.simple import refuse_other, write_index
 from wheelmount.wheels.sources import build_locked
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import NO_DEPS, PRE, Wanted
@@ -181,6 +181,7 @@ class Wheelhouse:
         from wheelmount.wheels.credentials import IndexAuth  # with httpx, which takes long to load
 
         target = request.target
+        refuse_other(self.directory)  # before anything is fetched
         with (
             disk_errors(self.directory),
             scratch(self.directory) as place,
@@ -203,6 +204,7 @@ class Wheelhouse:
             if sources.origins:
                 lock = sources.lock
                 disk.write(lock_file, sources.text())
+            origins = public(built.origins | sources.origins)
             # Until the request is recorded, its wheels seem unneeded; the lock prevents a pruning.
             with locked(self.directory, progress):
                 auth = IndexAuth(files=wanted.plain_files)
@@ -220,9 +222,10 @@ class Wheelhouse:
                     wheels=report.wheels,
                     pinned=hashes.texts(),
                     located=tuple(wheel.pin for wheel in chosen if wheel.package in by_name),
+                    built=tuple(f"{name} {origin}" for name, origin in sorted(origins.items())),
                 )
                 manifest.remember(answer)
-                manifest.built.update(built.origins | sources.origins)
+                manifest.built.update(origins)
                 lock_file.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
@@ -300,7 +303,7 @@ class Wheelhouse:
         with progress.task("check", unit="request") as task, scratch() as copies:
             questions = (
                 [
-                    _ask_again(request, target)
+                    _ask_again(request, target, manifest)
                     for request in manifest.requests
                     for target in targets or [request.target]
                 ]
@@ -325,7 +328,7 @@ class Wheelhouse:
             examined = examine(sorted(wheels), known, contents=contents)
             unsound = [Unsound(name, one.fault) for name, one in examined.items() if one.fault]
             for question, chosen in answers:
-                foreign = [wheel for wheel in chosen if wheel.name not in manifest.built]
+                foreign = [wheel for wheel in chosen if wheel.name not in question.built]
                 unsound += find_unpinned(question, foreign, examined)
                 if contents or not manifest.has_together(wheel.name for wheel in chosen):
                     sound = [wheel for wheel in chosen if not examined[wheel.name].fault]
@@ -381,7 +384,8 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Qu
     """Return the question for requirements, with built wheels in place of sources in files."""
     if wanted.lock:
         lock = read_lock(wanted.lock, wanted)
-        return Question(Wanted(), _pins(lock, target), target, Pins.of_lock(lock, target))
+        pins = Pins.of_lock(lock, target)  # none of what is to be built
+        return Question(Wanted(), _pins(lock, target), target, pins)
     built = {origin: parse_wheel_filename(name)[0] for name, origin in manifest.built.items()}
     for project in wanted.projects:
         if project.as_uri() not in built:
@@ -389,6 +393,7 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Qu
                 f"no wheel was built of {project}", hint=f"run wheelmount download {project}"
             )
     pins = Pins.of(wanted, target)
+    exempt = _built_from(wanted, target, manifest)
     located = _located(wanted, target, manifest)
     of_files = _built_of_files(wanted, target, manifest)
     changes = {
@@ -415,7 +420,28 @@ def _ask(wanted: Wanted, target: Target, manifest: Manifest, copies: Path) -> Qu
         (),
         target,
         pins,
+        exempt,
     )
+
+
+def _built_from(wanted: Wanted, target: Target, manifest: Manifest) -> set[str]:
+    """Return the names of wheels that were built of sources that requirements name."""
+    packages = {
+        canonicalize_name(one.name)
+        for one in (
+            *filter(is_source, wanted.requirements),
+            *sources_of_files(wanted).values(),
+            *wanted.repositories(),
+            *wanted.builds,
+        )
+        if applies(one, target)
+    }
+    origins = {project.as_uri() for project in wanted.projects}
+    return {
+        name
+        for name, origin in manifest.built.items()
+        if origin in origins or parse_wheel_filename(name)[0] in packages
+    }
 
 
 def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
@@ -424,9 +450,9 @@ def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple
     answers = [one for one in manifest.requests if one.files == files and one.target == target]
     if not (files and answers):
         return ()
-    names = [
-        parse_wheel_filename(wheel)[:2] for wheel in answers[-1].wheels if wheel in manifest.built
-    ]
+    noted = answers[-1].built
+    built = manifest.built if noted is None else {one.partition(" ")[0] for one in noted}
+    names = [parse_wheel_filename(wheel)[:2] for wheel in answers[-1].wheels if wheel in built]
     return tuple(Requirement(f"{name}=={version}") for name, version in names)
 
 
@@ -453,18 +479,21 @@ def _located(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requir
     return tuple(parse_requirements(pin for one in answers for pin in one.located))
 
 
-def _ask_again(request: Request, target: Target) -> Question:
+def _ask_again(request: Request, target: Target, manifest: Manifest) -> Question:
     pins = tuple(parse_requirements(request.pins))
     texts = (*request.requirements, *request.builds)
     named = tuple(without_url(one) for one in parse_requirements(texts))
-    hashes = Pins.of_texts(request.pinned)
+    of_lock = Wanted(files=tuple(map(Path, request.files))).lock is not None  # which has hashes
+    required = required_by_environment() and not of_lock
+    hashes = replace(Pins.of_texts(request.pinned), required=required)
     if target == request.target:
         located = tuple(parse_requirements(request.located))
         asked = Wanted(named, overrides=located, flags=_proof_flags(request.flags))
-        return Question(asked, pins, target, hashes)
+        return Question(asked, pins, target, hashes, manifest.built_for(request))
     # Another target may have other versions, so only what was asked for counts; of a file of
     # requirements, which may be gone by now, only the pins are left to ask for.
-    return Question(Wanted(named), pins if request.files else (), target, hashes)
+    built = manifest.built_for(request)
+    return Question(Wanted(named), pins if request.files else (), target, hashes, built)
 
 
 def _pins(lock: Pylock, target: Target) -> tuple[Requirement, ...]:
