@@ -10,18 +10,21 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.conftest import Cli, mounts_shown
+from tests.conftest import CHECKOUT, Cli, mounts_shown
 from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
 from wheelmount.hosts.session import Record, Session
+from wheelmount.operations import apart
 from wheelmount.operations.records import hosts_of, mounts_of
+from wheelmount.progress import SILENT, Progress
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 
@@ -236,6 +239,75 @@ def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(
     assert found["identity"] == left["identity"], "the same mount"
     assert found["held"] == found["size"]
     assert cli("down").returncode == 0
+
+
+def test_a_delivery_that_fails_leaves_a_later_mount_to_its_session(
+    cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _make_delivery_slow(source, 32 << 20, monkeypatch)
+    cli("up", "--hosts", "local:1")
+    command = [sys.executable, "-m", "wheelmount.cli.main", "run", str(source), "-"]
+    script = f"until [ -e {workplace}/work/end ]; do sleep 0.1; done"
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE) as client:
+        assert client.stdin is not None
+        client.stdin.write(script)
+        client.stdin.close()
+        while not any(mount.get("held") for mount in mounts_shown(cli)):
+            assert client.poll() is None
+        assert cli("umount", "--force", source).returncode == 0
+        (source / "large").unlink()
+        assert cli("mount", source).returncode == 0
+        (workplace / "work" / "end").touch()
+        assert client.wait(60) != 0, "its mount was taken away"
+    (mount,) = mounts_shown(cli)
+    assert mount["held"] == mount["size"]
+    assert cli("umount", source).returncode == 0
+    assert mounts_shown(cli) == []
+    assert cli("down").returncode == 0
+
+
+@pytest.mark.parametrize("step", ["keep", "write"])
+def test_hosts_whose_session_cannot_be_recorded_are_stopped(
+    step: str, settings: Settings, workplace: Path
+) -> None:
+    script = f"""
+from unittest import mock
+from wheelmount import config
+from wheelmount.hosts.session import Session
+from wheelmount.hosts.spec import parse
+from wheelmount.operations import sessions
+from wheelmount.progress import SILENT
+with mock.patch.object(Session, "{step}", side_effect=OSError("no space")):
+    sessions.up(parse("local:1"), Session("one", config.load()), SILENT)
+"""
+    program = [sys.executable, "-c", script]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr.endswith("OSError: no space\n")
+    assert not Session("one", settings).exists
+    assert not list(workplace.glob("runtime/*/hosts-*"))
+
+
+def test_processes_for_several_sets_of_hosts_end_with_their_command() -> None:
+    program = [sys.executable, "-c", "from tests.cli.test_sessions import wait; wait()"]
+    with subprocess.Popen(program, cwd=CHECKOUT, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        for _ in range(2):
+            assert client.stdout.readline() == b"began\n"
+        children = psutil.Process(client.pid).children()
+        assert len(children) >= 2
+        client.kill()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+def wait() -> None:
+    """Work on two sets of hosts, of which one takes a moment and the other a minute."""
+    apart.each([partial(_work, 0.0), partial(_work, 60.0)], SILENT, "wait")
+
+
+def _work(seconds: float, _progress: Progress) -> None:
+    print("began", flush=True)
+    time.sleep(seconds)
 
 
 def test_a_verification_waits_for_the_command_that_delivers(

@@ -474,6 +474,21 @@ def test_a_host_that_goes_down_is_named_and_the_others_finish(source: Path, kind
         assert client.returncode == 68
 
 
+def test_a_session_goes_on_hosts_that_answer_though_another_crashed(source: Path) -> None:
+    own = {**os.environ, "WHEELMOUNT_STATE_DIR": str(source.parent / "state")}
+    with Lab(2, shared=[source.parent]) as small:
+        start_sshd(small)
+        for words in (["up", "--hosts", "ssh:host0,host1"], ["mount", source, PATH]):
+            done = small.run(LOGIN, _command(*words), env=own)
+            assert done.returncode == 0, done.stderr
+        mounts = ["grep", "-c", f" {PATH} ", "/proc/self/mountinfo"]
+        assert small.run("host0", mounts).stdout == "1\n"
+        small.kill("host1")
+        done = small.run(LOGIN, _command("down"), env=own, timeout=120)
+        assert small.run("host0", mounts).stdout == "0\n", done.stderr
+        assert "there is no session" in small.run(LOGIN, _command("down"), env=own).stderr
+
+
 def test_inside_an_allocation_its_nodes_are_used(lab: Lab, source: Path) -> None:
     command = _command("run", source, "--hosts", "slurm:2", "--mntpoint", PATH, "-")
     inside = ["salloc", "--nodes=2", "--quiet", *command]

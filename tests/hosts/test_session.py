@@ -20,7 +20,8 @@ from wheelmount.hosts.spec import parse
 
 def _make(session: Session) -> None:
     spec = parse("tls://a:1,b:2")
-    session.make(str(spec), spec.kind, NetworkHosts(spec.addresses, session.settings))
+    hosts = NetworkHosts(spec.addresses, session.settings)
+    session.write(session.make(str(spec), spec.kind, hosts))
 
 
 def test_it_is_there_until_it_is_forgotten(settings: Settings) -> None:

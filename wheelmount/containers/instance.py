@@ -204,11 +204,27 @@ class Instance:
             return False
         with self._alone():
             self._end()
-        with contextlib.suppress(OSError):  # the last one of this name
+        self._forget()
+        return True
+
+    def discard(self) -> None:
+        """Delete what a killed process left of the instance, unless it has been started since.
+
+        Raises:
+            WaitError: another process starts or stops it for too long.
+        """
+        with self._alone():
+            if self.record() is not None:
+                return
+            self._end()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove the directory of instances of this name, if this was the last one."""
+        with contextlib.suppress(OSError):
             self._lock_file.unlink()
             self._start_file.unlink()
             self.path.parent.rmdir()
-        return True
 
     # ----------------------------------------------------------------------------------------------
 

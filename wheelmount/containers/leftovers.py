@@ -40,14 +40,17 @@ def remove(path: Path) -> None:
         ContainerError: some of it belongs to another user.
     """
     if path.parent.parent.name == INSTANCES:
-        Instance(path.parents[2], path.parent.name, path.name).stop()
+        Instance(path.parents[2], path.parent.name, path.name).discard()
     else:
         remove_tree(path)
 
 
 def in_use(workdir: Path) -> bool:
     """Return whether a container's directory is in use."""
-    descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # its container has ended meanwhile
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wheelmount.config import Settings
+from wheelmount.config import Settings, private_directory
 from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.leftovers import PREFIX, claimed
@@ -138,8 +138,8 @@ class Order:
             container = self._container(instance.workdir)
             instance.ensure(container if self.image else None)
             return self._run(argv, partial(instance.run, container), stdin=stdin, terminal=terminal)
-        workdir = runtime / f"{PREFIX}{self.identity}"
-        with self._container(workdir) as container, claimed(workdir):
+        workdir = private_directory(runtime / f"{PREFIX}{self.identity}")
+        with claimed(workdir), self._container(workdir) as container:
             return self._run(argv, container.run, stdin=stdin, terminal=terminal)
 
     def _run(self, argv: Sequence[str], run: Callable[..., int], **streams: Any) -> int:

@@ -144,6 +144,10 @@ class Hosts(ABC):
             HostError: a host does not answer.
         """
 
+    def reach(self) -> None:
+        """Connect to running hosts of which some may not answer."""
+        self._hosts = self._reached()
+
     def settle(self) -> None:
         """Receive the last messages of hosts that go on, before this process ends Monarch.
 

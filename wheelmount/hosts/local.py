@@ -167,7 +167,7 @@ class LocalHosts(Hosts):
     def attach(self) -> None:
         """Connect to running hosts."""
         self.check()
-        self._hosts = self._reached()
+        self.reach()
 
     def leave(self) -> dict[str, Any]:
         """Disconnect from the hosts without stopping them; they must not be guarded."""

@@ -148,18 +148,27 @@ class NetworkHosts(Hosts):
         self.check()
         self._attach()
 
-    def _attach(self) -> None:
-        """Reach hosts that listen, as ``attach`` does."""
+    def reach(self) -> None:
+        """Connect to running hosts of which some may not answer.
+
+        Raises:
+            HostError: this process has hosts of another kind.
+        """
         first = self._addresses[0]
         if first.scheme == OPEN:
             log.warning("security: %s: %s", ", ".join(map(str, self._addresses)), DANGER)
         runtime.start(first.reached_from(), self.authority())
         for name, address in zip(self._names, self._addresses, strict=True):
             log.debug("host: %s is at %s", name, address)
+        super().reach()
+
+    def _attach(self) -> None:
+        """Connect to hosts that listen, as ``attach`` does."""
+        self.reach()
         try:
             self._hosts = self._await_answers(self._settings.start_timeout)
         except WaitError as error:
-            if first.scheme == SECURE:
+            if self._addresses[0].scheme == SECURE:
                 error.hint = (
                     "hosts with other credentials do not answer: see `wheelmount worker -h`"
                 )

@@ -201,11 +201,9 @@ class Session:
             os.close(lock)
 
     def make(self, spec: str, kind: str, hosts: Hosts) -> Record:
-        """Record running hosts as this session; the caller must hold ``lock``."""
+        """Leave running hosts; return their record, which the caller must write."""
         names = [host.name for host in hosts]
-        record = Record(spec, kind, names, hosts.leave())
-        self.write(record)
-        return record
+        return Record(spec, kind, names, hosts.leave())
 
     def forget(self) -> None:
         """Delete the record and handles; the caller must hold ``lock``, and have stopped hosts."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from typing import TypeVar
 
-from wheelmount.errors import WheelmountError
+from wheelmount.errors import HostError, WheelmountError
+from wheelmount.mount.kernel.syscalls import die_with_parent
 from wheelmount.progress import SILENT, Progress
 
 Found = TypeVar("Found")
@@ -39,7 +41,11 @@ def each(
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         task = stack.enter_context(progress.task(step, unit="set of hosts"))
-        pools = [stack.enter_context(ProcessPoolExecutor(1, context)) for _ in works]
+        pools = [
+            # They would wait for further work for ever if this process were killed.
+            stack.enter_context(ProcessPoolExecutor(1, context, die_with_parent))
+            for _ in works
+        ]
         pairs = zip(pools, works, strict=True)
         futures = [pool.submit(work, SILENT) for pool, work in pairs]
         found = list(map(_settled, futures))
@@ -52,3 +58,8 @@ def _settled(future: Future[Found]) -> Found | WheelmountError:
         return future.result()
     except WheelmountError as error:
         return error
+    except BrokenProcessPool:
+        return HostError(
+            "the process that worked on these hosts was killed",
+            hint="is the memory of this machine exhausted? then run it again",
+        )

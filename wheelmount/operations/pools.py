@@ -513,6 +513,12 @@ class Standing(HostPool):
             made.wait(warn=False)
             with session.lock(), turn:
                 if not kept and not failed:
+                    note = mounts_of(session.read()).get(key)
+                    if note is None or note.identity != made.identity:
+                        raise MountError(
+                            f"another command unmounted {made.source} while its bytes arrived",
+                            hint="run it again",
+                        )
                     made.keep()
                     self._note(key, made)
                     kept = True
@@ -665,7 +671,9 @@ class Standing(HostPool):
     def _drop(self, key: str, identity: str) -> None:
         session = self._session
         record, handles = session.read(), session.handles()
-        record.notes.get(MOUNTS, {}).pop(key, None)
+        note = mounts_of(record).get(key)
+        if note is not None and note.identity == identity:  # not one made since
+            del record.notes[MOUNTS][key]
         handles.pop(identity, None)
         session.write(record)
         session.keep(handles)

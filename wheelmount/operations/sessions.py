@@ -71,11 +71,16 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
                 runtime.raise_first(dict(commands.run(ready)))
                 commands.keep()
             record = session.make(str(spec), spec.kind, hosts)
-            record.notes[VERSIONS] = dict(handshake.here())
-            session.write(record)
-            session.keep({COMMANDS: commands.actors})
         except BaseException:
             hosts.stop()
+            raise
+        try:
+            record.notes[VERSIONS] = dict(handshake.here())
+            session.keep({COMMANDS: commands.actors})
+            session.write(record)
+        except BaseException:
+            session.forget()
+            hosts_of(session, record).stop()
             raise
         task.advance(len(ready))
     return record
@@ -98,10 +103,18 @@ def _end(session: Session, record: Record) -> None:
     hosts = hosts_of(session, record)
     with runtime.to_stay():
         with contextlib.suppress(HostError):
-            hosts.attach()
-            for mount in _mounts(session, record, hosts):
+            bound = session.settings.start_timeout
+            try:
+                hosts.attach()
+            except HostError:  # at least one is lost; the others may have mounts
+                if hosts.ended():
+                    raise
+                bound = min(bound, ANSWER_TIMEOUT)
+                hosts.reach()
+            bounded = _bounded(session, bound)
+            for mount in _mounts(bounded, record, hosts):
                 mount.clear()
-            commands, bound = session.handles()[COMMANDS], session.settings.start_timeout
+            commands = session.handles().get(COMMANDS, {})
             runtime.gather(
                 {name: actor.close.call_one() for name, actor in commands.items()}, bound
             )
@@ -179,7 +192,7 @@ def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], li
     """
     record = session.read()
     timeout = min(session.settings.start_timeout, ANSWER_TIMEOUT)
-    bounded = Session(session.name, replace(session.settings, start_timeout=timeout))
+    bounded = _bounded(session, timeout)
     hosts = hosts_of(bounded, record)
     with runtime.to_stay():
         hosts.attach()
@@ -197,6 +210,11 @@ def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], li
             for host, state in mount.status().items()
         ]
         return mounts, overlays.told(answers)
+
+
+def _bounded(session: Session, timeout: float) -> Session:
+    """Return the session with another bound for answers of its hosts."""
+    return Session(session.name, replace(session.settings, start_timeout=timeout))
 
 
 def _mounts(session: Session, record: Record, hosts: Hosts) -> Iterator[RemoteMount]:
