@@ -28,6 +28,7 @@ def _run(
     )
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_pages_are_made_without_a_warning(tmp_path: Path) -> None:
     done = _run(

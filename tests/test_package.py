@@ -74,6 +74,7 @@ def test_both_have_the_license_and_the_wheel_says_that_it_has_types(published: P
     assert f"wheelmount-{wheelmount.__version__}.dist-info/licenses/LICENSE" in packed
 
 
+@pytest.mark.costly
 @pytest.mark.network
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
 def test_all_that_it_needs_comes_as_wheels(published: Path, python: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.attacks.__main__ import CHECKOUT
 
 
+@pytest.mark.costly
 @pytest.mark.lab
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces, and acts as other users")
 def test_no_attack_gets_through() -> None:

@@ -97,6 +97,7 @@ def test_tells_where_a_directory_has_no_room(source: Path) -> None:
     assert "WHEELMOUNT_STORE" in finding.hint
 
 
+@pytest.mark.costly
 def test_what_dead_mounts_left_is_found_and_cleared(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def _kill_serving(*records: dict[str, Any]) -> None:
         psutil.wait_procs([server], timeout=60)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("adapter", ["bind", "devfuse"])
 def test_a_store_of_another_runtime_directory_is_left_only_when_its_mount_is_dead(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, adapter: str
@@ -170,6 +172,7 @@ def test_what_is_in_the_making_is_not_left(settings: Settings, workplace: Path) 
     assert doctor.leftovers(settings) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("adapter", ["bind", "devfuse"])
 def test_a_mount_takes_the_place_of_a_dead_one(
     cli: Cli,

@@ -44,6 +44,7 @@ def script(workplace: Path, name: str, text: str) -> str:
     return name
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("index")
 def test_an_environment_on_hosts_of_a_session(cli: Cli, workplace: Path) -> None:
     name = script(workplace, "s.py", "import sys, large\nprint(sys.prefix, *sys.argv[1:])\n")
@@ -94,6 +95,7 @@ def test_an_environment_on_hosts_of_a_session(cli: Cli, workplace: Path) -> None
     assert cli("env", "rm", held).returncode == 64
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("index")
 def test_what_runs_in_an_environment(cli: Cli, workplace: Path) -> None:
     inline = "# /// script\n# requires-python = '>=3.9'\n# dependencies = ['other']\n# ///\n"
@@ -155,6 +157,7 @@ def test_a_python_that_comes_along(cli: Cli, workplace: Path) -> None:
     assert "hint: give a version" in done.stderr
 
 
+@pytest.mark.costly
 def test_a_project(cli: Cli, workplace: Path, index: Index) -> None:
     project = workplace / "project"
     project.mkdir()
@@ -188,6 +191,7 @@ def test_words_that_mean_another_thing(cli: Cli, workplace: Path) -> None:
     assert "cannot read the script nothing.py" in done.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.containers
 @pytest.mark.usefixtures("index")
 def test_an_environment_in_containers(cli: Cli, sif: Path) -> None:

@@ -26,6 +26,7 @@ def directory(workplace: Path) -> Path:
     return directory
 
 
+@pytest.mark.costly
 @pytest.mark.fuse
 @pytest.mark.hosts
 @pytest.mark.parametrize("what", WORDS)

@@ -233,6 +233,7 @@ def test_all_commands_with_json_are_tried() -> None:
     assert set(_with_json(cli_group)) == set(BAD)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", BAD)
 def test_programs_read_errors(command: str, cli: Cli) -> None:
     words, code = BAD[command]
@@ -247,6 +248,7 @@ def test_an_option_of_the_user_s_command_asks_for_no_json(cli: Cli) -> None:
     assert done.stderr.startswith("Usage: "), done.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -17,6 +17,7 @@ VERSION = "import pandas, numpy, requests; print(pandas.__version__)"
 pytestmark = [pytest.mark.network, pytest.mark.hosts, pytest.mark.fuse]
 
 
+@pytest.mark.costly
 @pytest.mark.containers
 def test_packages_install_offline_in_a_container_on_each_host(
     cli: Cli, sif: Path, workplace: Path
@@ -49,6 +50,7 @@ def test_packages_install_offline_in_a_container_on_each_host(
         assert names == ["lo"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tool", ["uv", "pip", "wheelmount"])
 def test_packages_install_into_a_virtual_environment_on_each_host(
     cli: Cli, workplace: Path, tool: str
@@ -72,6 +74,7 @@ def test_packages_install_into_a_virtual_environment_on_each_host(
         assert not (venv / ".wheelmount-cache").exists()
 
 
+@pytest.mark.costly
 def test_links_into_a_mount_that_stays(cli: Cli, workplace: Path) -> None:
     install = ["install", "requests", "--hosts", "local:2", "--venv", "env"]
     for said in ("linked 5 packages", "linked 0 packages"):  # the second time it is mounted already
@@ -95,6 +98,7 @@ def test_links_into_a_mount_that_stays(cli: Cli, workplace: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("how", [["--link-mode", "symlink"], ["--tool", "uv"]], ids=" ".join)
 def test_what_a_session_gets_later_joins_what_it_has(cli: Cli, how: list[str]) -> None:
     assert cli("up", "--hosts", "local:1", "--name", "later").returncode == 0
@@ -120,6 +124,7 @@ def test_links_are_not_for_uv_and_pip(cli: Cli) -> None:
     assert "hint: " in done.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.containers
 @pytest.mark.parametrize("mode", ["copy", "symlink"])
 def test_unpacked_packages_in_a_container(cli: Cli, sif: Path, workplace: Path, mode: str) -> None:
@@ -143,6 +148,7 @@ def test_unpacked_packages_in_a_container(cli: Cli, sif: Path, workplace: Path, 
     assert "requests" not in done.stdout
 
 
+@pytest.mark.costly
 @pytest.mark.containers
 def test_plain_uv_in_a_container_links_what_is_unpacked(cli: Cli, sif: Path) -> None:
     done = cli("install", "idna", "--image", sif, "--link-mode", "symlink", "--overlay", "first")

@@ -112,6 +112,7 @@ def test_files_that_could_not_be_read_are_named(
     assert torn in done.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("where", ["{host}", None])
 def test_refresh_starts_hosts_only_where_this_process_cannot_do_their_work(
     cli: Cli, source: Path, workplace: Path, where: str | None
@@ -287,6 +288,7 @@ def test_a_host_that_dies_is_an_error_and_the_others_results_are_shown(
     assert done.returncode == 68
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("standing", [1, 4])
 def test_a_killed_mount_leaves_nothing_mounted(
     cli: Cli, workplace: Path, settings: Settings, standing: int

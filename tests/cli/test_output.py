@@ -130,6 +130,7 @@ def test_output_that_has_no_room_to_wait_is_an_error(
     assert "hint: set TMPDIR" in done.stderr
 
 
+@pytest.mark.costly
 def test_closed_streams_do_no_harm(cli: Cli, source: Path, workplace: Path, script: Path) -> None:
     """No file of the command's own may get the number of a stream."""
     kept = source / "kept"

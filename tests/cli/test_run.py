@@ -140,6 +140,7 @@ def test_a_python_file_needs_no_first_line(cli: Cli, source: Path, workplace: Pa
     assert (done.returncode, done.stdout) == (5, "word"), done.stderr
 
 
+@pytest.mark.costly
 def test_what_commands_leave_comes_back(cli: Cli, source: Path, workplace: Path) -> None:
     work = workplace / "work"
     script = """
@@ -273,6 +274,7 @@ if "PAR_MAIN_OVERRIDE" in os.environ and os.environ["WHEELMOUNT_LOCAL_HOST"].end
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "words", [("run", "--hosts=local:2", ".", "-"), ("doctor", "--hosts=local:2")]
 )

@@ -89,6 +89,7 @@ def test_a_session_has_a_name_and_is_not_taken_for_another(cli: Cli, source: Pat
     assert cli("down", "--all").returncode == 0
 
 
+@pytest.mark.costly
 @pytest.mark.timeout(300)
 def test_a_command_of_a_session_may_take_longer_than_monarch_waits_for_its_first_client(
     cli: Cli, source: Path
@@ -241,6 +242,7 @@ def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(
     assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 def test_a_delivery_that_fails_leaves_a_later_mount_to_its_session(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +398,7 @@ def test_a_client_that_was_killed_and_is_a_zombie_delivers_nothing(
     assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -94,6 +94,7 @@ class Home:
         assert list(writable(self.place)) == []
 
 
+@pytest.mark.costly
 @extremes
 def test_wheels_and_environments(umask: int, run_as: Callable[..., None]) -> None:
     def work(place: Path) -> None:
@@ -115,6 +116,7 @@ def test_wheels_and_environments(umask: int, run_as: Callable[..., None]) -> Non
     run_as(work)
 
 
+@pytest.mark.costly
 @umasks
 def test_mounts_and_sessions(umask: int, run_as: Callable[..., None]) -> None:
     def work(place: Path) -> None:
@@ -146,6 +148,7 @@ def test_mounts_and_sessions(umask: int, run_as: Callable[..., None]) -> None:
     run_as(work)
 
 
+@pytest.mark.costly
 @pytest.mark.containers
 @extremes
 def test_containers(umask: int, run_as: Callable[..., None], sif: Path) -> None:

@@ -48,6 +48,7 @@ def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
+@pytest.mark.costly
 @pytest.mark.fuse
 def test_the_image_comes_with_the_mount(cli: Cli, job: Path, sif: Path) -> None:
     who = 'echo "$APPTAINER_CONTAINER $WHEELMOUNT_HOST $WHEELMOUNT_RANK"; pip install -q greeting'
@@ -84,6 +85,7 @@ def _call(*words: object, data: bytes = b"") -> tuple[int, bytes, int]:
         return client.wait(60), said, pipe
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("interactive", [["-i"], []], ids=["interactive", "plain"])
 def test_a_container_has_the_streams_of_its_client(sif: Path, interactive: list[str]) -> None:
     """Nothing is between its command and a pipe, and so nothing is slower or lost."""
@@ -257,6 +259,7 @@ def test_a_script_runs_in_a_container_that_shows_the_directory(
     assert done.stdout.count("Read-only file system") == 2
 
 
+@pytest.mark.costly
 @pytest.mark.fuse
 def test_an_instance_keeps_its_packages(cli: Cli, job: Path, sif: Path) -> None:
     both = ["--hosts", "local:2"]

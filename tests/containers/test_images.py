@@ -32,6 +32,7 @@ def test_gpu(sif: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.costly
 def test_baked(sif: Path, wheels: Path, tmp_path: Path) -> None:
     mine = tmp_path / "wheels"
     shutil.copytree(wheels, mine)

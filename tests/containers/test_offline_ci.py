@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.costly
 def test_a_project_is_tested_offline(ci: Path, workplace: Path) -> None:
     """The example, as it stands: pluggy's own tests, with everything they need from the mount."""
     script = CHECKOUT / "examples" / "ci" / "run.sh"
@@ -54,6 +55,7 @@ PART = {"packaging": ("specifiers", "version"), "attrs": ("funcs", "make", "3rd_
 """What is left out of suites, as it takes minutes: ``tests/test_NAME.py``."""
 
 
+@pytest.mark.costly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("project", suites.PROJECTS, ids=attrgetter("name"))
 def test_offline_the_suite_of_a_project_counts_what_it_counts_plainly(
@@ -91,6 +93,7 @@ def test_it(number):
 """
 
 
+@pytest.mark.costly
 def test_a_checkout_is_tested_by_several_hosts(ci: Path, workplace: Path) -> None:
     """As it is, also what was not committed; twice in one directory, which lies in the checkout."""
     project = _checkout(workplace / "work" / "mine")
@@ -162,6 +165,7 @@ def test_examples_are_what_their_engines_take(name: str, schema: str) -> None:
     )
 
 
+@pytest.mark.costly
 @pytest.mark.lab
 def test_slurm_runs_it_on_a_node(ci: Path, shared: Path) -> None:
     folder, job = CHECKOUT / "examples" / "ci", shared / "job"
@@ -179,6 +183,7 @@ def test_slurm_runs_it_on_a_node(ci: Path, shared: Path) -> None:
     assert re.search(r"\d{3} passed", said), said
 
 
+@pytest.mark.costly
 @pytest.mark.lab
 def test_a_runner_on_a_login_node_runs_it_on_two_nodes(ci: Path, shared: Path) -> None:
     """The workflow's own commands, twice, as a push after another has them run."""

@@ -127,6 +127,7 @@ def _open_to_all(etc: Path) -> Iterator[None]:
         subprocess.run(["umount", "--recursive", "--lazy", top], check=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("run_as", [as_user, with_subordinate_ids])
 def test_the_whole_way(run_as: Callable[[Callable[[Path], None]], None], public: Path) -> None:
     """Wheels in a mount by fusermount3, installed offline, kept in an overlay of each kind."""
@@ -217,6 +218,7 @@ def test_it_is_told_what_the_administrator_must_allow(public: Path) -> None:
     as_user(work)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.hosts
 def test_in_a_session_whose_hosts_have_namespaces(ids: bool, public: Path) -> None:

@@ -37,6 +37,7 @@ def _job(sif: Path, wheels: Path, shared: Path) -> Path:
     return shared
 
 
+@pytest.mark.costly
 def test_image_and_wheels_come_over_the_network(sif: Path, wheels: Path, shared: Path) -> None:
     _job(sif, wheels, shared)
     with Lab(2) as lab:
@@ -90,6 +91,7 @@ def test_a_container_runs_on_a_host_by_ssh(sif: Path, wheels: Path, shared: Path
         assert done.stdout == "host0\n", done.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ids", [False, True])
 def test_a_container_of_an_ordinary_user_sees_packages_bound(
     ids: bool, sif: Path, wheels: Path, shared: Path

@@ -114,6 +114,7 @@ def layer(sif: Path, tmp_path: Path) -> Path:
     return tmp_path / "out" / "layer.tar"
 
 
+@pytest.mark.costly
 def test_an_image_of_a_registry(
     registry: str, layer: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def small(where: Path, text: str) -> Path:
     return archive
 
 
+@pytest.mark.costly
 @pytest.mark.hosts
 @pytest.mark.fuse
 def test_an_image_is_pulled_once(

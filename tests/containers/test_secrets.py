@@ -32,6 +32,7 @@ def _told(secret: bytes) -> list[str]:
     return found
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("where", ["host", "container"])
 @pytest.mark.parametrize("size", [140_000, 5 << 20])
 def test_no_process_tells_what_a_script_says(

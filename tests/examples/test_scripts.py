@@ -24,6 +24,7 @@ def _outputs(stdout: str) -> list[list[str]]:
     return [part.splitlines()[1:] for part in f"\n{stdout}".split("\n== ")[1:]]
 
 
+@pytest.mark.costly
 def test_a_virtual_environment_is_used_at_its_own_path(
     cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_all_of_a_directory_is_read(cli: Cli, source: Path) -> None:
         assert re.fullmatch(r"313 files, \d+\.\d MB in \d+\.\d\d s, \d+ MB/s", line)
 
 
+@pytest.mark.costly
 def test_plain_pip_installs_from_what_is_mounted(cli: Cli, workplace: Path) -> None:
     wheels = workplace / "wheels"
     assert cli("download", "six", "-d", wheels).returncode == 0

@@ -77,6 +77,7 @@ def _assert_ended(lab: Lab) -> None:
             time.sleep(0.2)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", KINDS)
 def test_wheelmount_comes_along_once(lab: Lab, source: Path, spec: str) -> None:
     for host in lab.hosts:
@@ -150,6 +151,7 @@ def test_a_client_that_is_killed_while_it_brings_leaves_nothing(
         time.sleep(0.2)
 
 
+@pytest.mark.costly
 def test_an_ordinary_user_has_it_once_for_hosts_with_one_home_directory(
     lab: Lab, source: Path
 ) -> None:

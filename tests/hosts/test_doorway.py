@@ -54,6 +54,7 @@ def lab(shared_source: Path) -> Iterator[Lab]:
         yield made
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("said", [b"", BEGUN], ids=["silent", "begun"])
 def test_idle_callers_keep_nobody_out(said: bytes, lab: Lab, source: Path) -> None:
     port = WORKER_PORT + len(said) % 7

@@ -203,6 +203,7 @@ def test_ssh_goes_as_it_is_configured(lab: Lab, source: Path) -> None:
     _assert_clean(lab)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", KINDS)
 def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
     up = _call(lab, "up", "--hosts", spec)
@@ -224,6 +225,7 @@ def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
     (source / ".hidden").write_text("hidden\n")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", KINDS)
 def test_logs_are_read_where_they_are(lab: Lab, source: Path, spec: str) -> None:
     """Of mounts and of the hosts' own processes, at once and as more is logged."""
@@ -282,6 +284,7 @@ def test_an_environment_is_mounted(lab: Lab, source: Path, spec: str) -> None:
     _assert_clean(lab)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", KINDS)
 def test_hosts_say_what_wheels_are_to_be_for(lab: Lab, source: Path, spec: str) -> None:
     place, venv = source.parent, "/mnt/env"
@@ -302,6 +305,7 @@ def test_hosts_say_what_wheels_are_to_be_for(lab: Lab, source: Path, spec: str) 
     _assert_clean(lab)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", [*KINDS, "slurm:2,exclusive"])
 def test_an_interrupted_client_leaves_nothing(lab: Lab, source: Path, spec: str) -> None:
     started = source.parent / "started"
@@ -415,6 +419,7 @@ def test_a_job_cancelled_from_outside_is_said_and_leaves_no_mount(lab: Lab, sour
     assert _call(lab, "down").returncode == 0
 
 
+@pytest.mark.costly
 def test_a_time_limit_that_was_reached_is_said(lab: Lab, source: Path) -> None:
     assert _call(lab, "up", "--hosts", "slurm:1,time=1").returncode == 0
     started = source.parent / "started"
@@ -442,6 +447,7 @@ def test_a_time_limit_that_was_reached_is_said(lab: Lab, source: Path) -> None:
     assert _call(lab, "down").returncode == 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["ssh", "slurm", "tls"])
 def test_a_host_that_goes_down_is_named_and_the_others_finish(source: Path, kind: str) -> None:
     own = {**os.environ, "WHEELMOUNT_STATE_DIR": str(source.parent / "state")}
@@ -474,6 +480,7 @@ def test_a_host_that_goes_down_is_named_and_the_others_finish(source: Path, kind
         assert client.returncode == 68
 
 
+@pytest.mark.costly
 def test_a_session_goes_on_hosts_that_answer_though_another_crashed(source: Path) -> None:
     own = {**os.environ, "WHEELMOUNT_STATE_DIR": str(source.parent / "state")}
     with Lab(2, shared=[source.parent]) as small:

@@ -435,6 +435,7 @@ def test_a_worker_whose_monarch_ends_says_so_and_takes_the_next_client(
     assert "(signal 9)" in own_worker.output()
 
 
+@pytest.mark.costly
 def test_a_worker_takes_the_next_client_when_one_has_left_with_calls_outstanding(
     lab: Lab, source: Path, own_worker: Service
 ) -> None:
@@ -460,6 +461,7 @@ def _assert_unmounted(lab: Lab) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.costly
 def test_a_worker_survives_clients_that_are_killed_at_any_moment(
     lab: Lab, source: Path, own_worker: Service
 ) -> None:

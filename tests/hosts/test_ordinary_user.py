@@ -64,6 +64,7 @@ def _call(lab: Lab, *words: str | Path, script: str = "") -> subprocess.Complete
     return lab.run(LOGIN, as_user(*_command(*words)), stdin=None, input=script, timeout=120)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", KINDS)
 def test_a_script_runs_as_the_user(lab: Lab, source: Path, spec: str) -> None:
     script = 'id -un; pwd; cat text; exit "$WHEELMOUNT_RANK"'
@@ -74,6 +75,7 @@ def test_a_script_runs_as_the_user(lab: Lab, source: Path, spec: str) -> None:
     assert_clean(lab, lab.hosts, PATH)
 
 
+@pytest.mark.costly
 def test_the_user_s_next_job_ships_nothing(lab: Lab, source: Path) -> None:
     big = source / "big"
     big.write_bytes(os.urandom(4 << 20))
@@ -100,6 +102,7 @@ def test_the_user_s_next_job_ships_nothing(lab: Lab, source: Path) -> None:
         assert lab.run(host, look).stdout == f"700 {USER}\n"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", KINDS)
 def test_a_session_of_the_user_s_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
     up = _call(lab, "up", "--hosts", spec)

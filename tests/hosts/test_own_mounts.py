@@ -149,6 +149,7 @@ def test_hosts_that_need_no_bind_get_no_namespace(lab: Lab, source: Path, spec: 
     assert_clean(lab, ["host0"], PATH)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", KINDS)
 def test_where_namespaces_are_forbidden_fuse_serves(lab: Lab, source: Path, spec: str) -> None:
     lab.run("host0", ["chmod", "a-x", "/usr/bin/unshare"], check=True)
@@ -197,6 +198,7 @@ def test_a_session_that_needs_no_bind_shows_its_mounts_to_all(lab: Lab, source: 
     assert_clean(lab, ["host0"], PATH)
 
 
+@pytest.mark.costly
 def test_programs_have_the_user_s_ids_and_no_more_rights(
     lab: Lab, source: Path, session: None
 ) -> None:
@@ -216,6 +218,7 @@ def test_programs_have_the_user_s_ids_and_no_more_rights(
     assert _run(lab, source, mapped).split()[:5] == ["0", f"{NUMBER}", "1", "1", f"{IDS}"]
 
 
+@pytest.mark.costly
 def test_a_script_that_runs_follows_a_refresh(lab: Lab, source: Path, session: None) -> None:
     script = f"cd /; {SHOWN}; %s; until grep -q edited {PATH}/text; do sleep 0.05; done; {SHOWN}"
     with _running(lab, source, script) as client:
@@ -225,6 +228,7 @@ def test_a_script_that_runs_follows_a_refresh(lab: Lab, source: Path, session: N
     assert (client.returncode, said) == (0, (BIND + BIND).encode()), errors
 
 
+@pytest.mark.costly
 def test_a_mount_that_a_script_uses_is_busy(lab: Lab, source: Path, session: None) -> None:
     script = f"%s; until [ -e {source}/go ]; do sleep 0.05; done; cat text"
     with _running(lab, source, script) as client:

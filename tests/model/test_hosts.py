@@ -568,6 +568,7 @@ def _run(model: Callable[[], HostsModel]) -> None:
     run_state_machine_as_test(model, settings=settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.costly
 @pytest.mark.fuse
 @pytest.mark.hosts
 @pytest.mark.timeout(0 if EXAMPLES else 300)

@@ -59,6 +59,7 @@ def _alike(source: Path, *shown: Path) -> bool:
     return not any(subprocess.run(command, check=False).returncode for command in commands)
 
 
+@pytest.mark.costly
 def test_a_refresh_of_one_host_and_then_of_the_other_and_then_of_both(
     mount: RemoteMount, source: Path, workplace: Path, cli: Cli
 ) -> None:

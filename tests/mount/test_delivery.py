@@ -42,6 +42,7 @@ def _same(source: Path, mount: str) -> None:
     subprocess.run(["diff", "-r", source, mount], check=True, timeout=60)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("fanout", "racks"), [(0, ""), (1, ""), (2, ""), (1, "host1 host0,host2")])
 def test_every_byte_leaves_the_client_once(
     large: Path, workplace: Path, settings: Settings, fanout: int, racks: str
@@ -303,6 +304,7 @@ with LocalHosts(4, settings, namespaces=False) as hosts:
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("how", "victim"), [("SIGKILL", 0), ("SIGTERM", 3), ("SIGSTOP", 1)])
 def test_a_host_that_is_lost_costs_the_others_nothing(
     large: Path, workplace: Path, how: str, victim: int

@@ -75,6 +75,7 @@ def test_a_refresh_without_room_for_notes_fails_and_hinders_no_later_one(
     assert _shown(mount) == ["fifth", "fifth"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("note", ["delivery", "current"])
 def test_what_is_shown_is_not_deleted_when_a_note_cannot_be_written(
     mount: RemoteMount, workplace: Path, cli: Cli, note: str

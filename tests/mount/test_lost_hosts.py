@@ -140,6 +140,7 @@ def _assert_clean(lab: Lab) -> None:
         assert lab.run(host, ["test", "-e", PATH]).returncode == 1
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("lose", [Lab.kill, Lab.unplug], ids=["crashed", "cut off"])
 def test_others_finish_and_the_lost_host_is_named(
     lab: Lab, source: Path, lose: Callable[[Lab, str], None]

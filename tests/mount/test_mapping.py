@@ -59,6 +59,7 @@ def models(
     served.end()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["array.npy", "model.safetensors"])
 def test_is_loaded_by_several_and_is_in_memory_once(models: Path, source: Path, name: str) -> None:
     kind = "numpy" if name == "array.npy" else "safetensors"

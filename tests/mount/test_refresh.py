@@ -56,6 +56,7 @@ def _held(mount: RemoteMount) -> list[int]:
     return [status["held"] for status in mount.status().values()]
 
 
+@pytest.mark.costly
 def test_all_kinds_of_change_arrive(
     mount: RemoteMount, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def _used(store: Path) -> int:
     return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
 
+@pytest.mark.costly
 def test_only_changed_bytes_travel(
     mount: RemoteMount, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +445,7 @@ def test_a_refresh_follows_with_all_but_the_files_that_cannot_be_read(
             assert (workplace / "host0" / "new").read_text() == "three"
 
 
+@pytest.mark.costly
 def test_the_kernel_alone_shows_no_bytes_of_files_that_cannot_be_read(
     mount: RemoteMount, source: Path, workplace: Path
 ) -> None:

@@ -60,6 +60,7 @@ def _flip(file: Path, offset: int = 0) -> None:
     file.chmod(mode & 0o7777)
 
 
+@pytest.mark.costly
 def test_what_rots_is_found_and_repaired_also_for_who_has_it_open(
     mount: RemoteMount, source: Path, workplace: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_what_an_abandoned_generation_brought_is_no_proof(tmp_path: Path) -> Non
     assert proofs.read(tmp_path) == {n: [proofs.Proof(0, 7, b"d" * 32)] for n in (9, 10)}
 
 
+@pytest.mark.costly
 def test_the_command_names_repairs_and_ends_with_74(
     cli: Cli, source: Path, workplace: Path
 ) -> None:

@@ -145,6 +145,7 @@ def _ask(process: subprocess.Popen[str], line: str) -> str:
 SHELL = "while read -r line; do eval $line 2>&1 | tr '\\n' ' '; echo; done"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("early", [False, True], ids=["bound", "served"])
 def test_all_views_follow_and_memory_is_freed(
     served: Following, tree: Path, workplace: Path, started: Any, early: bool
@@ -250,6 +251,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("served", ["memory"], indirect=True)
 @pytest.mark.parametrize("how", ["cwd", "descriptor"])
 def test_who_is_in_a_tree_goes_on_with_all_of_it(
@@ -366,6 +368,7 @@ def by_server(
         mount.end()
 
 
+@pytest.mark.costly
 def test_a_view_of_a_server_keeps_it(by_server: Following, tree: Path, workplace: Path) -> None:
     (workplace / "view").mkdir()
     subprocess.run(["mount", "--bind", by_server.mount, workplace / "view"], check=True)

@@ -104,6 +104,7 @@ def reached(house: Path) -> dict[str, object]:
     return {name: value for name, value in found.items() if value}
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.skipif(not sandbox.available(), reason="no namespaces")
 @pytest.mark.parametrize("how", ["path", "url", "index", "url in a file", "git in a file"])

@@ -174,6 +174,7 @@ def test_standard_input_and_urls(more: Index) -> None:
     assert wheels(more.file_url(wheel)) == ["a-1.0", "b-1.0"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("line", ["./near/{}", "near/{}", "own @ ./near/{}", "own @ near/{}"])
 def test_relative_paths_in_standard_input(more: Index, tmp_path: Path, line: str) -> None:
     wheel = make_wheel(tmp_path / "near", "own", requires=["b<2"])

@@ -149,6 +149,7 @@ PLAIN = {
 WORKED = ("mine ran with", "mine-1.0-py3-none-any.whl")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tool", PLAIN)
 def test_plain_commands_where_the_two_files_are(place: Place, tmp_path: Path, tool: str) -> None:
     files = environment(
@@ -158,6 +159,7 @@ def test_plain_commands_where_the_two_files_are(place: Place, tmp_path: Path, to
     assert any(word in said for word in WORKED)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tool", PLAIN)
 def test_with_an_index_and_no_files(place: Place, tmp_path: Path, tool: str) -> None:
     index = f"{place.packages.as_uri()}/simple/"
@@ -172,6 +174,7 @@ def test_pdm(place: Place, tmp_path: Path) -> None:
     assert "mine ran with" in said
 
 
+@pytest.mark.costly
 def test_poetry_wants_a_server(place: Place, tmp_path: Path) -> None:
     script = f"""
 python3 -m http.server -b 127.0.0.1 -d '{place.packages}' 8000 >/dev/null 2>&1 & server=$!
@@ -186,6 +189,7 @@ if poetry lock -n; then echo "poetry reads directories now"; exit 1; fi
     assert "mine ran with" in offline(script, place, tmp_path)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("script", "works"),
     [
