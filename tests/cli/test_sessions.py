@@ -268,6 +268,25 @@ def test_a_delivery_that_fails_leaves_a_later_mount_to_its_session(
     assert cli("down").returncode == 0
 
 
+def test_up_does_not_call_a_session_up_whose_process_for_commands_died(
+    cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("up", "--hosts", "local:1").returncode == 0
+    assert cli("up", "--hosts", "local:1").returncode == 0
+    monkeypatch.setenv("WHEELMOUNT_START_TIMEOUT", "10")
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        mark = (process.info["environ"] or {}).get("WHEELMOUNT_LOCAL_HOST", "")
+        if f"{workplace}/" in mark and "wheelmount.hosts.process" in process.info["cmdline"]:
+            process.kill()
+    done = cli("up", "--hosts", "local:1")
+    assert done.returncode == 75
+    assert "hint: if no command of the session works: `wheelmount down default`" in done.stderr
+    assert cli("down").returncode == 0
+    assert cli("up", "--hosts", "local:1").returncode == 0
+    assert cli("run", source, "-", input="echo ran", stdin=None).stdout == "ran\n"
+    assert cli("down").returncode == 0
+
+
 @pytest.mark.parametrize("step", ["keep", "write"])
 def test_hosts_whose_session_cannot_be_recorded_are_stopped(
     step: str, settings: Settings, workplace: Path

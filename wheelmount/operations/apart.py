@@ -38,19 +38,35 @@ def each(
             return [works[0](progress)]
         except WheelmountError as error:
             return [error]
-    context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         task = stack.enter_context(progress.task(step, unit="set of hosts"))
-        pools = [
-            # They would wait for further work for ever if this process were killed.
-            stack.enter_context(ProcessPoolExecutor(1, context, die_with_parent))
-            for _ in works
-        ]
+        pools = [stack.enter_context(_pool()) for _ in works]
         pairs = zip(pools, works, strict=True)
         futures = [pool.submit(work, SILENT) for pool, work in pairs]
         found = list(map(_settled, futures))
         task.advance(len(found))
     return found
+
+
+def alone(work: Callable[[Progress], Found]) -> Found:
+    """Do some work on hosts in a new process, so that this process can use other hosts.
+
+    Args:
+        work: a picklable function.
+
+    Raises:
+        WheelmountError: the work failed.
+    """
+    with _pool() as pool:
+        found = _settled(pool.submit(work, SILENT))
+    if isinstance(found, WheelmountError):
+        raise found
+    return found
+
+
+def _pool() -> ProcessPoolExecutor:
+    """Return one process, which would wait for further work for ever if this one were killed."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), die_with_parent)
 
 
 def _settled(future: Future[Found]) -> Found | WheelmountError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wheelmount.errors import HostError, InputError, WheelmountError
+from wheelmount.errors import HostError, InputError, WaitError, WheelmountError
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Commands
@@ -18,7 +19,7 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.serve import processes
 from wheelmount.mount.store.verify import Verified
-from wheelmount.operations import overlays
+from wheelmount.operations import apart, overlays
 from wheelmount.operations.pools import COMMANDS, join
 from wheelmount.operations.records import VERSIONS, MountNote, Refreshed, hosts_of, mounts_of
 from wheelmount.progress import SILENT, Progress
@@ -41,15 +42,17 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
     Raises:
         InputError: the session exists with other hosts.
         HostError: a host does not start; none is left running.
+        WaitError: a host of the session does not answer.
     """
     with session.lock():
         if session.exists:
             record = session.read()
             try:
                 hosts_of(session, record).check()
+                apart.alone(partial(_check, session, record))
             except HostError as error:  # made again, for this request
                 progress.log(f"session {session.name}: {error.message}; it is made anew")
-                _end(session, record)
+                apart.alone(partial(_end, session, record))
             else:
                 if record.spec == str(spec):
                     return record, False
@@ -86,6 +89,32 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
     return record
 
 
+def _check(session: Session, record: Record, _progress: Progress) -> None:
+    """Check that commands can be run on the hosts of a session.
+
+    Raises:
+        HostError: a host is lost.
+        WaitError: a host does not answer, or its process for commands does not: it may be busy with
+            the commands of others, or dead.
+    """
+    hosts = hosts_of(session, record)
+    with runtime.to_stay():
+        hosts.attach()
+        actors = session.handles().get(COMMANDS, {})
+        if actors.keys() != set(record.names):
+            raise HostError("no process for commands is known on its hosts")
+        with Commands(list(hosts), session.settings.start_timeout, actors) as commands:
+            ready = {name: Command(("true",)) for name in record.names}
+            try:
+                runtime.raise_first(dict(commands.run(ready)))
+            except WaitError as error:
+                error.hint = (
+                    f"if no command of the session works: `wheelmount down {session.name}`, and "
+                    "`wheelmount up` again"
+                )
+                raise
+
+
 def down(session: Session, progress: Progress) -> None:
     """End a session with its mounts and hosts, even if hosts do not answer.
 
@@ -95,11 +124,11 @@ def down(session: Session, progress: Progress) -> None:
     with session.lock():
         record = session.read()
         with progress.task("stop", unit="host") as task:
-            _end(session, record)
+            _end(session, record, progress)
             task.advance(len(record.names))
 
 
-def _end(session: Session, record: Record) -> None:
+def _end(session: Session, record: Record, _progress: Progress) -> None:
     hosts = hosts_of(session, record)
     with runtime.to_stay():
         with contextlib.suppress(HostError):
