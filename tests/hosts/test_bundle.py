@@ -176,6 +176,75 @@ def test_a_place_that_others_may_have_filled_is_refused(
     assert "WHEELMOUNT_PYTHON" in said[0]["hint"]
 
 
+def _python(tmp_path: Path) -> Path:
+    """Make a program in place of the client's Python, in a directory of its own."""
+    (tmp_path / "tools/venv/bin").mkdir(parents=True)
+    program = tmp_path / "tools/venv/bin/python"
+    program.write_text("#!/bin/sh\nprintf own")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize("how", ["own", "link", "passage", "group of one"])
+def test_the_client_s_python_is_used_where_only_this_user_may_have_placed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    program = _python(tmp_path)
+    if how == "link":
+        program.rename(tmp_path / "other")
+        program.symlink_to("../../../other")
+    elif how == "passage":
+        (tmp_path / "tools").chmod(0o1777)
+    elif how == "group of one":
+        program.parent.chmod(0o775)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert _start(b"") == ([], "own")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("stranger", "stranger's directory", "open", "open to a group", "open above", "sticky"),
+        *("link of a stranger", "stranger's link above", "link to a stranger's", "open beside"),
+    ],
+)
+def test_a_python_that_others_may_have_placed_is_not_used(
+    tmp_path: Path, archive: Bundle, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    program = _python(tmp_path)
+    tools, folder = tmp_path / "tools", program.parent
+    if how == "stranger":
+        os.chown(program, 65534, 65534)
+    elif how == "stranger's directory":
+        os.chown(tools / "venv", 65534, 65534)
+    elif how == "open":
+        program.chmod(0o757)
+    elif how == "open to a group":
+        os.chown(folder, 0, 65534)
+        folder.chmod(0o775)
+    elif how == "open above":
+        tools.chmod(0o777)
+    elif how == "sticky":
+        folder.chmod(0o1777)  # beside it others may add what Python reads
+    elif how == "link of a stranger":
+        program.rename(tmp_path / "other")
+        program.symlink_to(tmp_path / "other")
+        os.chown(program, 65534, 65534, follow_symlinks=False)
+    elif how == "stranger's link above":
+        tools.rename(tmp_path / "other")
+        tools.symlink_to(tmp_path / "other")
+        os.chown(tools, 65534, 65534, follow_symlinks=False)
+    elif how == "link to a stranger's":
+        program.rename(tmp_path / "other")
+        program.symlink_to(tmp_path / "other")
+        os.chown(tmp_path / "other", 65534, 65534)
+    else:
+        (tools / "venv").chmod(0o1777)  # as for a pyvenv.cfg
+    monkeypatch.setattr(sys, "executable", str(program))
+    said, printed = _start(_given(archive))
+    assert (said, printed) == ([{"lacks": os.uname().nodename}], STARTED)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [("size=64k", "No space left on device"), ("size=64m,noexec", "cannot be run in")],

@@ -568,6 +568,14 @@ def test_a_heterogeneous_allocation_is_refused(lab: Lab, source: Path, where: li
     _assert_clean(lab)
 
 
+def test_nodes_do_not_take_the_address_of_a_login_by_ssh_for_theirs(lab: Lab, source: Path) -> None:
+    own = f"192.0.2.1 1 {lab.address(LOGIN)} 22"
+    words = "run", source, "--hosts", "slurm:2", "--mntpoint", PATH, "-"
+    done = _call(lab, *words, script="hostname", SSH_CONNECTION=own)
+    assert done.stdout == "== host0 ==\nhost0\n== host1 ==\nhost1\n", done.stderr
+    _assert_clean(lab)
+
+
 def test_an_environment_that_slurm_is_to_keep_goes_to_hosts(lab: Lab, source: Path) -> None:
     """Sites recommend ``--export=NONE``; workers and their scripts need the client's variables."""
     output = source.parent / "none"

@@ -75,6 +75,19 @@ def test_values_of_slurm_may_have_commas(text: str, options: tuple[str, ...]) ->
     assert parse(f"slurm:{text}").options == options
 
 
-def test_jobs_of_slurm_that_are_many_are_refused() -> None:
-    with pytest.raises(InputError, match="would be many jobs"):
-        parse("slurm:2,array=1-3")
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("array=1-3", "it would be many jobs"),
+        ("job-name=x", "a name of its own"),
+        ("job-n=x", "a name of its own"),
+        ("clusters=other", "only the cluster of this machine"),
+        ("nodes=3", "N of slurm:N"),
+        ("ntasks=4", "one worker"),
+        ("ntasks-per-node=2", "one worker"),
+    ],
+)
+def test_options_that_slurm_is_given_already_are_refused(option: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as error:
+        parse(f"slurm:2,time=10,{option}")
+    assert repr(option) in error.value.message

@@ -4,7 +4,33 @@
 # single quote, backslash or exclamation mark, no comment behind a command, and ends lines with ;
 # where there may be more. What it says are lines as of launcher.say.
 how=$1; token=$2; python=$3; key=$4; machine=$5; cache=$6; lacks=$7; error=$8; shift 8;
-if [ -x "$python" ]; then exec "$python" "$@"; fi;
+# Whether only this user and root can have placed the client's Python, and all that its links lead
+# to. Where others may add files, as in /tmp, what counts lies two directories below at least: Python
+# reads its configuration and its modules in the directory above its own, too.
+sound() {
+  me=$(id -un) private=; case $(getent group "$(id -g)") in "$me":*: | "$me":*:"$me") private=$me;; esac;
+  { namei -mo "$python" && echo end; } | {
+    near=0;
+    while read -r mode owner group name; do
+      case $mode in f:) continue;; end) exit 0;; esac;
+      case $owner in root | "$me") :;; *) exit 1;; esac;
+      open=;
+      case $mode in
+        l*) :;;
+        ????????w?) open=open;;
+        ?????w????) case $group in root | "$private") :;; *) open=open;; esac;;
+      esac;
+      case $mode$open in
+        d????????[tT]open) near=2;;
+        *open) exit 1;;
+        d*) [ $near = 0 ] || near=$((near - 1));;
+        *) [ $near = 0 ] || exit 1;;
+      esac;
+    done;
+    exit 1;
+  };
+};
+if [ -x "$python" ] && sound 2> /dev/null; then exec "$python" "$@"; fi;
 umask 077;
 node=${SLURMD_NODENAME:-$(uname -n)};
 fail() {

@@ -187,12 +187,13 @@ def own_address(port: int) -> Address:
     """Return the address of this machine for the client: that of ssh's connection, or its name.
 
     Args:
-        port: port to listen at; 0 for any free one.
+        port: port to listen at; 0, which ssh's hosts are told, for any free one.
 
     Raises:
         HostError: the name has no address.
     """
-    connection = os.environ.get("SSH_CONNECTION", "").split()
+    # Slurm passes on the client's variables, of which this one names the client's machine.
+    connection = os.environ.get("SSH_CONNECTION", "").split() if port == 0 else []
     host = connection[2] if len(connection) == 4 else own_name()
     if port == 0:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

@@ -59,6 +59,16 @@ FLAGS = frozenset(
 )
 """Options of ``sbatch`` that need no value."""
 
+OWN = {
+    "array": "it would be many jobs",
+    "job-name": "wheelmount finds the job by a name of its own",
+    "clusters": "wheelmount asks only the cluster of this machine",
+    "nodes": "N of slurm:N is the number of nodes",
+    "ntasks": "each node has one worker",
+    "ntasks-per-node": "each node has one worker",
+}
+"""Options of ``sbatch`` that users may not give, with the reason."""
+
 POLL_INTERVAL = 0.2
 """Seconds between the first checks of the queue; the interval grows up to tenfold."""
 
@@ -104,15 +114,18 @@ def parse(text: str) -> tuple[int, tuple[str, ...]]:
         else:
             options[-1] += f",{word}"
     for option in options:
-        if option.partition("=")[0] == "array":
-            raise InputError(
-                f"{option!r} would be many jobs", hint="give slurm:N with the nodes of one job"
-            )
         if re.fullmatch(r"[a-z][a-z-]*(=\S*)?", option) is None:
             raise InputError(
                 f"{option!r} is not an option of sbatch",
                 hint="give slurm:N,partition=gpu,exclusive",
             )
+        name = option.partition("=")[0]
+        for own, reason in OWN.items():
+            if own.startswith(name):  # sbatch completes what is abbreviated
+                raise InputError(
+                    f"{option!r} cannot be given: {reason}",
+                    hint="give slurm:N with the nodes of one job, and other options",
+                )
     return count, tuple(options)
 
 
