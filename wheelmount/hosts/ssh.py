@@ -167,18 +167,19 @@ class SshHosts(NetworkHosts):
             while selector.get_map():
                 ready = selector.select(min(POLL_INTERVAL, max(0, deadline - time.monotonic())))
                 deadline = max(deadline, self._delivery.since + timeout)
-                if not ready and time.monotonic() > deadline:
-                    missing = [name for name in self._names if name not in found]
-                    raise HostError(
-                        f"{', '.join(missing)}: no worker within {timeout:g} s",
-                        hint="raise WHEELMOUNT_START_TIMEOUT, or check that `ssh HOST true` works",
-                    )
                 for key, _ in ready:
                     name, process = key.data
                     address = self._receive(name, process, received[name])
                     if address is not None:
                         selector.unregister(key.fileobj)
                         found[name] = address
+                # Also where something is ready each time: a shell may print for ever.
+                if selector.get_map() and time.monotonic() > deadline:
+                    missing = [name for name in self._names if name not in found]
+                    raise HostError(
+                        f"{', '.join(missing)}: no worker within {timeout:g} s",
+                        hint="raise WHEELMOUNT_START_TIMEOUT, or check that `ssh HOST true` works",
+                    )
         return [found[name] for name in self._names]
 
     def _receive(
