@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from wheelmount.config import Settings
-from wheelmount.errors import HostError
+from wheelmount.errors import HostError, UnavailableError
+from wheelmount.hosts.slurm import SlurmHosts
 from wheelmount.hosts.ssh import SshHosts, Target
 
 Place = Callable[[str], None]
@@ -43,3 +44,26 @@ def test_a_host_that_keeps_printing_ends_the_start_in_time(
     with pytest.raises(HostError, match="host0, host1: no worker within 2 s"):
         _hosts(settings, guarded=True).start()
     assert time.monotonic() - started < 7
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_where_there_is_no_ssh_it_says_so(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, guarded: bool
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UnavailableError, match="there is no ssh here"):
+        _hosts(settings, guarded=guarded).start()
+
+
+def test_where_there_is_no_srun_it_leaves_no_file_open(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    hosts = SlurmHosts(1, (), settings, guarded=True)
+    before = os.listdir("/proc/self/fd")
+    deadline = time.monotonic() + 10
+    with pytest.raises(UnavailableError, match="there is no srun here"):
+        hosts._run(20000, [])
+    while (after := os.listdir("/proc/self/fd")) != before:  # a thread closes one
+        assert time.monotonic() < deadline, after
+        time.sleep(0.01)

@@ -359,6 +359,8 @@ class SlurmHosts(NetworkHosts):
                 start_new_session=True,  # on ^C the client ends srun in order
             )
         except FileNotFoundError:
+            self._bounded.set()
+            self._messages.close()
             raise missing(command[0]) from None
 
     def _cancel_if_killed(self) -> None:

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 from wheelmount import variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, InputError
+from wheelmount.errors import HostError, InputError, UnavailableError
 from wheelmount.hosts import launcher
 from wheelmount.hosts.address import Address, bare, bracketed, called
 from wheelmount.hosts.network import INSTALL, NetworkHosts
@@ -146,14 +146,19 @@ class SshHosts(NetworkHosts):
         argv = launcher.command(*where, apart=self._apart, own_mounts=self._own_mounts)
         command = target.command(argv, self._settings.start_timeout)
         log.debug("run: %s", shlex.join(command))
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=variables.for_programs(),
-            start_new_session=True,  # on ^C the client ends the process in order
-        )
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=variables.for_programs(),
+                start_new_session=True,  # on ^C the client ends the process in order
+            )
+        except FileNotFoundError:
+            raise UnavailableError(
+                "there is no ssh here", hint="install OpenSSH's client, or give other --hosts"
+            ) from None
 
     def _await_addresses(self) -> list[Address]:
         timeout = self._settings.start_timeout
