@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -67,3 +68,24 @@ def test_where_there_is_no_srun_it_leaves_no_file_open(
     while (after := os.listdir("/proc/self/fd")) != before:  # a thread closes one
         assert time.monotonic() < deadline, after
         time.sleep(0.01)
+
+
+def test_hosts_whose_workers_may_be_left_are_named(
+    settings: Settings, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place('case "$*" in *host1*) exit 0;; *) echo "no route" >&2; exit 255;; esac')
+    record = {"targets": ["host0", "host1"], "token": "0123abcd", "names": ["host0", "host1"]}
+    hosts = SshHosts.resume(record | {"addresses": []}, replace(settings, start_timeout=2))
+    with caplog.at_level(logging.WARNING, "wheelmount"):
+        hosts.stop()
+    said = [each.message for each in caplog.records]
+    assert said == ["workers may be left on host0: no route"]
+
+
+def test_a_host_that_had_no_worker_yet_has_none_left(
+    settings: Settings, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place("exit 255")
+    with pytest.raises(HostError, match="ssh ended with code 255"):
+        _hosts(settings, guarded=False).start()
+    assert caplog.records == []

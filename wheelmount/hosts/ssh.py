@@ -122,6 +122,7 @@ class SshHosts(NetworkHosts):
         self._guarded = guarded
         self._token = secrets.token_hex(4)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._begun: set[str] = set()  # names of hosts that may have a worker
 
     def start(self) -> None:
         """Start all workers at once, and wait until each answers.
@@ -215,7 +216,9 @@ class SshHosts(NetworkHosts):
             elif "lacks" in said:
                 self._delivery.send(cast(IO[bytes], process.stdin).fileno())
             elif "listens" in said:
-                self._give_credentials(process, _address(name, said["listens"]))
+                address = _address(name, said["listens"])
+                self._begun.add(name)
+                self._give_credentials(process, address)
             elif "address" in said:
                 return _address(name, said["address"])
         return None
@@ -228,7 +231,7 @@ class SshHosts(NetworkHosts):
             stdin.flush()
 
     def stop(self) -> None:
-        """End the workers and all that runs on them."""
+        """End the workers and all that runs on them; warn of hosts where that failed."""
         if self._guarded:
             for process in self._processes:  # the end of its input ends each, so all end at once
                 for stream in (process.stdin, process.stdout, process.stderr):
@@ -242,15 +245,22 @@ class SshHosts(NetworkHosts):
             ]
             for process in self._processes:
                 _close(process.stdin)
-        for process in self._processes:
+        left: dict[str, str] = {}
+        for name, process in zip(self._names, self._processes, strict=False):
             try:
                 process.wait(self._settings.start_timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            # Guarded workers end with their connection, as soon as their hosts notice.
+            if process.returncode and not self._guarded and name in self._begun:
+                left[name] = _last_words(process)
             for stream in (process.stdout, process.stderr):
                 _close(stream)
         self._processes, self._hosts = [], []
+        if left:
+            reasons = "; ".join(dict.fromkeys(left.values()))
+            log.warning("workers may be left on %s: %s", ", ".join(left), reasons)
 
     def leave(self) -> dict[str, Any]:
         """Disconnect from the workers without stopping them; they must not be guarded."""
@@ -263,6 +273,7 @@ class SshHosts(NetworkHosts):
         hosts = cls(list(map(Target.parse, record["targets"])), settings, guarded=False)
         hosts._token = record["token"]
         hosts.recall(record)
+        hosts._begun = set(hosts._names)
         return hosts
 
 
