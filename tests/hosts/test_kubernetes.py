@@ -280,6 +280,18 @@ def test_pods_that_cannot_run_are_deleted(
     assert cluster.objects == {}
 
 
+def test_a_wait_for_pods_outlasts_questions_without_an_answer(
+    cli: Cli, cluster: Cluster, source: Path, workplace: Path
+) -> None:
+    cluster.fails = 2
+    where = ["--mntpoint", workplace / "mnt"]
+    done = cli("run", source, "--hosts", SPEC, *where, "-", input="cat .hidden", stdin=None)
+    assert done.returncode == 0, done.stderr
+    assert "pods wait: the cluster refuses: etcdserver: leader changed" in done.stderr
+    assert cluster.fails == 0
+    assert cluster.objects == {}
+
+
 def test_what_the_process_that_makes_pods_said_last_is_told(
     cluster: Cluster, settings: Settings, monkeypatch: pytest.MonkeyPatch, workplace: Path
 ) -> None:

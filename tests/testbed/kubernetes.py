@@ -89,6 +89,7 @@ class Cluster:
         namespace: whether those are there that are asked for.
         objects: what there is, by path.
         made: all that ever was made.
+        fails: how many of the next questions about pods end with an error of the server.
     """
 
     def __init__(self, kubeconfig: Path, *, operator: bool = True) -> None:
@@ -96,6 +97,7 @@ class Cluster:
         self.namespace = True
         self.objects: dict[str, dict[str, Any]] = {}
         self.made: list[dict[str, Any]] = []
+        self.fails = 0
         self._pods: dict[str, subprocess.Popen[bytes]] = {}
         self._looks = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -141,6 +143,9 @@ class Cluster:
             if kind == MESHES:
                 self._start(body)
             return 201, body
+        if method == "GET" and kind == "pods" and self.fails:
+            self.fails -= 1
+            return 503, {"message": "etcdserver: leader changed"}
         if method == "GET" and kind == "pods":
             return 200, {"items": self._list()}
         if method == "GET" and path in self.objects:

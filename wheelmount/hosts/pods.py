@@ -166,6 +166,10 @@ def _await_end_of_input(gone: threading.Event) -> None:
     gone.set()
 
 
+class _PassingError(HostError):
+    """A question that the cluster did not answer, but may answer later."""
+
+
 class Pods:
     """The pods of one order.
 
@@ -305,11 +309,16 @@ class Pods:
         """
         order, started, said = self._order, time.monotonic(), ""
         while True:
-            pods = self._list()
-            ready = {pod.metadata.name: pod.status.pod_ip for pod in pods if _runs(pod)}
-            if len(ready) == order.count:
-                return {name: ready[name] for name in sorted(ready, key=_rank)}
-            waits = next(filter(None, map(_reason, pods)), "Monarch's operator makes no pods yet")
+            try:
+                pods = self._list()
+            except _PassingError as error:
+                waits = error.message
+            else:
+                ready = {pod.metadata.name: pod.status.pod_ip for pod in pods if _runs(pod)}
+                if len(ready) == order.count:
+                    return {name: ready[name] for name in sorted(ready, key=_rank)}
+                reasons = filter(None, map(_reason, pods))
+                waits = next(reasons, "Monarch's operator makes no pods yet")
             if waits != said:
                 said = waits
                 _report(waits=waits)
@@ -453,7 +462,8 @@ def _convert(error: Exception) -> WheelmountError:
         return error
     if not isinstance(error, ApiException):
         reason = getattr(error, "reason", None) or error  # urllib3 wraps the socket's error
-        return HostError(f"the cluster does not answer: {reason}", hint="try `kubectl get pods`")
+        message = f"the cluster does not answer: {reason}"
+        return _PassingError(message, hint="try `kubectl get pods`")
     try:
         said = str(json.loads(error.body)["message"])
     except (ValueError, TypeError, KeyError):
@@ -463,7 +473,9 @@ def _convert(error: Exception) -> WheelmountError:
         hint = "Monarch's operator must run there: github.com/meta-pytorch/monarch-kubernetes"
         if said.startswith("namespaces "):
             hint = "give namespace=NAME of one that exists"
-    return HostError(f"the cluster refuses: {said}", hint=hint)
+    passing = error.status in (0, 429) or error.status >= 500
+    kind = _PassingError if passing else HostError
+    return kind(f"the cluster refuses: {said}", hint=hint)
 
 
 if __name__ == "__main__":

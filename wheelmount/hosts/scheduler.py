@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from wheelmount.errors import HostError, UnavailableError
 
 ASK_TIMEOUT = 60.0
 """Seconds that Slurm's controller may take to answer."""
+
+_ENDED = re.compile("Invalid job id|already completing or completed")
+"""Pattern of what Slurm's commands say of a job that has ended; other errors say nothing of it."""
 
 WORKS = "RUNNING", "SUSPENDED"
 """States of a job that has its nodes."""
@@ -56,7 +60,7 @@ def ask(
     Args:
         command: one of Slurm's.
         text: its input.
-        ended: whether the command may fail because the job has ended.
+        ended: whether the command may fail because the job has ended; for no other reason.
         environ: its environment; default this process's, without secrets.
 
     Raises:
@@ -79,7 +83,7 @@ def ask(
         raise HostError(
             f"{command[0]} does not answer within {ASK_TIMEOUT:g} s", hint="look at `scontrol ping`"
         ) from None
-    if done.returncode and not ended:
+    if done.returncode and not (ended and _ENDED.search(done.stderr)):
         said = last_words(done.stderr, f"it ended with code {done.returncode}")
         raise HostError(f"{command[0]}: {said.removeprefix(f'{command[0]}: error: ')}")
     return done.stdout
@@ -91,6 +95,9 @@ def look(which: str, *, ended: bool = False) -> Job | None:
     Args:
         which: option of ``squeue`` that names it.
         ended: also some minutes after its end, as long as Slurm remembers it (MinJobAge).
+
+    Raises:
+        HostError: Slurm does not answer.
     """
     states = ["--states=all"] if ended else []
     # A job that has ended long ago is an error to squeue.
@@ -104,7 +111,7 @@ def account(number: str) -> Job | None:
     """Return a job as Slurm's accounts have it; None if there are none, or it is not in them."""
     command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={number}"]
     try:
-        said = ask([*command, "--format=State"], ended=True)
+        said = ask([*command, "--format=State"])
     except (UnavailableError, HostError):  # sacct is not installed, or does not answer
         return None
     state = said.split()  # as CANCELLED by 0
@@ -112,7 +119,11 @@ def account(number: str) -> Job | None:
 
 
 def verdict(number: str) -> str | None:
-    """Return why a job has lost its nodes; None if it has them."""
+    """Return why a job has lost its nodes; None if it has them.
+
+    Raises:
+        HostError: Slurm does not answer.
+    """
     job = look(f"--jobs={number}", ended=True)
     if job is None:  # the controller forgets jobs some minutes after their end
         job = account(number)

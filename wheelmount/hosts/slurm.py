@@ -304,7 +304,10 @@ class SlurmHosts(NetworkHosts):
                 self._await_workers()
                 self.attach()
         except BaseException:
-            self.stop()
+            try:
+                self.stop()
+            except HostError as error:  # what ended the start says more
+                log.warning("%s", error)
             raise
 
     @property
@@ -356,6 +359,8 @@ class SlurmHosts(NetworkHosts):
                 start_new_session=True,  # on ^C the client ends srun in order
             )
         except FileNotFoundError:
+            self._bounded.set()
+            self._messages.close()
             raise missing(command[0]) from None
 
     def _cancel_if_killed(self) -> None:
@@ -549,7 +554,14 @@ class SlurmHosts(NetworkHosts):
         started, wait, waits = time.monotonic(), POLL_INTERVAL, ""
         with self._progress.task("queue", unit="") as task:
             while True:
-                job = self._look()
+                asked, job = True, None
+                try:
+                    job = self._look()
+                except HostError as error:  # Slurm's controller may be restarting, or be busy
+                    asked = False
+                    if error.message != waits:
+                        waits = error.message
+                        self._progress.log(f"{waits}; it is asked again")
                 if job is not None:
                     self._job = job.number
                     task.note(f"job {job.number} {job.state.lower()}")
@@ -562,7 +574,7 @@ class SlurmHosts(NetworkHosts):
                     if job.reason not in ("None", waits):
                         waits = job.reason
                         self._progress.log(f"job {job.number} waits: {waits}")
-                elif self._step is None or self._step.poll() is not None:
+                elif self._step_ended() or (asked and self._step is None):
                     raise self._failure("Slurm does not run the job", self._last_reason())
                 if time.monotonic() - started > self._settings.queue_timeout:
                     raise WaitError(
@@ -650,7 +662,11 @@ class SlurmHosts(NetworkHosts):
         return self._step is not None and self._step.poll() is not None
 
     def stop(self) -> None:
-        """End the job."""
+        """End the job.
+
+        Raises:
+            HostError: a session's job may go on, because Slurm does not answer; all else has ended.
+        """
         step, self._step = self._step, None
         if step is not None:
             if step.stdin is not None:
@@ -658,11 +674,19 @@ class SlurmHosts(NetworkHosts):
                     step.stdin.close()  # guarded workers end when their input ends
             with contextlib.suppress(subprocess.TimeoutExpired):
                 step.wait(GRACE if self._addresses else 0)
-        if self._job is not None:
-            self._cancel(self._job)
-            self._job = None
-        elif not self._guarded:
-            self._cancel_step()
+        job, self._job = self._job, None
+        left = None
+        try:
+            if job is not None:
+                self._cancel(job)
+            elif not self._guarded:
+                self._cancel_step()
+        except HostError as error:
+            which = "a step" if job is None else f"job {job}"
+            left = HostError(
+                f"{which} may still have its nodes: {error.message}",
+                hint=error.hint if job is None else f"run `scancel {job}` when Slurm answers",
+            )
         self._keep_job()
         if step is not None:
             for end in (step.terminate, step.kill):  # srun may wait for lost nodes
@@ -673,12 +697,21 @@ class SlurmHosts(NetworkHosts):
             self._bounded.set()
             self._messages.close()
         self._hosts = []
+        if left is not None:
+            if not self._guarded:
+                raise left
+            log.warning("%s", left)  # the end of srun ends the job of a command, too
 
     def _cancel(self, job: str) -> None:
-        with contextlib.suppress(HostError):
-            ask(["scancel", job], ended=True)
-            started = time.monotonic()
-            while (found := self._look()) is not None:
+        """Cancel a job, and wait until it has ended.
+
+        Raises:
+            HostError: Slurm does not answer.
+        """
+        ask(["scancel", job], ended=True)
+        started = time.monotonic()
+        with contextlib.suppress(HostError):  # the job is cancelled, and ends also unseen
+            while (found := look(f"--jobs={job}")) is not None:
                 waited = time.monotonic() - started
                 # A completing job ends its processes, or waits for a lost node.
                 if waited > STOP_TIMEOUT or (found.state == "COMPLETING" and waited > GRACE):
@@ -686,17 +719,20 @@ class SlurmHosts(NetworkHosts):
                 time.sleep(POLL_INTERVAL)
 
     def _cancel_step(self) -> None:
-        """End a session's step within an allocation, and wait until the step has ended."""
+        """End a session's step within an allocation, and wait until the step has ended.
+
+        Raises:
+            HostError: Slurm does not answer.
+        """
         started = time.monotonic()
-        with contextlib.suppress(HostError):
-            while (step := self._look_for_step()) is not None:
-                waited = time.monotonic() - started
-                if waited > STOP_TIMEOUT:
-                    break
-                # SIGTERM first, because Slurm kills a step at once if it is cancelled.
-                gently = ["--signal=TERM"] if waited < GRACE else []
-                ask(["scancel", *gently, step], ended=True)
-                time.sleep(POLL_INTERVAL)
+        while (step := self._look_for_step()) is not None:
+            waited = time.monotonic() - started
+            if waited > STOP_TIMEOUT:
+                break
+            # SIGTERM first, because Slurm kills a step at once if it is cancelled.
+            gently = ["--signal=TERM"] if waited < GRACE else []
+            ask(["scancel", *gently, step], ended=True)
+            time.sleep(POLL_INTERVAL)
 
     def _look_for_step(self) -> str | None:
         for line in ask(["squeue", "--steps", "--noheader", "--format=%i|%j"]).splitlines():
@@ -717,8 +753,14 @@ class SlurmHosts(NetworkHosts):
         super().check(patience)
 
     def ended(self) -> str | None:
-        """Return why Slurm has taken the nodes back; None if it has not."""
-        return None if self._job is None else verdict(self._job)
+        """Return why Slurm has taken the nodes back; None if it has not, or does not answer."""
+        if self._job is None:
+            return None
+        try:
+            return verdict(self._job)
+        except HostError as error:
+            log.debug("slurm: %s", error)
+            return None
 
     def leave(self) -> dict[str, Any]:
         """Disconnect from the nodes without stopping the job; it must not be guarded."""

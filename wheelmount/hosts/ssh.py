@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 from wheelmount import variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, InputError
+from wheelmount.errors import HostError, InputError, UnavailableError
 from wheelmount.hosts import launcher
 from wheelmount.hosts.address import Address, bare, bracketed, called
 from wheelmount.hosts.network import INSTALL, NetworkHosts
@@ -122,6 +122,7 @@ class SshHosts(NetworkHosts):
         self._guarded = guarded
         self._token = secrets.token_hex(4)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._begun: set[str] = set()  # names of hosts that may have a worker
 
     def start(self) -> None:
         """Start all workers at once, and wait until each answers.
@@ -146,14 +147,19 @@ class SshHosts(NetworkHosts):
         argv = launcher.command(*where, apart=self._apart, own_mounts=self._own_mounts)
         command = target.command(argv, self._settings.start_timeout)
         log.debug("run: %s", shlex.join(command))
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=variables.for_programs(),
-            start_new_session=True,  # on ^C the client ends the process in order
-        )
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=variables.for_programs(),
+                start_new_session=True,  # on ^C the client ends the process in order
+            )
+        except FileNotFoundError:
+            raise UnavailableError(
+                "there is no ssh here", hint="install OpenSSH's client, or give other --hosts"
+            ) from None
 
     def _await_addresses(self) -> list[Address]:
         timeout = self._settings.start_timeout
@@ -167,18 +173,19 @@ class SshHosts(NetworkHosts):
             while selector.get_map():
                 ready = selector.select(min(POLL_INTERVAL, max(0, deadline - time.monotonic())))
                 deadline = max(deadline, self._delivery.since + timeout)
-                if not ready and time.monotonic() > deadline:
-                    missing = [name for name in self._names if name not in found]
-                    raise HostError(
-                        f"{', '.join(missing)}: no worker within {timeout:g} s",
-                        hint="raise WHEELMOUNT_START_TIMEOUT, or check that `ssh HOST true` works",
-                    )
                 for key, _ in ready:
                     name, process = key.data
                     address = self._receive(name, process, received[name])
                     if address is not None:
                         selector.unregister(key.fileobj)
                         found[name] = address
+                # Also where something is ready each time: a shell may print for ever.
+                if selector.get_map() and time.monotonic() > deadline:
+                    missing = [name for name in self._names if name not in found]
+                    raise HostError(
+                        f"{', '.join(missing)}: no worker within {timeout:g} s",
+                        hint="raise WHEELMOUNT_START_TIMEOUT, or check that `ssh HOST true` works",
+                    )
         return [found[name] for name in self._names]
 
     def _receive(
@@ -209,7 +216,9 @@ class SshHosts(NetworkHosts):
             elif "lacks" in said:
                 self._delivery.send(cast(IO[bytes], process.stdin).fileno())
             elif "listens" in said:
-                self._give_credentials(process, _address(name, said["listens"]))
+                address = _address(name, said["listens"])
+                self._begun.add(name)
+                self._give_credentials(process, address)
             elif "address" in said:
                 return _address(name, said["address"])
         return None
@@ -222,7 +231,7 @@ class SshHosts(NetworkHosts):
             stdin.flush()
 
     def stop(self) -> None:
-        """End the workers and all that runs on them."""
+        """End the workers and all that runs on them; warn of hosts where that failed."""
         if self._guarded:
             for process in self._processes:  # the end of its input ends each, so all end at once
                 for stream in (process.stdin, process.stdout, process.stderr):
@@ -236,15 +245,22 @@ class SshHosts(NetworkHosts):
             ]
             for process in self._processes:
                 _close(process.stdin)
-        for process in self._processes:
+        left: dict[str, str] = {}
+        for name, process in zip(self._names, self._processes, strict=False):
             try:
                 process.wait(self._settings.start_timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            # Guarded workers end with their connection, as soon as their hosts notice.
+            if process.returncode and not self._guarded and name in self._begun:
+                left[name] = _last_words(process)
             for stream in (process.stdout, process.stderr):
                 _close(stream)
         self._processes, self._hosts = [], []
+        if left:
+            reasons = "; ".join(dict.fromkeys(left.values()))
+            log.warning("workers may be left on %s: %s", ", ".join(left), reasons)
 
     def leave(self) -> dict[str, Any]:
         """Disconnect from the workers without stopping them; they must not be guarded."""
@@ -257,6 +273,7 @@ class SshHosts(NetworkHosts):
         hosts = cls(list(map(Target.parse, record["targets"])), settings, guarded=False)
         hosts._token = record["token"]
         hosts.recall(record)
+        hosts._begun = set(hosts._names)
         return hosts
 
 

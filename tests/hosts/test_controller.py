@@ -1,0 +1,102 @@
+"""A controller of Slurm that does not answer for a while."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed import LOGIN, Lab
+from tests.testbed.service import Service
+from tests.testbed.slurm import CONTROLLER, CONTROLLER_PORT, start_slurm
+from tests.testbed.traces import Traces
+
+pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
+
+TIMEOUT = 60.0
+"""Seconds that Slurm may take to know something."""
+
+FAILS_ONCE = """#!/bin/sh
+if mkdir {mark} 2>/dev/null; then
+  echo 'slurm_load_jobs error: Socket timed out on send/recv operation' >&2; exit 1
+fi
+exec {program} "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(shared_source: Path) -> Iterator[Lab]:
+    before = Traces()
+    with Lab(1, shared=[shared_source.parent]) as made:
+        start_slurm(made)
+        traces = Traces(besides=before)
+        yield made
+    assert traces.left() == []
+
+
+def _call(
+    lab: Lab, *words: str | Path, script: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "wheelmount.cli.main", *map(str, words)]
+    env = {**os.environ, **environment}
+    return lab.run(LOGIN, command, stdin=None, input=script, env=env, timeout=300)
+
+
+def _jobs(lab: Lab) -> list[str]:
+    return lab.run(LOGIN, ["squeue", "--noheader", "--format=%A"], check=True).stdout.split()
+
+
+def _assert_ends(lab: Lab) -> None:
+    down = _call(lab, "down")
+    assert down.returncode == 0, down.stderr
+    deadline = time.monotonic() + TIMEOUT
+    while jobs := _jobs(lab):
+        assert time.monotonic() < deadline, jobs
+        time.sleep(0.2)
+
+
+def test_a_wait_in_the_queue_outlasts_a_question_without_an_answer(
+    lab: Lab, tmp_path: Path
+) -> None:
+    program = lab.run(LOGIN, ["sh", "-c", "command -v squeue"], check=True).stdout.strip()
+    place, mark = f"/root/{tmp_path.name}", f"/root/{tmp_path.name}/failed"
+    write = f"mkdir -p {place}; cat > {place}/squeue; chmod 755 {place}/squeue"
+    fails = FAILS_ONCE.format(mark=mark, program=program)
+    lab.run(LOGIN, ["sh", "-c", write], stdin=None, input=fails, check=True)
+    up = _call(lab, "up", "--hosts", "slurm:1", PATH=f"{place}:{os.environ['PATH']}")
+    assert (up.returncode, up.stdout) == (0, "session default is up: host0\n"), up.stderr
+    assert "Socket timed out" in up.stderr
+    assert lab.run(LOGIN, ["rmdir", mark]).returncode == 0, "it was asked"
+    _assert_ends(lab)
+
+
+def test_a_session_outlasts_a_controller_that_does_not_answer(lab: Lab, source: Path) -> None:
+    up = _call(lab, "up", "--hosts", "slurm:1")
+    assert up.returncode == 0, up.stderr
+    (job,) = _jobs(lab)
+    lab.run(LOGIN, ["pkill", "-TERM", "-x", "slurmctld"], check=True)  # it keeps its state
+    deadline = time.monotonic() + TIMEOUT
+    while lab.run(LOGIN, ["pgrep", "-x", "slurmctld"]).returncode == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    again = _call(lab, "up", "--hosts", "slurm:1")
+    assert again.returncode == 0, again.stderr
+    assert "made anew" not in again.stderr
+    done = _call(lab, "run", source, "--mntpoint", "/mnt/tree", "-", script="hostname")
+    assert (done.returncode, done.stdout) == (0, "host0\n"), done.stderr
+    down = _call(lab, "down")
+    assert down.returncode == 68, down.stderr
+    assert f"job {job} may still have its nodes: scancel: " in down.stderr
+    assert f"hint: run `scancel {job}`" in down.stderr
+    Service(lab, LOGIN, CONTROLLER, CONTROLLER_PORT).await_port()
+    while lab.run(LOGIN, ["sinfo"]).returncode != 0:
+        assert time.monotonic() < deadline + TIMEOUT
+        time.sleep(0.1)
+    assert _jobs(lab) == [job], "which nobody has ended"
+    lab.run(LOGIN, ["scancel", job], check=True)
+    _assert_ends(lab)

@@ -1,0 +1,91 @@
+"""What programs in the place of ssh, and their absence, do to hosts of ssh."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wheelmount.config import Settings
+from wheelmount.errors import HostError, UnavailableError
+from wheelmount.hosts.slurm import SlurmHosts
+from wheelmount.hosts.ssh import SshHosts, Target
+
+Place = Callable[[str], None]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Have a program of ``sh`` in the place of ssh."""
+
+    def placed(program: str) -> None:
+        path = tmp_path / "ssh"
+        path.write_text(f"#!/bin/sh\n{program}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return placed
+
+
+def _hosts(settings: Settings, *, guarded: bool) -> SshHosts:
+    targets = [Target("host0"), Target("host1")]
+    return SshHosts(targets, replace(settings, start_timeout=2), guarded=guarded)
+
+
+def test_a_host_that_keeps_printing_ends_the_start_in_time(
+    settings: Settings, place: Place
+) -> None:
+    place("exec timeout 20 yes")
+    started = time.monotonic()
+    with pytest.raises(HostError, match="host0, host1: no worker within 2 s"):
+        _hosts(settings, guarded=True).start()
+    assert time.monotonic() - started < 7
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_where_there_is_no_ssh_it_says_so(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, guarded: bool
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UnavailableError, match="there is no ssh here"):
+        _hosts(settings, guarded=guarded).start()
+
+
+def test_where_there_is_no_srun_it_leaves_no_file_open(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    hosts = SlurmHosts(1, (), settings, guarded=True)
+    before = os.listdir("/proc/self/fd")
+    deadline = time.monotonic() + 10
+    with pytest.raises(UnavailableError, match="there is no srun here"):
+        hosts._run(20000, [])
+    while (after := os.listdir("/proc/self/fd")) != before:  # a thread closes one
+        assert time.monotonic() < deadline, after
+        time.sleep(0.01)
+
+
+def test_hosts_whose_workers_may_be_left_are_named(
+    settings: Settings, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place('case "$*" in *host1*) exit 0;; *) echo "no route" >&2; exit 255;; esac')
+    record = {"targets": ["host0", "host1"], "token": "0123abcd", "names": ["host0", "host1"]}
+    hosts = SshHosts.resume(record | {"addresses": []}, replace(settings, start_timeout=2))
+    with caplog.at_level(logging.WARNING, "wheelmount"):
+        hosts.stop()
+    said = [each.message for each in caplog.records]
+    assert said == ["workers may be left on host0: no route"]
+
+
+def test_a_host_that_had_no_worker_yet_has_none_left(
+    settings: Settings, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place("exit 255")
+    with pytest.raises(HostError, match="ssh ended with code 255"):
+        _hosts(settings, guarded=False).start()
+    assert caplog.records == []
