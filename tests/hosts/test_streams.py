@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hashlib
@@ -25,7 +26,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, UnreachableError
 from wheelmount.hosts import conduit, runtime, sockets
 from wheelmount.hosts.address import SECURE, Address
-from wheelmount.hosts.command_actor import Command
+from wheelmount.hosts.command_actor import Command, _Run
 from wheelmount.hosts.commands import Commands, Result
 from wheelmount.hosts.credentials import Authority
 from wheelmount.hosts.local import LocalHosts
@@ -397,7 +398,7 @@ def _sleeping(mark: str) -> bool:
     return ["sleep", mark] in lines
 
 
-def test_little_output_is_collected_for_a_moment(settings: Settings) -> None:
+def test_little_output_is_collected_for_a_moment(settings: Settings, workplace: Path) -> None:
     """A suite of tests writes each dot by itself: a report for each takes as long as the suite."""
     script = """
 import time
@@ -408,18 +409,41 @@ for number in range(2000):
     pieces: list[bytes] = []
 
     def run(*argv: str) -> Result:
+        def keep(_host: str, _stream: str, data: bytes) -> None:
+            pieces.append(data)
+            for line in data.splitlines():
+                (workplace / "work" / line.decode()).touch()
+
         pieces.clear()
-        command = Command(argv)
-        result = commands.run({"host0": command}, lambda _h, _s, data: pieces.append(data))["host0"]
+        result = commands.run({"host0": Command(argv)}, keep)["host0"]
         assert isinstance(result, Result), result
         return result
 
     with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        # The first pieces come at once: each line here is written when the one before has come.
+        seen = f"until [ -e {workplace}/work/$n ]; do sleep 0.01; done"
+        run("sh", "-c", f"for n in a b c d e; do echo $n; {seen}; done")
+        assert pieces == [b"a\n", b"b\n", b"c\n", b"d\n", b"e\n"]
         result = run(sys.executable, "-c", script)
         assert b"".join(pieces) == b"".join(b"%d\n" % number for number in range(2000))
         assert len(pieces) < 30 + result.seconds / 0.05
-        run("sh", "-c", "for n in 1 2 3 4 5; do echo $n; sleep 0.1; done")
-        assert pieces == [b"1\n", b"2\n", b"3\n", b"4\n", b"5\n"]  # the first pieces come at once
+
+
+def test_a_shorter_interval_counts_at_once(workplace: Path) -> None:
+    """As when most of a thousand commands have ended."""
+
+    async def report() -> float:
+        chatty = Command(("sh", "-c", "while echo x; do sleep 0.01; done"))
+        run = _Run(chatty, workplace / "work" / "run", {}, False, {})
+        try:
+            run._scheduled = time.monotonic() + 40
+            began = time.monotonic()
+            await run.report(1000, 0.05)
+            return time.monotonic() - began
+        finally:
+            run.end()
+
+    assert asyncio.run(report()) < 20
 
 
 def test_in_order_begins_with_the_first_line(cli: Cli, source: Path, workplace: Path) -> None:

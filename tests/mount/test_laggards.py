@@ -12,7 +12,7 @@ MANY = 100 * BLOCK
 
 def _find(*looks: dict[str, int], incomplete: Set[str] = frozenset()) -> list[set[str]]:
     laggards = Laggards(BLOCK)
-    return [laggards.find(look, incomplete) for look in looks]
+    return [laggards.find(look, incomplete, now) for now, look in enumerate(looks)]
 
 
 def test_a_host_that_stays_far_behind_is_found_once() -> None:
@@ -37,9 +37,10 @@ def test_a_host_on_which_nothing_arrives_any_more_is_not_slow() -> None:
 
 def test_a_host_that_hangs_is_found() -> None:
     stuck = {"a": MANY, "b": MANY, "c": BLOCK}
-    looks = [stuck] * (STANDSTILL + 1)
-    assert _find(*looks, incomplete={"c"}) == [set()] * STANDSTILL + [{"c"}]
-    assert _find(*looks) == [set()] * (STANDSTILL + 1), "it has all"
+    seconds = int(STANDSTILL)
+    looks = [stuck] * (seconds + 1)
+    assert _find(*looks, incomplete={"c"}) == [set()] * seconds + [{"c"}]
+    assert _find(*looks) == [set()] * (seconds + 1), "it has all"
 
 
 def test_the_first_blocks_say_nothing() -> None:

@@ -317,7 +317,9 @@ class _World:
             await asyncio.sleep(POLL_INTERVAL)
             size, stores = self._layout.block_size, self.stores
             incomplete = {n for n, s in stores.items() if s.held < self._layout.blocks}
-            for name in laggards.find({n: s.held * size for n, s in stores.items()}, incomplete):
+            arrived = {name: store.held * size for name, store in stores.items()}
+            now = asyncio.get_running_loop().time()
+            for name in laggards.find(arrived, incomplete, now):
                 self._avoid(name)
 
 

@@ -302,7 +302,8 @@ def _ended_if_still(session: int, growing: Sequence[Path]) -> Iterator[None]:
 def _taken(path: Path) -> int:
     """Return the bytes that a file, or all files below a directory, take on the disk."""
     taken = 0
-    for each in (path, *path.rglob("*")):
+    files = [path, *(Path(place, name) for place, _, names in os.walk(path) for name in names)]
+    for each in files:
         with contextlib.suppress(OSError):  # deleted meanwhile
             taken += each.lstat().st_blocks * 512
     return taken

@@ -213,11 +213,14 @@ class Instance:
         Raises:
             WaitError: another process starts or stops it for too long.
         """
-        with self._alone():
-            if self.record() is not None:
-                return
-            self._end()
-        self._forget()
+        if not self.path.is_dir():
+            return
+        with contextlib.suppress(FileNotFoundError):  # another process has done it meanwhile
+            with self._alone():
+                if self.record() is not None:
+                    return
+                self._end()
+            self._forget()
 
     def _forget(self) -> None:
         """Remove the directory of instances of this name, if this was the last one."""

@@ -138,8 +138,9 @@ class Order:
             container = self._container(instance.workdir)
             instance.ensure(container if self.image else None)
             return self._run(argv, partial(instance.run, container), stdin=stdin, terminal=terminal)
-        workdir = private_directory(runtime / f"{PREFIX}{self.identity}")
-        with claimed(workdir), self._container(workdir) as container:
+        workdir = runtime / f"{PREFIX}{self.identity}"
+        made = self._container(workdir)
+        with claimed(private_directory(workdir)), made as container:
             return self._run(argv, container.run, stdin=stdin, terminal=terminal)
 
     def _run(self, argv: Sequence[str], run: Callable[..., int], **streams: Any) -> int:

@@ -241,7 +241,8 @@ class _Run:
 
     async def report(self, limit: int, interval: float) -> Report:
         deadline = time.monotonic() + REPORT_WAIT
-        due = self._scheduled - REPORT_BURST * interval
+        # The interval may have become shorter: a report is delayed by one of now at most.
+        due = min(self._scheduled - REPORT_BURST * interval, deadline - REPORT_WAIT + interval)
         while time.monotonic() < due and self._exit_code() is None:
             await asyncio.sleep(END_INTERVAL)
         while True:

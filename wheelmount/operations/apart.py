@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -66,7 +67,14 @@ def alone(work: Callable[[Progress], Found]) -> Found:
 
 def _pool() -> ProcessPoolExecutor:
     """Return one process, which would wait for further work for ever if this one were killed."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), die_with_parent)
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent)
+
+
+def _end_with_parent() -> None:
+    die_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:  # it was killed before this
+        os._exit(1)
 
 
 def _settled(future: Future[Found]) -> Found | WheelmountError:

@@ -462,7 +462,7 @@ class Standing(HostPool):
             yield made
 
     def _delivery(
-        self, key: str, made: RemoteMount, *, refresh: bool = False
+        self, key: str, made: RemoteMount, *, refresh: bool = False, stays: bool = False
     ) -> AbstractContextManager[None]:
         """Have other processes leave a mount alone while this one delivers it, if it does.
 
@@ -472,6 +472,7 @@ class Standing(HostPool):
             key: of the mount.
             made: the mount.
             refresh: whether to refresh it first.
+            stays: whether it stays as it is if this fails.
 
         Returns:
             A context for all that is done with the mount; after it, all bytes have arrived.
@@ -480,14 +481,14 @@ class Standing(HostPool):
             return contextlib.nullcontext()
         lock = try_lock(self._lock_of(made.identity))
         self._note(key, made, client=os.getpid())
-        return self._delivering(key, made, lock, refresh=refresh)
+        return self._delivering(key, made, lock, refresh=refresh, stays=stays)
 
     @contextlib.contextmanager
     def _delivering(
-        self, key: str, made: RemoteMount, lock: int | None, *, refresh: bool
+        self, key: str, made: RemoteMount, lock: int | None, *, refresh: bool, stays: bool
     ) -> Iterator[None]:
         try:
-            with self._kept_once_whole(key, made, refresh=refresh):
+            with self._kept_once_whole(key, made, refresh=refresh, stays=stays):
                 yield
         finally:
             if lock is not None:
@@ -495,15 +496,19 @@ class Standing(HostPool):
                 os.close(lock)
 
     @contextlib.contextmanager
-    def _kept_once_whole(self, key: str, made: RemoteMount, *, refresh: bool) -> Iterator[None]:
+    def _kept_once_whole(
+        self, key: str, made: RemoteMount, *, refresh: bool, stays: bool
+    ) -> Iterator[None]:
         """Leave a mount to other clients as soon as all its bytes have arrived.
 
-        After the context they have arrived. If it fails before that, the mount is taken down.
+        After the context they have arrived. If it fails before that, the mount is taken down, or
+        stays with what has arrived.
 
         Args:
             key: of the mount.
             made: the mount, which this process delivers.
             refresh: whether to refresh it first.
+            stays: whether it stays if this fails.
         """
         session, turn = self._session, threading.Lock()
         kept = failed = False
@@ -538,7 +543,7 @@ class Standing(HostPool):
         except BaseException:
             with turn:
                 failed = True
-            if not kept:
+            if not kept and not stays:
                 made.clear()
                 with contextlib.suppress(HostError), session.lock():  # the session has ended
                     self._drop(key, made.identity)
@@ -630,7 +635,7 @@ class Standing(HostPool):
                     break
                 mount = self._new(note.source, note.mntpoint, identity)
                 mount.adopt(self._session.handles().get(identity))
-                delivery = self._delivery(key, mount)
+                delivery = self._delivery(key, mount, stays=True)
             with delivery:
                 return mount.verify(repair=repair), mount.mntpoints
         raise MountError(f"session {self._session.name} no longer has the mount {identity}")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wheelmount.errors import HostError, InputError, WaitError, WheelmountError
+from wheelmount.errors import HostError, InputError, MountError, WaitError, WheelmountError
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Commands
@@ -41,7 +41,8 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
 
     Raises:
         InputError: the session exists with other hosts.
-        HostError: a host does not start; none is left running.
+        HostError: a host does not start, and none is left running; or the session exists, and a
+            command cannot be run on one of its hosts.
         WaitError: a host of the session does not answer.
     """
     with session.lock():
@@ -49,17 +50,17 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
             record = session.read()
             try:
                 hosts_of(session, record).check()
-                apart.alone(partial(_check, session, record))
             except HostError as error:  # made again, for this request
                 progress.log(f"session {session.name}: {error.message}; it is made anew")
                 apart.alone(partial(_end, session, record))
             else:
-                if record.spec == str(spec):
-                    return record, False
-                raise InputError(
-                    f"session {session.name} is up with {record.spec}",
-                    hint=f"run `wheelmount down {session.name}` first, or give another --name",
-                )
+                if record.spec != str(spec):
+                    raise InputError(
+                        f"session {session.name} is up with {record.spec}",
+                        hint=f"run `wheelmount down {session.name}` first, or give another --name",
+                    )
+                apart.alone(partial(_check, session))
+                return record, False
         return _make(spec, session, progress), True
 
 
@@ -89,30 +90,26 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
     return record
 
 
-def _check(session: Session, record: Record, _progress: Progress) -> None:
+def _check(session: Session, _progress: Progress) -> None:
     """Check that commands can be run on the hosts of a session.
 
+    The session is left as it is if they cannot: other commands may still work in it.
+
     Raises:
-        HostError: a host is lost.
+        HostError: a command cannot be run on a host.
         WaitError: a host does not answer, or its process for commands does not: it may be busy with
             the commands of others, or dead.
     """
-    hosts = hosts_of(session, record)
-    with runtime.to_stay():
-        hosts.attach()
-        actors = session.handles().get(COMMANDS, {})
-        if actors.keys() != set(record.names):
-            raise HostError("no process for commands is known on its hosts")
-        with Commands(list(hosts), session.settings.start_timeout, actors) as commands:
-            ready = {name: Command(("true",)) for name in record.names}
-            try:
-                runtime.raise_first(dict(commands.run(ready)))
-            except WaitError as error:
-                error.hint = (
-                    f"if no command of the session works: `wheelmount down {session.name}`, and "
-                    "`wheelmount up` again"
-                )
-                raise
+    try:
+        with join(session, SILENT) as pool:
+            ready = {host.name: Command(("true",)) for host in pool.hosts}
+            runtime.raise_first(dict(pool.commands.run(ready)))
+    except (HostError, WaitError) as error:
+        error.hint = (
+            f"if no command of the session works: `wheelmount down {session.name}`, and then "
+            "`wheelmount up` again"
+        )
+        raise
 
 
 def down(session: Session, progress: Progress) -> None:
@@ -120,6 +117,7 @@ def down(session: Session, progress: Progress) -> None:
 
     Raises:
         HostError: there is no such session.
+        MountError: a process that serves a mount here cannot be killed; all else has ended.
     """
     with session.lock():
         record = session.read()
@@ -131,11 +129,11 @@ def down(session: Session, progress: Progress) -> None:
 def _end(session: Session, record: Record, _progress: Progress) -> None:
     hosts = hosts_of(session, record)
     with runtime.to_stay():
-        with contextlib.suppress(HostError):
+        with contextlib.suppress(HostError, WaitError):
             bound = session.settings.start_timeout
             try:
                 hosts.attach()
-            except HostError:  # at least one is lost; the others may have mounts
+            except (HostError, WaitError):  # the others may have mounts
                 if hosts.ended():
                     raise
                 bound = min(bound, ANSWER_TIMEOUT)
@@ -149,11 +147,17 @@ def _end(session: Session, record: Record, _progress: Progress) -> None:
             )
             runtime.end_processes(commands)
         noted = {note.identity for note in mounts_of(record).values()}
+        stuck: MountError | None = None
         for directory in processes.find(session.settings):  # of hosts here that did not answer
             if processes.identity(directory) in noted:
-                processes.stop(directory, force=True)
+                try:
+                    processes.stop(directory, force=True)
+                except MountError as error:
+                    stuck = error
         hosts.stop()
     session.forget()
+    if stuck is not None:
+        raise stuck
 
 
 def refresh(

@@ -150,7 +150,8 @@ class Delivery:
                 pending.discard(name)
                 self._mark_lost(name, result, agents)
 
-            with runtime.watching(lambda: self._skip_slow(calls, pending, agents)):
+            # Called in each thread that awaits a call: ``pending`` changes in this one.
+            with runtime.watching(lambda: self._skip_slow(calls, frozenset(pending), agents)):
                 outcome = runtime.gather(calls, bound, ended)
             if not any(isinstance(end, WheelmountError) for end in outcome.values()):
                 task.note(f"{self.layout.size / 1e6:.1f} MB to {number_of(len(calls), 'host')}")
@@ -174,7 +175,8 @@ class Delivery:
         if now < self._looked + runtime.POLL_INTERVAL / 2:
             return
         self._looked = now
-        for name in self._laggards.find({name: self._bytes[name] for name in names}, pending):
+        arrived = {name: self._bytes[name] for name in names}
+        for name in self._laggards.find(arrived, pending, now):
             log.info("%s is slow: no other host waits for it", name)
             self._many_readers = True  # the hosts below the slow one
             _avoid(name, agents)

@@ -7,7 +7,6 @@ is then a leaf of all trees.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Set
 
 SLOWER = 3
@@ -19,9 +18,9 @@ LEAST_BLOCKS = 16
 started a moment later."""
 
 
-STANDSTILL = 15
-"""Number of calls in a row at which no byte had arrived on a host that is stuck: its disk may hang.
-What such a host has is not missed, and a host that is only slow is avoided earlier."""
+STANDSTILL = 15.0
+"""Seconds without a byte after which a host that lacks some counts as stuck: its disk may hang.
+A host that is only slow is avoided earlier."""
 
 
 class Laggards:
@@ -38,20 +37,20 @@ class Laggards:
         self.found: set[str] = set()
         self._least = LEAST_BLOCKS * block_size
         self._suspects: dict[str, int] = {}
-        self._arrived: Mapping[str, int] = {}
-        self._stood: Counter[str] = Counter()  # calls since the last byte arrived
+        self._last: dict[str, tuple[int, float]] = {}  # bytes, and when that number was new
 
-    def find(self, arrived: Mapping[str, int], incomplete: Set[str]) -> set[str]:
+    def find(self, arrived: Mapping[str, int], incomplete: Set[str], now: float) -> set[str]:
         """Return hosts that have become slow; to be called about once a second.
 
         A host is slow if three quarters of the others had ``SLOWER`` times as many bytes at two
         calls in a row, or at more, and more bytes arrived on it since the first of these, or none
-        at ``STANDSTILL`` calls although it lacks some. None arrive on a host that has all, although
-        it may have had most of them before the delivery.
+        for ``STANDSTILL`` although it lacks some. None arrive on a host that has all, although it
+        may have had most of them before the delivery.
 
         Args:
             arrived: number of bytes that have arrived on each host, by name.
             incomplete: hosts that lack bytes.
+            now: seconds on any clock.
         """
         ordered = sorted(arrived.values())
         others = ordered[1 + (len(ordered) - 1) // 4] if len(ordered) > 1 else 0
@@ -60,14 +59,14 @@ class Laggards:
             for name, size in arrived.items()
             if others >= self._least and size * SLOWER < others
         }
-        stood = {name for name in incomplete if arrived[name] == self._arrived.get(name)}
-        self._stood = Counter({name: self._stood[name] + 1 for name in stood})
-        self._arrived = dict(arrived)
+        for name, size in arrived.items():
+            if self._last.get(name, (-1, now))[0] != size:
+                self._last[name] = size, now
         slow = {
             name
             for name in behind - self.found
             if arrived[name] > self._suspects.get(name, arrived[name])
-            or self._stood[name] >= STANDSTILL
+            or (name in incomplete and now >= self._last[name][1] + STANDSTILL)
         }
         self._suspects = {n: self._suspects.get(n, arrived[n]) for n in behind}
         self.found |= slow
