@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,8 @@ from wheelmount.operations import apart, overlays
 from wheelmount.operations.pools import COMMANDS, join
 from wheelmount.operations.records import VERSIONS, MountNote, Refreshed, hosts_of, mounts_of
 from wheelmount.progress import SILENT, Progress
+
+log = logging.getLogger("wheelmount")
 
 ANSWER_TIMEOUT = 10.0
 """Seconds in which hosts report the status of their mounts."""
@@ -76,7 +79,7 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
                 commands.keep()
             record = session.make(str(spec), spec.kind, hosts)
         except BaseException:
-            hosts.stop()
+            _stop(hosts)
             raise
         try:
             record.notes[VERSIONS] = dict(handshake.here())
@@ -84,10 +87,18 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
             session.write(record)
         except BaseException:
             session.forget()
-            hosts_of(session, record).stop()
+            _stop(hosts_of(session, record))
             raise
         task.advance(len(ready))
     return record
+
+
+def _stop(hosts: Hosts) -> None:
+    """Stop hosts after an error, which another error must not hide."""
+    try:
+        hosts.stop()
+    except HostError as error:
+        log.warning("%s", error)
 
 
 def _check(session: Session, _progress: Progress) -> None:
