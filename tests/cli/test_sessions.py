@@ -353,6 +353,7 @@ def test_a_verification_waits_for_the_command_that_delivers(
     assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 def test_a_session_whose_host_died_is_said_and_made_anew(cli: Cli, source: Path) -> None:
     cli("up", "--hosts", "local:2")
     cli("mount", source)
@@ -459,6 +460,7 @@ def test_hosts_that_a_record_does_not_describe_are_named(
         mounts_of(record)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", ["umount", "run"])
 def test_a_mount_that_was_busy_on_one_host_is_unmounted_or_mounted_again(
     command: str, cli: Cli, source: Path, workplace: Path

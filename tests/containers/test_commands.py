@@ -209,6 +209,7 @@ def test_programs_read_why_a_container_does_not_start(cli: Cli, sif: Path, workp
     assert (plain.returncode, plain.stdout) == (64, "")
 
 
+@pytest.mark.costly
 def test_what_containers_leave_comes_back(cli: Cli, sif: Path, workplace: Path) -> None:
     out = workplace / "work" / "out"
 

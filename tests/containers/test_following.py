@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.costly
 def test_a_wheel_that_is_added_is_installed_in_a_running_instance(
     cli: Cli, workplace: Path, wheels: Path, sif: Path
 ) -> None:

@@ -177,6 +177,7 @@ Host far
 """
 
 
+@pytest.mark.costly
 def test_ssh_goes_as_it_is_configured(lab: Lab, source: Path) -> None:
     """By another host, by a connection that is shared and stays, as a user, to another port."""
     write = ["sh", "-c", "umask 077; cat >~/.ssh/config"]
@@ -504,6 +505,7 @@ def test_inside_an_allocation_its_nodes_are_used(lab: Lab, source: Path) -> None
     _assert_clean(lab)
 
 
+@pytest.mark.costly
 def test_a_batch_script_uses_its_allocation_and_its_own_node_too(lab: Lab, source: Path) -> None:
     output = source.parent / "output"
     script = "echo $WHEELMOUNT_MOUNT; cat new; stat -f -c %T ."

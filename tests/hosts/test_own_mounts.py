@@ -175,6 +175,7 @@ def test_all_processes_of_the_user_see_a_mount_that_stays(lab: Lab, source: Path
     assert_clean(lab, ["host0"], PATH)
 
 
+@pytest.mark.costly
 def test_a_session_s_mount_is_told_by_its_status(lab: Lab, session: None) -> None:
     said = _done(_call(lab, "status"))
     assert "  bind  up" in said

@@ -40,6 +40,7 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("trap", TRAPS)
 def test_nothing_is_written_where_others_can_put_links(lab: Lab, trap: str) -> None:
     prepare = ["sh", "-c", f"umask 0; {TRAPS[trap]}"]

@@ -123,6 +123,7 @@ def test_a_client_that_ends_between_two_hosts(
     _everywhere(mount, source)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("reached", [["host0"], ["host0", "host1"]], ids=["one host", "all hosts"])
 def test_a_client_that_was_interrupted_while_hosts_changed_over_refreshes_again(
     mount: RemoteMount, source: Path, monkeypatch: pytest.MonkeyPatch, reached: list[str]

@@ -177,6 +177,7 @@ while seen < 14:
 """
 
 
+@pytest.mark.costly
 def test_a_reader_never_sees_the_new_and_then_the_old(
     mount: RemoteMount, source: Path, workplace: Path
 ) -> None:
@@ -340,6 +341,7 @@ def test_a_refresh_waits_while_a_store_is_trimmed(mount: RemoteMount, source: Pa
     _everywhere(mount, source)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", ["verify", "refresh"])
 def test_a_command_leaves_the_delivery_to_the_process_that_makes_the_mount(
     source: Path,
