@@ -75,7 +75,7 @@ def test_hosts_whose_workers_may_be_left_are_named(
 ) -> None:
     place('case "$*" in *host1*) exit 0;; *) echo "no route" >&2; exit 255;; esac')
     record = {"targets": ["host0", "host1"], "token": "0123abcd", "names": ["host0", "host1"]}
-    hosts = SshHosts.resume(record | {"addresses": []}, replace(settings, start_timeout=2))
+    hosts = SshHosts.resume(record | {"addresses": []}, replace(settings, start_timeout=60))
     with caplog.at_level(logging.WARNING, "wheelmount"):
         hosts.stop()
     said = [each.message for each in caplog.records]
