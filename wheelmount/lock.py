@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wheelmount.errors import WaitError
@@ -46,26 +46,41 @@ def try_lock(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def locked(file: Path, timeout: float) -> Iterator[None]:
+def locked(
+    file: Path,
+    timeout: float,
+    error: WaitError | None = None,
+    *,
+    mode: int = 0o600,
+    waiting: Callable[[], object] = lambda: None,
+) -> Iterator[None]:
     """Hold a lock during the context.
 
     Args:
-        file: the lock; made if it is missing, for this user only.
-        timeout: seconds to wait for a process that holds it.
+        file: the lock; made if it is missing.
+        timeout: seconds to wait for a process that holds it; -1 for no bound.
+        error: raised when they have passed; default one that names the file.
+        mode: of the file; by default other users cannot open it.
+        waiting: called once if another process holds it.
 
     Raises:
         WaitError: another process held it for ``timeout``.
+        OSError: the file cannot be made.
     """
     import filelock  # most commands wait for no lock
 
-    lock = filelock.FileLock(file, mode=0o600)
+    lock = filelock.FileLock(file, mode=mode)
     try:
-        lock.acquire(timeout=timeout)
+        lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise WaitError(
-            f"another process has held {file} for {timeout:g} s",
-            hint="end it: a network or disk that it waits for may hang",
-        ) from None
+        waiting()
+        try:
+            lock.acquire(timeout=timeout)
+        except filelock.Timeout:
+            raise error or WaitError(
+                f"another process has held {file} for {timeout:g} s",
+                hint="end it: a network or disk that it waits for may hang",
+            ) from None
     try:
         yield
     finally:

@@ -97,6 +97,6 @@ def test_a_session_outlasts_a_controller_that_does_not_answer(lab: Lab, source: 
     while lab.run(LOGIN, ["sinfo"]).returncode != 0:
         assert time.monotonic() < deadline + TIMEOUT
         time.sleep(0.1)
-    assert _jobs(lab) == [job], "which nobody has ended"
+    assert _jobs(lab) == [job], "the job goes on, as it was not cancelled"
     lab.run(LOGIN, ["scancel", job], check=True)
     _assert_ends(lab)

@@ -14,14 +14,14 @@ import pytest
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts.network import NetworkHosts
-from wheelmount.hosts.session import Session
+from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import parse
 
 
 def _make(session: Session) -> None:
     spec = parse("tls://a:1,b:2")
     hosts = NetworkHosts(spec.addresses, session.settings)
-    session.write(session.make(str(spec), spec.kind, hosts))
+    session.write(Record.leaving(spec, hosts))
 
 
 def test_it_is_there_until_it_is_forgotten(settings: Settings) -> None:

@@ -12,7 +12,8 @@ import time
 import warnings
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -133,6 +134,21 @@ class Fault:
     together: threading.Barrier | None = None
 
 
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
+    """Serve HTTP on a port of this machine during the context."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 @dataclass
 class Index:
     """A package index (PEP 503) over a directory of distributions, as context manager.
@@ -165,17 +181,13 @@ class Index:
             pass
 
         Handler.index = index
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
+        self._serving = ExitStack()
+        self._server = self._serving.enter_context(serving(Handler))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._serving.close()
 
     @property
     def address(self) -> str:

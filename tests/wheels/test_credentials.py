@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,7 +24,7 @@ from wheelmount.errors import WheelmountError
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import TARGET, Index, make_wheel
+from .support import TARGET, Index, make_wheel, serving
 
 BEHIND = "index.invalid"
 """A name that only the proxy knows."""
@@ -246,14 +246,8 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 @pytest.fixture
 def proxy() -> Iterator[str]:
     """Address of a proxy that asks for a user's name and password."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(_Proxy) as server:
+        yield f"127.0.0.1:{server.server_port}"
 
 
 @pytest.mark.parametrize(

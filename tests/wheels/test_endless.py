@@ -5,10 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from wheelmount.wheels.download import download
 from wheelmount.wheels.given import file_of
 from wheelmount.wheels.listed import offered_versions
 
-from .support import TARGET, lock_of, make_wheel, package_of
+from .support import TARGET, lock_of, make_wheel, package_of, serving
 
 
 class _Endless(BaseHTTPRequestHandler):
@@ -43,14 +42,8 @@ class _Endless(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Endless)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(_Endless) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def test_a_file_of_requirements(

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import filelock
 import uv
 
 from wheelmount import disk, typed
@@ -20,6 +19,7 @@ from wheelmount.containers.inputs import fingerprint
 from wheelmount.containers.overlay import remove_tree
 from wheelmount.containers.sif import check
 from wheelmount.errors import ContainerError, InputError, SourceError
+from wheelmount.lock import locked
 from wheelmount.owned import FILE, make_folders
 from wheelmount.progress import SILENT, Progress
 
@@ -181,23 +181,20 @@ def lock(sif: Path, progress: Progress) -> Iterator[None]:
     Raises:
         ContainerError: its directory cannot be written to.
     """
-    lock = filelock.FileLock(sif.with_name(f".{sif.name}.lock"), mode=FILE)
-    try:
-        make_folders(sif.parent)
+    file, for_ever = sif.with_name(f".{sif.name}.lock"), -1
+    waits = f"waiting for another process that builds {sif.name}"
+    with contextlib.ExitStack() as held:
         try:
-            lock.acquire(blocking=False)
-        except filelock.Timeout:
-            progress.log(f"waiting for another process that builds {sif.name}")
-            lock.acquire()
-    except OSError as error:
-        raise ContainerError(
-            f"{sif.parent} cannot be written to: {error.strerror}",
-            hint="put the image into a directory of yours",
-        ) from None
-    try:
+            make_folders(sif.parent)
+            held.enter_context(
+                locked(file, for_ever, mode=FILE, waiting=lambda: progress.log(waits))
+            )
+        except OSError as error:
+            raise ContainerError(
+                f"{sif.parent} cannot be written to: {error.strerror}",
+                hint="put the image into a directory of yours",
+            ) from None
         yield
-    finally:
-        lock.release()
 
 
 # --- identity of an image -------------------------------------------------------------------------

@@ -240,9 +240,10 @@ class _Run:
         return OvertimeError.exit_code if self._timed_out.is_set() else None
 
     async def report(self, limit: int, interval: float) -> Report:
-        deadline = time.monotonic() + REPORT_WAIT
-        # The interval may have become shorter: a report is delayed by one of now at most.
-        due = min(self._scheduled - REPORT_BURST * interval, deadline - REPORT_WAIT + interval)
+        now = time.monotonic()
+        deadline = now + REPORT_WAIT
+        # The interval may have become shorter since the last reports were scheduled.
+        due = min(self._scheduled - REPORT_BURST * interval, now + interval)
         while time.monotonic() < due and self._exit_code() is None:
             await asyncio.sleep(END_INTERVAL)
         while True:

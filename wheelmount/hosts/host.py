@@ -101,6 +101,13 @@ class Hosts(ABC):
     def stop(self) -> None:
         """Stop the hosts and all that runs on them. May be called twice."""
 
+    def give_up(self) -> None:
+        """Stop the hosts after an error, which another error must not hide."""
+        try:
+            self.stop()
+        except HostError as error:
+            log.warning("%s", error)
+
     @abstractmethod
     def leave(self) -> dict[str, Any]:
         """Disconnect from the hosts without stopping them.

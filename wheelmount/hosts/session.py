@@ -61,6 +61,12 @@ class Record:
     notes: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
+    @classmethod
+    def leaving(cls, spec: HostSpec, hosts: Hosts) -> Record:
+        """Disconnect from running hosts; return their record, which the caller must write."""
+        names = [host.name for host in hosts]
+        return cls(str(spec), spec.kind, names, hosts.leave())
+
 
 class Session:
     """A session, which may or may not exist.
@@ -199,11 +205,6 @@ class Session:
             if not self.exists:  # before the lock is released, or others would lock a removed file
                 shutil.rmtree(self.directory, ignore_errors=True)
             os.close(lock)
-
-    def make(self, spec: str, kind: str, hosts: Hosts) -> Record:
-        """Leave running hosts; return their record, which the caller must write."""
-        names = [host.name for host in hosts]
-        return Record(spec, kind, names, hosts.leave())
 
     def forget(self) -> None:
         """Delete the record and handles; the caller must hold ``lock``, and have stopped hosts."""

@@ -304,10 +304,7 @@ class SlurmHosts(NetworkHosts):
                 self._await_workers()
                 self.attach()
         except BaseException:
-            try:
-                self.stop()
-            except HostError as error:  # what ended the start says more
-                log.warning("%s", error)
+            self.give_up()
             raise
 
     @property

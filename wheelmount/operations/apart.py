@@ -49,7 +49,7 @@ def each(
     return found
 
 
-def alone(work: Callable[[Progress], Found]) -> Found:
+def alone(work: Callable[[], Found]) -> Found:
     """Do some work on hosts in a new process, so that this process can use other hosts.
 
     Args:
@@ -59,7 +59,7 @@ def alone(work: Callable[[Progress], Found]) -> Found:
         WheelmountError: the work failed.
     """
     with _pool() as pool:
-        found = _settled(pool.submit(work, SILENT))
+        found = _settled(pool.submit(work))
     if isinstance(found, WheelmountError):
         raise found
     return found

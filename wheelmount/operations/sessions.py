@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,8 +23,6 @@ from wheelmount.operations import apart, overlays
 from wheelmount.operations.pools import COMMANDS, join
 from wheelmount.operations.records import VERSIONS, MountNote, Refreshed, hosts_of, mounts_of
 from wheelmount.progress import SILENT, Progress
-
-log = logging.getLogger("wheelmount")
 
 ANSWER_TIMEOUT = 10.0
 """Seconds in which hosts report the status of their mounts."""
@@ -77,9 +74,9 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
                 ready = {host.name: Command(("true",)) for host in hosts}
                 runtime.raise_first(dict(commands.run(ready)))
                 commands.keep()
-            record = session.make(str(spec), spec.kind, hosts)
+            record = Record.leaving(spec, hosts)
         except BaseException:
-            _stop(hosts)
+            hosts.give_up()
             raise
         try:
             record.notes[VERSIONS] = dict(handshake.here())
@@ -87,21 +84,13 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
             session.write(record)
         except BaseException:
             session.forget()
-            _stop(hosts_of(session, record))
+            hosts_of(session, record).give_up()
             raise
         task.advance(len(ready))
     return record
 
 
-def _stop(hosts: Hosts) -> None:
-    """Stop hosts after an error, which another error must not hide."""
-    try:
-        hosts.stop()
-    except HostError as error:
-        log.warning("%s", error)
-
-
-def _check(session: Session, _progress: Progress) -> None:
+def _check(session: Session) -> None:
     """Check that commands can be run on the hosts of a session.
 
     The session is left as it is if they cannot: other commands may still work in it.
@@ -133,11 +122,11 @@ def down(session: Session, progress: Progress) -> None:
     with session.lock():
         record = session.read()
         with progress.task("stop", unit="host") as task:
-            _end(session, record, progress)
+            _end(session, record)
             task.advance(len(record.names))
 
 
-def _end(session: Session, record: Record, _progress: Progress) -> None:
+def _end(session: Session, record: Record) -> None:
     hosts = hosts_of(session, record)
     with runtime.to_stay():
         with contextlib.suppress(HostError, WaitError):

@@ -6,7 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 
+from wheelmount import lock as locks
 from wheelmount.errors import InputError, StoreError, WaitError, WheelError
 from wheelmount.owned import FILE, make_folders
 from wheelmount.progress import SILENT, Progress, number_of
@@ -216,28 +217,24 @@ def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
         SourceError: the directory cannot be made or written.
         WaitError: another process held the lock for ``LOCK_TIMEOUT``.
     """
-    import filelock  # a check takes no lock
-
-    with disk_errors(directory):
-        make_folders(directory)
-        lock = filelock.FileLock(directory / LOCK_NAME, mode=FILE)
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            progress.log(f"waiting for another download into {directory}")
-            try:
-                lock.acquire(timeout=LOCK_TIMEOUT)
-            except filelock.Timeout:
-                raise WaitError(
-                    f"another download has held {directory} for {LOCK_TIMEOUT:.0f} s",
-                    hint="end it, or use another directory",
-                ) from None
-    try:
+    error = WaitError(
+        f"another download has held {directory} for {LOCK_TIMEOUT:.0f} s",
+        hint="end it, or use another directory",
+    )
+    with ExitStack() as held:
         with disk_errors(directory):
+            make_folders(directory)
+            held.enter_context(
+                locks.locked(
+                    directory / LOCK_NAME,
+                    LOCK_TIMEOUT,
+                    error,
+                    mode=FILE,
+                    waiting=lambda: progress.log(f"waiting for another download into {directory}"),
+                )
+            )
             _clear(directory)
         yield
-    finally:
-        lock.release()
 
 
 def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:

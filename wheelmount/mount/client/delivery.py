@@ -150,8 +150,7 @@ class Delivery:
                 pending.discard(name)
                 self._mark_lost(name, result, agents)
 
-            # Called in each thread that awaits a call: ``pending`` changes in this one.
-            with runtime.watching(lambda: self._skip_slow(calls, frozenset(pending), agents)):
+            with runtime.watching(lambda: self._skip_slow(calls, pending, agents)):
                 outcome = runtime.gather(calls, bound, ended)
             if not any(isinstance(end, WheelmountError) for end in outcome.values()):
                 task.note(f"{self.layout.size / 1e6:.1f} MB to {number_of(len(calls), 'host')}")
@@ -176,7 +175,8 @@ class Delivery:
             return
         self._looked = now
         arrived = {name: self._bytes[name] for name in names}
-        for name in self._laggards.find(arrived, pending, now):
+        incomplete = frozenset(pending)  # which changes in the thread of the delivery
+        for name in self._laggards.find(arrived, incomplete, now):
             log.info("%s is slow: no other host waits for it", name)
             self._many_readers = True  # the hosts below the slow one
             _avoid(name, agents)
