@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from wheelmount import toml, trust
+from wheelmount import toml
 from wheelmount.errors import InputError
 from wheelmount.wheels.given import is_fetched
 from wheelmount.wheels.reqfile import read_lines
@@ -73,7 +73,7 @@ def _directories(text: str, *bases: Path) -> Iterator[Path]:
 
 def _named_by(file: Path) -> Iterator[Path]:
     with suppress(*_MALFORMED):
-        table = _read(file)
+        table = toml.read(file) or {}
         for text in _dependencies(table):
             if (url := Requirement(text).url) and url.startswith("file:"):
                 yield from _directories(url, file.parent)
@@ -83,11 +83,6 @@ def _named_by(file: Path) -> Iterator[Path]:
                     yield file.parent / entry["path"]
                 if entry.get("workspace"):
                     yield from _members(file.parent)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    found = trust.read(file)  # a pipe of another user, above the project, would never end
-    return toml.loads(found.content.decode()) if found else {}
 
 
 def _dependencies(table: dict[str, Any]) -> Iterator[str]:
@@ -104,7 +99,7 @@ def _members(folder: Path) -> Iterator[Path]:
     """The members of the workspace that a project is in."""
     for root in (folder, *folder.parents):
         with suppress(*_MALFORMED):
-            table = _read(root / PROJECT_NAME)
+            table = toml.read(root / PROJECT_NAME) or {}
             patterns = table["tool"]["uv"]["workspace"]["members"]
             yield from (path for pattern in patterns for path in root.glob(pattern))
             return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
-from wheelmount import toml, trust, typed
+from wheelmount import toml, typed
 from wheelmount.errors import ConfigError
 
 _OF_INDEXES = frozenset(
@@ -194,10 +194,9 @@ def tables(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
                     f"{file} is a pipe, which uv would wait for",
                     hint="remove it, work in another directory, or set UV_NO_CONFIG=1",
                 )
-            found = trust.read(file)
-            if found is None:
+            table = toml.read(file)
+            if table is None:
                 continue
-            table = toml.loads(found.content.decode())
             if file.name == "pyproject.toml":
                 table = typed.convert(table, _Project).get("tool", {}).get("uv", {})
             typed.convert(table, _Settings)
