@@ -1,7 +1,7 @@
-"""What the others see when somebody is lost during a delivery: ``python -m benchmarks.faults``.
+"""How soon hosts have all bytes if one is lost in a delivery: ``python -m benchmarks.faults``.
 
-A chain of hosts on a test-bed (``tests/testbed``), so that one of them is the client's only child,
-one in the middle and one a leaf, and nobody has another way but past the one that is lost. Each is
+The hosts of a test-bed (``tests/testbed``) are a chain: one is the client's only child, one is in
+the middle and one a leaf, and all bytes for the hosts below travel through the lost one. Each is
 lost in each way when about a third has arrived. Needs root.
 """
 
@@ -57,7 +57,7 @@ os._exit(0)
 
 Lose = Callable[[Lab, str], object]
 
-WAYS: dict[str, Lose] = {"killed": Lab.kill, "cut off": Lab.unplug}
+WAYS: dict[str, Lose] = {"crashed": Lab.kill, "cut off": Lab.unplug}
 
 
 def main() -> None:
@@ -70,23 +70,32 @@ def main() -> None:
     wire = given.size * MIB * 8 / (given.rate * 1e6)
     with tempfile.TemporaryDirectory(prefix="wm-bench-", dir="/dev/shm") as place:
         source = make(Path(place) / "file", "file", given.size * MIB)
-        calm = once(source, given.rate, None)["all"]
+        calm = once(source, given.rate, None)["complete"]
         print(f"{given.size} MiB to {HOSTS} hosts in a chain, links of {given.rate} Mbit/s", end="")
         print(f" ({wire:.1f} s): no host lost, {calm:.1f} s", flush=True)
-        print("lost            named after   others have all   of the calm time")
+        print(
+            "lost            others complete   of the calm time   lost one named after   wait ends"
+        )
         for place_of in given.places.split(","):
             for way, lose in WAYS.items():
                 found = once(source, given.rate, (PLACES[place_of], lose, wire / 3))
                 named = f"{found['named']:.1f} s" if found["named"] is not None else "at the end"
                 print(
-                    f"{place_of:6} {way:8} {named:>11} {found['all']:12.1f} s"
-                    f" {found['all'] / calm:14.2f}   {found['whole']} of {HOSTS - 1} others",
+                    f"{place_of:6} {way:8} {found['complete']:13.1f} s"
+                    f" {found['complete'] / calm:18.2f} {named:>21} {found['ended']:8.1f} s"
+                    f"   {found['whole']} of {HOSTS - 1} others",
                     flush=True,
                 )
 
 
 def once(source: Path, rate: int, loss: tuple[str, Lose, float] | None) -> dict[str, Any]:
-    """One delivery; seconds until the loss was named since it happened, and until all have all."""
+    """Deliver once.
+
+    Returns:
+        Seconds from the loss until it was ``named``, and seconds from the start of the delivery
+        until the other hosts were ``complete`` and ``wait`` had ``ended``; the number of others
+        that are ``whole``.
+    """
     with Lab(HOSTS, f"{rate}mbit", [source.parent]) as lab:
         start_workers(lab)
         command = [sys.executable, "-c", CLIENT, workers_spec(lab), str(source), PATH]
@@ -104,6 +113,10 @@ def once(source: Path, rate: int, loss: tuple[str, Lose, float] | None) -> dict[
                 time.sleep(max(0.0, opened + delay - time.monotonic()))
                 lost = time.monotonic()
                 lose(lab, host)
+            others = [name for name in lab.hosts if loss is None or name != loss[0]]
+            while not all(_complete(lab, name) for name in others):
+                time.sleep(0.1)
+            complete = time.monotonic()
             found = json.loads(next(lines))
         finally:
             client.kill()
@@ -112,9 +125,16 @@ def once(source: Path, rate: int, loss: tuple[str, Lose, float] | None) -> dict[
     whole = [name for name in found["whole"] if loss is None or name != loss[0]]
     return {
         "named": named - lost if named is not None else None,
-        "all": found["ended"] - opened,
+        "complete": complete - opened,
+        "ended": found["ended"] - opened,
         "whole": len(whole),
     }
+
+
+def _complete(lab: Lab, host: str) -> bool:
+    """Whether all bytes are on a host: then the kernel alone shows the mount, without FUSE."""
+    table = lab.run(host, ["cat", "/proc/self/mountinfo"]).stdout.splitlines()
+    return any(f" {PATH} " in line and " - fuse." not in line for line in table)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import runtime
-from wheelmount.hosts.host import Host, find_lost
+from wheelmount.hosts.host import Host, Roster
 
 
 class _Call:
@@ -71,14 +71,10 @@ def test_a_call_to_a_host_that_died_ends_alone(tmp_path: Path) -> None:
             *(f"ipc://{path}" for path in paths),
             f"tls://127.0.0.1:{port.getsockname()[1]}",
         ]
-        hosts = {at: Host(at, None, at) for at in (*addresses, "")}
-
-        async def lost(names: Iterable[str]) -> dict[str, HostError]:
-            return await find_lost(hosts[name] for name in names)
-
-        found = runtime.gather(dict.fromkeys(hosts, NEVER), 2.5, lost=lost)
+        roster = Roster(Host(at, None, at) for at in (*addresses, ""))
+        found = runtime.gather(dict.fromkeys(roster.hosts, NEVER), 2.5, lost=roster.lost)
     dead = {at for at, error in found.items() if isinstance(error, HostError)}
-    assert dead == {*addresses[1:]}
+    assert dead == roster.dead == {*addresses[1:]}
     assert str(found[addresses[-1]]) == f"the host died: {addresses[-1]}: Connection refused"
     assert all(isinstance(error, WaitError) for at, error in found.items() if at not in dead)
 

@@ -123,6 +123,49 @@ def test_a_host_that_dies_while_it_works_is_an_error_and_others_finish(settings:
     assert time.monotonic() - started < 30
 
 
+def test_a_command_goes_on_on_a_host_that_said_nothing_for_a_while(
+    settings: Settings, workplace: Path
+) -> None:
+    """As where a machine swaps, is suspended, or waits for its file system."""
+    started, goes_on = workplace / "started", workplace / "goes-on"
+    script = _script(f"touch {started}; until [ -e {goes_on} ]; do sleep .1; done; echo done")
+    results: dict[str, Any] = {}
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        running = threading.Thread(target=lambda: results.update(commands.run({"host0": script})))
+        running.start()
+        while not started.exists():
+            assert running.is_alive()
+            time.sleep(0.05)
+        family = [psutil.Process(hosts.pids[0]), *psutil.Process(hosts.pids[0]).children()]
+        for process in family:
+            process.suspend()
+        time.sleep(8)
+        for process in family:
+            process.resume()
+        time.sleep(1)
+        goes_on.touch()
+        running.join()
+    assert results["host0"].stdout == b"done\n", results
+
+
+def test_a_host_that_dies_is_an_error_soon_though_monarch_waits_for_it(settings: Settings) -> None:
+    runs = threading.Event()
+    with LocalHosts(2, settings) as hosts, Commands(list(hosts), 3600) as commands:
+
+        def kill_second(name: str, _stream: str, _piece: bytes) -> None:
+            if name == "host1" and not runs.is_set():
+                runs.set()
+                psutil.Process(hosts.pids[1]).kill()
+
+        script = _script("echo runs; sleep 1")
+        results = commands.run({host.name: script for host in hosts}, kill_second)
+        first, second = results["host0"], results["host1"]
+    assert runs.is_set()
+    assert isinstance(first, Result), first
+    assert isinstance(second, HostError), second
+    assert second.message.startswith("the host died: ipc://")
+
+
 def test_a_launcher_that_is_ended_while_its_worker_starts_leaves_nothing(
     settings: Settings, workplace: Path
 ) -> None:

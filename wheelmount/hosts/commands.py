@@ -30,7 +30,7 @@ from wheelmount.hosts.command_actor import (
     CommandActor,
     Report,
 )
-from wheelmount.hosts.host import FIRST_PART, Host, find_lost
+from wheelmount.hosts.host import FIRST_PART, Host, Roster
 from wheelmount.hosts.runtime import LOST_COST, LOST_INTERVAL
 
 log = logging.getLogger("wheelmount")
@@ -184,7 +184,7 @@ class Commands:
         self._greetings: dict[str, Any] = {}
         self._replaced: list[Any] = []  # processes that did not answer
         self._answered = 0  # processes that did
-        self._dead: set[str] = set()  # hosts that have died
+        self._roster = Roster(hosts)
         self._silent: set[str] = set()  # hosts that did not answer
         self.actors: dict[str, Any] = dict(actors or {})
         self._running: set[tuple[str, str]] = set()
@@ -208,16 +208,16 @@ class Commands:
 
     def __exit__(self, *_exc: object) -> None:
         self._threads.shutdown(wait=False)
-        silent = self._dead | self._silent  # these get messages, and no time to answer
+        silent = self._roster.dead | self._silent  # these get messages, and no time to answer
         ends = {(name, key): self.actors[name].end.call_one(key) for name, key in self._running}
         awaited = {run: end for run, end in ends.items() if run[0] not in silent}
-        runtime.gather(awaited, self._timeout)
+        runtime.gather(awaited, self._timeout, lost=self._lost_runs)
         if not self._killed:
             runtime.stop_meshes(*self._replaced)
         if self._procs:
             closes = {name: self.actors[name].close.call_one() for name in self._procs}
             closes = {name: close for name, close in closes.items() if name not in silent}
-            closed = runtime.gather(closes, self._timeout, lost=self._lost)
+            closed = runtime.gather(closes, self._timeout, lost=self._roster.lost)
             # A lost host has no processes to stop.
             here = [name for name, end in closed.items() if not isinstance(end, WheelmountError)]
             if not self._killed:
@@ -237,7 +237,7 @@ class Commands:
             HostError, WaitError: a host is lost, or does not answer.
         """
         calls = {name: each.private.call_one(runtime_dir) for name, each in self.actors.items()}
-        return runtime.raise_first(runtime.gather(calls, self._timeout))
+        return runtime.raise_first(runtime.gather(calls, self._timeout, lost=self._roster.lost))
 
     def run(
         self,
@@ -340,7 +340,7 @@ class Commands:
             before, left = self._answered, timeout
             look = LOST_INTERVAL + LOST_COST * len(self._hosts)
             while not (await asyncio.wait({answer}, timeout=min(left, look)))[0]:
-                for error in (await self._lost([host])).values():
+                if (error := await self._death(host)) is not None:
                     raise error
                 left -= look
                 if self._answered != before:
@@ -353,12 +353,19 @@ class Commands:
         finally:
             answer.cancel()
 
-    async def _lost(self, names: Iterable[str]) -> dict[str, HostError]:
-        """Return errors of those of the named hosts that have died."""
-        names = set(names)
-        found = await find_lost(host for host in self._hosts if host.name in names)
-        self._dead |= found.keys()
-        return found
+    async def _death(self, host: str) -> HostError | None:
+        """Return an error if a host has died."""
+        return (await self._roster.lost([host])).get(host)
+
+    async def _lost_runs(self, runs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], HostError]:
+        """Return errors of those of the runs, each a host's name and a key, whose host has died."""
+        runs = list(runs)
+        lost = await self._roster.lost({host for host, _ in runs})
+        return {run: lost[run[0]] for run in runs if run[0] in lost}
+
+    async def _answer(self, host: str, call: Any, timeout: float | None, due: float = 0.0) -> Any:
+        """Wait for one call to a host, as ``runtime.answer`` does, and end if the host has died."""
+        return await runtime.answer(call, timeout, partial(self._death, host), due)
 
     async def _run(
         self,
@@ -378,9 +385,9 @@ class Commands:
             stdin = None
         with loan or contextlib.nullcontext():
             start = actor.start.call_one(key, command, stdin is not None)
-            directories = await runtime.answer(start, self._timeout)
+            directories = await self._answer(host, start, self._timeout)
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        running = _Running(actor, key, failure)
+        running = _Running(host, actor, key, failure)
         tasks = [asyncio.create_task(self._renew(running))]
         if stdin is not None:
             tasks.append(asyncio.create_task(self._feed(running, _Reader(stdin))))
@@ -403,7 +410,7 @@ class Commands:
                 most = limit if reached else min(limit, CONNECTION_THRESHOLD)
                 interval = max(REPORT_INTERVAL, REPORT_COST * len(self._running))
                 reported = actor.report.call_one(key, most, interval)
-                report: Report = await runtime.answer(reported, bound)
+                report: Report = await self._answer(host, reported, bound, REPORT_WAIT)
                 for call in (keep("stdout", report.stdout), keep("stderr", report.stderr)):
                     if call is not None and thread is not None:
                         await thread(call)
@@ -425,7 +432,7 @@ class Commands:
                 task.cancel()
             if not failure.cancel():
                 failure.exception()  # was raised above, or the command ended in spite of it
-        await runtime.answer(actor.end.call_one(key), self._timeout)
+        await self._answer(host, actor.end.call_one(key), self._timeout)
         self._running.discard((host, key))
         if report.error is not None:
             raise report.error
@@ -463,7 +470,7 @@ class Commands:
             HostError: it is unknown whether the host received the descriptors. This process must
                 not read them then, because each of two readers would get a part of the input.
         """
-        ticket = await runtime.answer(self.actors[host].reach.call_one(), self._timeout)
+        ticket = await self._answer(host, self.actors[host].reach.call_one(), self._timeout)
         if ticket is None or not isinstance(ticket.where, str):
             return None
 
@@ -489,7 +496,7 @@ class Commands:
 
     async def _call(self, running: _Running, direction: int, limit: int) -> socket.socket | None:
         """Connect for a stream of a command; return None if only Monarch's messages get through."""
-        ticket = await runtime.answer(running.actor.reach.call_one(), self._timeout)
+        ticket = await self._answer(running.host, running.actor.reach.call_one(), self._timeout)
         if ticket is None:
             return None
         loop = asyncio.get_running_loop()
@@ -543,7 +550,8 @@ class Commands:
                 except OSError:
                     # This call raises the reason if the host is lost or has ended the command.
                     report = running.actor.report.call_one(running.key, 1, 0)
-                    await runtime.answer(report, self._timeout + REPORT_WAIT)
+                    bound = self._timeout + REPORT_WAIT
+                    await self._answer(running.host, report, bound, REPORT_WAIT)
                     raise HostError(
                         "the connection that carried a command's output was cut",
                         hint="check the network, and run the command again",
@@ -610,8 +618,9 @@ def _open(connection: socket.socket) -> Iterator[None]:
 
 
 class _Running(NamedTuple):
-    """A command that runs: its host's actor, its key there, and the error that ends it."""
+    """A command that runs: its host, that host's actor, its key there, the error that ends it."""
 
+    host: str
     actor: Any
     key: str
     failure: asyncio.Future[None]

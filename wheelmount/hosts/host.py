@@ -223,38 +223,68 @@ class Hosts(ABC):
         self.stop()
 
 
-async def find_lost(hosts: Iterable[Host]) -> dict[str, HostError]:
-    """Return errors, by name, of the hosts at whose addresses no process listens any more.
+class Roster:
+    """The hosts that a client uses, by name, and what is known of them.
 
-    Hosts that are out of reach, or too busy to answer, are not among them.
+    Args:
+        hosts: the first of them.
+
+    Attributes:
+        hosts: the hosts by name.
+        dead: names of those that were found to have died.
+        unreachable: names of those that accepted no connection when ``lost`` last looked at them:
+            they are out of reach, or too busy, and may come back.
     """
 
-    async def lost(host: Host) -> str | None:
-        try:
-            if host.address.startswith(LOCAL):
-                path = host.address.removeprefix(LOCAL)
-                connecting: Awaitable[Any] = asyncio.open_unix_connection(path)
-            else:
-                address = Address.parse(host.address)
-                connecting = asyncio.open_connection(address.host, address.port)
-            _, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT)
-            writer.close()
-        except (TimeoutError, asyncio.TimeoutError):
-            pass
-        except OSError as error:
-            # Of several addresses of one name, asyncio joins the texts of different errors.
-            numbers = {error.errno} if error.errno else {*map(int, ERRNO.findall(str(error)))}
-            if numbers and numbers <= {errno.ECONNREFUSED, errno.ENOENT}:
-                return os.strerror(numbers.pop())
-        return None
+    def __init__(self, hosts: Iterable[Host] = ()) -> None:
+        self.hosts = {host.name: host for host in hosts}
+        self.dead: set[str] = set()
+        self.unreachable: set[str] = set()
 
-    known = [host for host in hosts if host.address]
-    reasons = zip(known, await asyncio.gather(*map(lost, known)), strict=True)
-    return {
-        host.name: HostError(f"the host died: {host.address}: {reason}")
-        for host, reason in reasons
-        if reason is not None
-    }
+    def add(self, host: Host) -> None:
+        """Add a host, which may replace one of the same name that died."""
+        self.hosts[host.name] = host
+        self.dead.discard(host.name)
+        self.unreachable.discard(host.name)
+
+    async def lost(self, names: Iterable[str]) -> dict[str, HostError]:
+        """Look at hosts, and return errors of those that have died: no process listens there."""
+        hosts = [self.hosts[name] for name in names if name in self.hosts]
+        found = {
+            host.name: error
+            for host, error in zip(hosts, await asyncio.gather(*map(_look, hosts)), strict=True)
+            if error is not None
+        }
+        dead = {name: error for name, error in found.items() if isinstance(error, HostError)}
+        self.dead |= dead.keys()
+        self.unreachable -= {host.name for host in hosts}
+        self.unreachable |= found.keys() - dead.keys()
+        return dead
+
+
+async def _look(host: Host) -> HostError | WaitError | None:
+    """Return why a host accepts no connection; None if it does, or if its address is unknown."""
+    if not host.address:
+        return None
+    try:
+        if host.address.startswith(LOCAL):
+            path = host.address.removeprefix(LOCAL)
+            connecting: Awaitable[Any] = asyncio.open_unix_connection(path)
+        else:
+            address = Address.parse(host.address)
+            connecting = asyncio.open_connection(address.host, address.port)
+        _, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT)
+        writer.close()
+    except (TimeoutError, asyncio.TimeoutError):
+        return runtime.silence(CONNECT_TIMEOUT)
+    except OSError as error:
+        # Of several addresses of one name, asyncio joins the texts of different errors.
+        numbers = {error.errno} if error.errno else {*map(int, ERRNO.findall(str(error)))}
+        if numbers and numbers <= {errno.ECONNREFUSED, errno.ENOENT}:
+            reason = os.strerror(numbers.pop())
+            return HostError(f"the host died: {host.address}: {reason}")
+        return WaitError(f"{host.address}: {error}")
+    return None
 
 
 def answers(hosts: Sequence[Host], timeout: float) -> dict[str, Any]:

@@ -32,9 +32,13 @@ if TYPE_CHECKING:  # cryptography takes its time
 FOR_EVER = "3650d"
 """A time-out of Monarch that never ends."""
 
+SILENCE_LIMIT = 30.0
+"""Seconds without a word from a host after which Monarch takes it for dead. Hosts come back that
+swap, wait for a file system, or are suspended."""
+
 SWITCHES = {
-    # A host that was killed is noticed after 70 s by default, after 4 s with these two.
-    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": "3s",
+    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": f"{SILENCE_LIMIT:.0f}s",
+    # A process that died is noticed after a second or two; by default after ten.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",
     # By default calls to actors whose client has ended fail after 2 minutes. Those of a session
     # are called by later clients, and some calls take days.
@@ -192,7 +196,7 @@ def start(address: Address | None = None, authority: Authority | None = None) ->
                 rdma_tcp_fallback_parallelism=4,
                 rdma_max_chunk_size_mb=4,
                 message_ack_every_n_messages=1,
-                get_proc_state_max_idle="3s",
+                get_proc_state_max_idle=SWITCHES[SILENCE],
             )
             _pass_over_own_failures()
             try:
@@ -364,7 +368,8 @@ def ask_every(seconds: float) -> None:
     """
     from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
 
-    values = {POLL: f"{seconds * 1e3:.0f}ms", SILENCE: f"{3e3 + seconds * 250:.0f}ms"}
+    silence = SILENCE_LIMIT + seconds / 4
+    values = {POLL: f"{seconds * 1e3:.0f}ms", SILENCE: f"{silence * 1e3:.0f}ms"}
     given = {name for name in values if os.environ.get(name, SWITCHES[name]) != SWITCHES[name]}
     lacking = {name: SWITCHES[name] for name in VARIABLES_ONLY if name not in os.environ}
     changed = {name: value for name, value in values.items() if name not in given}
@@ -452,7 +457,7 @@ def gather(
             that dies ends the wait all the same).
         ended: called with the key and the result, or error, of each call at its end.
         lost: called now and then (``LOST_INTERVAL``) with the keys of calls that have not ended;
-            returns errors of those that never will. Monarch itself may need half a minute.
+            returns errors of those that never will. Monarch itself may need a minute.
 
     Returns:
         For each key what the call returned, or the ``WheelmountError`` it ended with.
@@ -514,28 +519,44 @@ def _check() -> WheelmountError | None:
     return None
 
 
-async def answer(future: Any, timeout: float | None) -> Any:
+async def answer(
+    future: Any,
+    timeout: float | None,
+    lost: Callable[[], Awaitable[WheelmountError | None]] | None = None,
+    due: float = 0.0,
+) -> Any:
     """Wait for one call in an event loop.
 
     Args:
         future: of Monarch.
         timeout: seconds.
+        lost: called now and then (``LOST_INTERVAL``) while the call has not ended; returns an error
+            if it never will.
+        due: seconds in which a host in order may answer: ``lost`` is not called earlier.
 
     Raises:
         WheelmountError: the call failed.
     """
     try:
-        return await asyncio.wait_for(_watched(future.as_asyncio()), timeout)
+        return await asyncio.wait_for(_watched(future.as_asyncio(), lost, due), timeout)
     except Exception as error:
         raise translate(error, timeout) from None
 
 
-async def _watched(call: Awaitable[Any]) -> Any:
+async def _watched(
+    call: Awaitable[Any], lost: Callable[[], Awaitable[WheelmountError | None]] | None, due: float
+) -> Any:
     waiting = asyncio.ensure_future(call)
+    loop = asyncio.get_running_loop()
+    look = loop.time() + due
     try:
         while not (await asyncio.wait({waiting}, timeout=POLL_INTERVAL))[0]:
             for check in _checks:
                 check()
+            if lost is not None and loop.time() > look:
+                if (error := await lost()) is not None:
+                    raise error
+                look = loop.time() + LOST_INTERVAL
         return waiting.result()
     finally:
         waiting.cancel()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import asdict
 from typing import Any
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError, WheelmountError
 from wheelmount.hosts import handshake, runtime
-from wheelmount.hosts.host import Host, find_lost
+from wheelmount.hosts.host import Host, Roster
 from wheelmount.hosts.names import fold
 
 log = logging.getLogger("wheelmount")
@@ -34,8 +34,7 @@ class Agents(Mapping[str, Any]):
         self._agents: dict[str, Any] = {}
         self._procs: dict[str, Any] = {}
         self._greetings: dict[str, tuple[Host, Any]] = {}
-        self._hosts: dict[str, Host] = {}
-        self._dead: set[str] = set()
+        self._roster = Roster()
 
     def spawn(self, hosts: Iterable[Host]) -> None:
         """Start an agent on each of the given hosts."""
@@ -43,8 +42,7 @@ class Agents(Mapping[str, Any]):
 
         settings = asdict(self._settings)
         for host in hosts:
-            self._hosts[host.name] = host
-            self._dead.discard(host.name)  # it may replace a host of this name that died
+            self._roster.add(host)
             self._procs[host.name] = procs = _start(host)
             identity = f"{self._identity}-{host.name}"
             self._agents[host.name] = agent = procs.spawn(
@@ -75,9 +73,11 @@ class Agents(Mapping[str, Any]):
         if failed:
             # The agent of another version may fail, and its process with it. A handshake is the
             # same in all versions.
-            procs = {name: _start(greetings[name]) for name in failed if name not in self._dead}
+            procs = {
+                name: _start(greetings[name]) for name in failed if name not in self._roster.dead
+            }
             begun = {name: handshake.begin(each) for name, each in procs.items()}
-            answers |= runtime.gather(begun, EXPLANATION, lost=self._lost)
+            answers |= runtime.gather(begun, EXPLANATION, lost=self.lost)
             runtime.stop_meshes(*procs.values())
         for name, versions in answers.items():
             if not isinstance(versions, WheelmountError):
@@ -89,12 +89,12 @@ class Agents(Mapping[str, Any]):
         greetings, self._greetings = self._greetings, {}
         calls = {name: greeting for name, (_, greeting) in greetings.items()}
         hosts = {name: host for name, (host, _) in greetings.items()}
-        return hosts, runtime.gather(calls, timeout, lost=self._lost)
+        return hosts, runtime.gather(calls, timeout, lost=self.lost)
 
     def take(self, agents: Mapping[str, Any], hosts: Iterable[Host]) -> None:
         """Use the agents that another process started on the given hosts."""
         self._agents = dict(agents)
-        self._hosts = {host.name: host for host in hosts}
+        self._roster = Roster(hosts)
 
     def call(
         self,
@@ -115,31 +115,34 @@ class Agents(Mapping[str, Any]):
         wanted = self._agents if names is None else [n for n in names if n in self._agents]
         calls = {name: call(self._agents[name]) for name in wanted}
         timeout = timeout or self._settings.start_timeout
-        return runtime.gather(calls, timeout, lost=self._lost)
+        return runtime.gather(calls, timeout, lost=self.lost)
 
     def may_run(self, names: Collection[str]) -> set[str]:
         """Return those of the named hosts that are known by address and not known to have died."""
-        hosts = [self._hosts[name] for name in names if name in self._hosts]
-        found = {host.name for host in hosts if host.address}
+        hosts = self._roster.hosts
+        found = {name for name in names if name in hosts and hosts[name].address}
 
         async def look() -> None:
-            found.difference_update(await find_lost(hosts))
+            found.difference_update(await self.lost(found))
 
         if found:
             runtime.complete(look())
         return found
 
-    async def _lost(self, names: Iterable[str]) -> dict[str, HostError]:
-        """Return errors of those of the named hosts that have died."""
-        found = await find_lost(self._hosts[name] for name in names if name in self._hosts)
-        self._dead |= found.keys()
-        return found
+    async def lost(self, names: Iterable[str]) -> dict[str, HostError]:
+        """Look at the named hosts, and return errors of those that have died."""
+        return await self._roster.lost(names)
+
+    @property
+    def unreachable(self) -> Set[str]:
+        """Names of the hosts that accepted no connection when ``lost`` last looked at them."""
+        return self._roster.unreachable
 
     def only(self, names: Iterable[str]) -> Agents:
         """Return a mapping with only the agents of the named hosts."""
         found = Agents(self._identity, self._settings)
         agents = {name: self._agents[name] for name in names if name in self._agents}
-        found.take(agents, self._hosts.values())
+        found.take(agents, self._roster.hosts.values())
         return found
 
     def dismiss(self, names: Iterable[str]) -> None:

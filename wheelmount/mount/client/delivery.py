@@ -85,6 +85,8 @@ class Delivery:
         self._outcome: dict[str, Any] = {}
         self._error: BaseException | None = None  # of the delivery itself
         self._bytes = Counter[str]()  # that have arrived, by host
+        self._last_arrival: dict[str, float] = {}  # when, by host
+        self._skipped: set[str] = set()  # names of hosts that were out of reach
         self._laggards = Laggards(layout.block_size)
         self._looked = 0.0  # when slow hosts were last looked for
         self._block_server = block_server(self._ring, settings.fetch_timeout)
@@ -125,10 +127,11 @@ class Delivery:
     def arrived(self, host: str, length: int) -> None:
         """Report that ``length`` more bytes have arrived on a host."""
         self._bytes[host] += length
+        self._last_arrival[host] = time.monotonic()
         if self._task is not None:
             self._task.advance(length)
 
-    def fetch(self, calls: Mapping[str, Any], agents: Mapping[str, Any]) -> dict[str, Any]:
+    def fetch(self, calls: Mapping[str, Any], agents: Agents) -> dict[str, Any]:
         """Wait until hosts have received all blocks.
 
         Args:
@@ -150,8 +153,13 @@ class Delivery:
                 pending.discard(name)
                 self._mark_lost(name, result, agents)
 
+            async def lost(names: Iterable[str]) -> dict[str, HostError]:
+                found = await agents.lost(names)
+                self._skip_unreachable(agents)
+                return found
+
             with runtime.watching(lambda: self._skip_slow(calls, pending, agents)):
-                outcome = runtime.gather(calls, bound, ended)
+                outcome = runtime.gather(calls, bound, ended, lost)
             if not any(isinstance(end, WheelmountError) for end in outcome.values()):
                 task.note(f"{self.layout.size / 1e6:.1f} MB to {number_of(len(calls), 'host')}")
         return outcome
@@ -162,6 +170,19 @@ class Delivery:
             log.warning("%s is lost: %s", name, result.message)
             self._many_readers = True  # the hosts below the lost one
             _avoid(name, agents)
+
+    def _skip_unreachable(self, agents: Agents) -> None:
+        """Tell the other hosts which hosts seem to be lost, long before that is certain.
+
+        Such a host accepts no connection, and no byte has arrived on it meanwhile.
+        """
+        since = time.monotonic() - runtime.LOST_INTERVAL
+        for name in agents.unreachable - self._skipped:
+            if self._last_arrival.get(name, 0.0) < since:
+                log.info("%s is out of reach: no other host waits for it", name)
+                self._skipped.add(name)
+                self._many_readers = True  # the hosts below that one
+                _avoid(name, agents)
 
     def _skip_slow(
         self, names: Iterable[str], pending: Set[str], agents: Mapping[str, Any]
@@ -181,7 +202,7 @@ class Delivery:
             self._many_readers = True  # the hosts below the slow one
             _avoid(name, agents)
 
-    def begin(self, names: Iterable[str], agents: Mapping[str, Any]) -> None:
+    def begin(self, names: Iterable[str], agents: Agents) -> None:
         """Start to deliver to hosts, without waiting; ``wait`` waits for the end.
 
         Args:
@@ -194,14 +215,14 @@ class Delivery:
         self._threads.append(thread)
         thread.start()
 
-    def _deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
+    def _deliver(self, names: Set[str], agents: Agents) -> None:
         try:
             self.deliver(names, agents)
         except BaseException as error:  # ``wait`` raises it
             log.exception("a delivery fails")
             self._error = error
 
-    def repair(self, agents: Mapping[str, Any]) -> dict[str, WheelmountError]:
+    def repair(self, agents: Agents) -> dict[str, WheelmountError]:
         """Have hosts fetch missing blocks again, and return the errors as ``failures`` does."""
         kinds = TransferError, StoreError
         with contextlib.suppress(Exception):
@@ -213,7 +234,7 @@ class Delivery:
             self.begin(names, agents)
         return self.failures()
 
-    def deliver(self, names: Set[str], agents: Mapping[str, Any]) -> None:
+    def deliver(self, names: Set[str], agents: Agents) -> None:
         """Have hosts fetch all blocks; record the results of those still in ``names`` then."""
         ordered = sorted(names)
         asked = {*ordered[:: -(-len(ordered) // ASKED)], *ordered[-1:]}

@@ -355,7 +355,8 @@ class RemoteMount:
             name: agent.resume.call_one(delivery.origin, routes[name], block_size)
             for name, agent in self._agents.items()
         }
-        runtime.raise_first(runtime.gather(calls, self._settings.start_timeout))
+        bound = self._settings.start_timeout
+        runtime.raise_first(runtime.gather(calls, bound, lost=self._agents.lost))
         self._begin(delivery, list(self._agents))
 
     def _mount(self, names: list[str], delivery: Delivery) -> None:
@@ -379,8 +380,8 @@ class RemoteMount:
             cover = path == self.source and views[name] != client
             order = Order(self.source, path, cover, self._keep)
             calls[name] = self._agents[name].open.call_one(order, delivery.origin, routes[name])
-        settings = self._settings
-        runtime.raise_first(runtime.gather(calls, settings.start_timeout + settings.fetch_timeout))
+        bound = self._settings.start_timeout + self._settings.fetch_timeout
+        runtime.raise_first(runtime.gather(calls, bound, lost=self._agents.lost))
 
     @property
     def sent(self) -> int:
