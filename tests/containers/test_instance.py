@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.conftest import Cli
 from tests.containers.test_running import processes, wait_until
 from wheelmount import logs
+from wheelmount.containers import instance as instances
 from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
+from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Overlay
+from wheelmount.containers.process import attend
 from wheelmount.errors import ContainerError, InputError
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
@@ -107,12 +113,56 @@ def test_killed_one_is_started_again(instance: Instance, container: Container) -
 def test_stop_ends_what_runs_in_it(instance: Instance, container: Container) -> None:
     mark = "14.1421"
     instance.ensure(container)
-    command = container.join_command("wheelmount", ["sh", "-c", f"trap '' TERM; sleep {mark}"])
+    script = ["sh", "-c", f"trap '' TERM; sleep {mark}"]
     environment = {**os.environ, "APPTAINER_CONFIGDIR": str(instance.path / "config")}
-    with subprocess.Popen(command, env=environment, start_new_session=True):
-        wait_until(lambda: processes(mark))
-        instance.stop()
+    with container.joining() as own:
+        command = container.join_command("wheelmount", script, own)
+        with subprocess.Popen(command, env=environment, start_new_session=True):
+            wait_until(lambda: processes(mark))
+            instance.stop()
     assert not processes(mark)
+
+
+def test_each_command_has_its_own_environment(
+    instance: Instance, container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (replace(container, env={"TOKEN": f"token-{n}-5c2e"}) for n in (1, 2))
+    check = ["sh", "-c", 'test "$TOKEN" = "$0"']
+    instance.ensure(first)
+    codes: list[int] = []
+
+    def after_another(*arguments: Any, **options: Any) -> int:
+        monkeypatch.undo()
+        codes.append(instance.run(second, [*check, "token-2-5c2e"]))
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(instances, "attend", after_another)
+    assert instance.run(first, [*check, "token-1-5c2e"]) == 0
+    assert codes == [0]
+    assert not _files_with(instance.path, b"token-2")
+
+
+def test_the_environment_of_a_killed_command_does_not_stay(
+    cli: Cli, sif: Path, workplace: Path
+) -> None:
+    runtime, mark = workplace / "runtime", "22.3607"
+    order = Order(
+        *("n1", str(sif), "mine", str(workplace / "state"), str(runtime)),
+        instance="one",
+        environment={"TOKEN": "token-3-5c2e"},
+    )
+    (workplace / "note").write_bytes(order.encode(["sleep", mark]))
+    with subprocess.Popen([sys.executable, *PROGRAM[1:], str(workplace / "note")]) as owner:
+        wait_until(lambda: any("/sleep" in line for line in processes(mark)))
+        owner.send_signal(signal.SIGKILL)
+    wait_until(lambda: not processes(mark))
+    folder = runtime / f"wheelmount-{os.getuid()}" / "instances"
+    wait_until(lambda: not _files_with(folder, b"token-3"))
+    assert cli("instance", "stop", "one").returncode == 0
+
+
+def _files_with(folder: Path, text: bytes) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and text in file.read_bytes()]
 
 
 def test_no_instance(instance: Instance, tmp_path: Path) -> None:

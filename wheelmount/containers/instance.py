@@ -172,23 +172,24 @@ class Instance:
         Raises:
             ContainerError: the instance has ended.
         """
-        container.write_environment()
-        code = attend(
-            container.join_command(_NAME, argv),
-            stdin=stdin,
-            stdout=stdout,
-            timeout=timeout,
-            terminal=terminal,
-            environment=self._environment,
-            confined=container.confined,
-        )
-        if code == NOT_STARTED and self.record() is None:
-            raise ContainerError(
-                f"instance {self.name} on {self.host} has ended",
-                hint="run the command again with --image to start it",
+        with container.joining() as own:
+            code = attend(
+                container.join_command(_NAME, argv, own),
+                stdin=stdin,
+                stdout=stdout,
+                timeout=timeout,
+                terminal=terminal,
+                environment=self._environment,
+                directory=own,
+                confined=container.confined,
             )
-        if code == NOT_STARTED:
-            return container.why_in(_NAME, argv, self._environment)
+            if code == NOT_STARTED and self.record() is None:
+                raise ContainerError(
+                    f"instance {self.name} on {self.host} has ended",
+                    hint="run the command again with --image to start it",
+                )
+            if code == NOT_STARTED:
+                return container.why_in(_NAME, argv, own, self._environment)
         return code
 
     def stop(self) -> bool:
@@ -233,6 +234,7 @@ class Instance:
 
     def _start(self, container: Container) -> Record:
         self._end()  # left by a killed instance
+        container = dataclasses.replace(container, env={})  # each command brings its own
         private_directory(self.path)
         (self.path / "config").mkdir()
         try:
