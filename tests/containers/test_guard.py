@@ -124,6 +124,26 @@ def test_a_guard_ends_what_left_the_session(tmp_path: Path) -> None:
         assert not running(mark)
 
 
+def test_a_guard_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    private, planted = tmp_path / "private", tmp_path / "planted"
+    (planted / "wheelmount").mkdir(parents=True)
+    (planted / "wheelmount" / "__init__.py").write_text("open('caught', 'w')\n")
+    private.mkdir()
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "ends", "none"]
+    command += ["free", str(private), "", "sh", "-c", "echo up; exec sleep 60"]
+    with subprocess.Popen(
+        command, pass_fds=[reading], stdout=subprocess.PIPE, cwd=planted
+    ) as guarded:
+        assert guarded.stdout is not None
+        assert guarded.stdout.readline() == b"up\n"
+        os.close(reading)
+        os.close(writing)
+        guarded.wait(60)
+    assert not (planted / "caught").exists()
+    assert not private.exists()
+
+
 @pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -KILL $$", 137), ("true", 0)])
 def test_a_guard_passes_the_code_on(script: str, code: int) -> None:
     reading, writing = os.pipe()

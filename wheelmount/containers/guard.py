@@ -98,6 +98,7 @@ def _leave(owner: int, directory: str) -> int:
         The exit code.
     """
     if not os.read(owner, 1) and directory:
+        os.chdir("/")  # Python imports from its working directory, which others may write to
         where = [sys.executable, "-m", "wheelmount.containers.leftovers", directory]
         os.execv(where[0], where)  # noqa: S606
     return 128 + signal.SIGKILL
