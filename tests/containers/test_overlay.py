@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SmallDisk
+from tests.conftest import NOBODY, Cli, SmallDisk
 from wheelmount.config import Settings
 from wheelmount.containers import overlay as overlays
 from wheelmount.containers.container import Container
@@ -97,6 +97,52 @@ def test_directories_their_owner_may_not_enter_are_removed(tmp_path: Path) -> No
     (tree / "work" / "work").chmod(0)
     remove_tree(tree)
     assert not tree.exists()
+
+
+def test_one_that_is_deleted_in_part_is_not_used_again(
+    overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(tree: Path) -> None:
+        (tree / "upper" / "first").unlink()
+        raise KeyboardInterrupt
+
+    overlay.create()
+    for name in ("first", "second"):
+        (overlay.path / "upper").mkdir(exist_ok=True)
+        (overlay.path / "upper" / name).touch()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(overlays, "remove_tree", interrupted)
+        overlay.remove()
+    assert Overlay.all(overlay.state_dir) == []
+    assert Overlay.half_removed(overlay.state_dir) == [overlay]
+    assert not list(overlay.create().iterdir())
+    overlay.clear()
+    assert Overlay.half_removed(overlay.state_dir) == []
+    assert overlay.remove()
+    assert list((overlay.state_dir / "overlays").iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="acts as another user")
+def test_why_one_is_not_deleted_is_said(cli: Cli, workplace: Path) -> None:
+    state = workplace / "state"
+    for name in ("good", "shared"):
+        (Overlay(state, name, "n1").create() / "upper").mkdir()
+    foreign = state / "overlays" / "shared" / "n1" / "upper" / "foreign"
+    foreign.mkdir(mode=0o700)
+    (foreign / "file").touch()
+    own = [workplace / "runtime", state, *state.rglob("*")]
+    for path in own:
+        if foreign not in (path, path.parent):
+            os.chown(path, NOBODY, NOBODY)
+    for command in (("prune", "--unused", "0"), ("prune",), ("rm", "shared")):
+        done = cli("overlay", *command, user=NOBODY)
+        assert done.returncode == ContainerError.exit_code
+        assert "foreign cannot be removed: it belongs to another user" in done.stderr
+        assert ("good n1 removed" in done.stdout) == ("--unused" in command)
+        assert Overlay.all(state) == []
+    os.chown(next(state.rglob("foreign")), NOBODY, NOBODY)
+    assert cli("overlay", "prune", user=NOBODY).returncode == 0
+    assert not list((state / "overlays").iterdir())
 
 
 def test_sizes_and_kinds_that_cannot_be(overlay: Overlay, fake_apptainer: Path) -> None:

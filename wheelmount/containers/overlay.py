@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import glob
 import os
 import re
 import secrets
@@ -26,7 +27,7 @@ from typing import Literal, get_args
 from wheelmount import disk
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
-from wheelmount.errors import ContainerError, InputError
+from wheelmount.errors import ContainerError, InputError, OverlayInUseError
 from wheelmount.owned import make_folders
 
 Kind = Literal["directory", "image", "memory"]
@@ -48,6 +49,9 @@ SHM = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _IMAGE = "overlay.img"
 _MEMORY = "memory"
+
+_REMOVED = ".removed-"
+"""In the names of directories that are no overlays any more, and are being deleted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,13 @@ class Overlay:
         """Every overlay under ``state_dir``, by name and host."""
         folders = sorted((state_dir / "overlays").glob("*/[!.]*"))
         return [cls(state_dir, f.parent.name, f.name) for f in folders if f.is_dir()]
+
+    @classmethod
+    def half_removed(cls, state_dir: Path) -> list[Overlay]:
+        """Overlays under ``state_dir`` of which a removal that failed has left a part."""
+        folders = sorted((state_dir / "overlays").glob(f"*/.*{_REMOVED}*"))
+        hosts = ((f.parent.name, f.name[1:].rpartition(_REMOVED)[0]) for f in folders)
+        return [cls(state_dir, name, host) for name, host in dict.fromkeys(hosts)]
 
     @property
     def path(self) -> Path:
@@ -238,24 +249,52 @@ class Overlay:
         """Delete the overlay with everything installed in it.
 
         Returns:
-            Whether there was one.
+            Whether there was one, or a part of one whose removal had failed.
 
         Raises:
-            ContainerError: a container is using it.
+            OverlayInUseError: a container is using it.
+            ContainerError: a part of it belongs to another user. No container will use the rest.
         """
-        if not self.path.is_dir():
+        if not (self.path.is_dir() or self._removed()):
             return False
-        with self.lock("remove"):
-            memory = self.layer if self.found == "memory" else None
-            if memory is not None and memory.is_dir():
-                remove_tree(memory)
-            remove_tree(self.path)
+        with self._removing():
+            if self.path.is_dir():
+                # In one step, because it must not be used once a part of it is deleted.
+                mark = f"{_REMOVED}{secrets.token_hex(4)}"
+                self.path.rename(self.path.with_name(f".{self.host}{mark}"))
             self._base_file.unlink(missing_ok=True)
-            self._lock_file.unlink()
-        for folder in filter(None, (self.path.parent, memory and memory.parent)):
-            with contextlib.suppress(OSError):  # other overlays are still there
-                folder.rmdir()
         return True
+
+    def clear(self) -> None:
+        """Delete what a removal that failed, or was killed, has left.
+
+        Raises:
+            OverlayInUseError: a container is using a new overlay of this name.
+            ContainerError: a part of it belongs to another user.
+        """
+        with self._removing():
+            pass
+
+    @contextlib.contextmanager
+    def _removing(self) -> Iterator[None]:
+        """Lock the overlay during the context, and delete what is removed in it."""
+        with self.lock("remove"):
+            yield
+            for left in self._removed():
+                link = left / _MEMORY
+                memory = link.readlink() if link.is_symlink() else None
+                if memory is not None and memory.is_dir():
+                    remove_tree(memory)
+                    with contextlib.suppress(OSError):  # other overlays are still there
+                        memory.parent.rmdir()
+                remove_tree(left)
+            if not self.path.is_dir():
+                self._lock_file.unlink()
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+
+    def _removed(self) -> list[Path]:
+        return list(self.path.parent.glob(f".{glob.escape(self.host)}{_REMOVED}*"))
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Iterator[int]:
@@ -269,7 +308,7 @@ class Overlay:
             locked until it ends too, even if this process dies before.
 
         Raises:
-            ContainerError: another writer, named in the message, holds the lock.
+            OverlayInUseError: another writer, named in the message, holds the lock.
         """
         make_folders(self.path.parent)
         descriptor = self._acquire()
@@ -303,7 +342,7 @@ class Overlay:
                 if time.monotonic() < deadline:
                     time.sleep(0.02)
                     continue
-                raise ContainerError(
+                raise OverlayInUseError(
                     f"overlay {self.name} is in use by {holder}",
                     hint="wait for it to end, or use another overlay",
                 ) from None
