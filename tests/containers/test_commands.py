@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ import pytest
 
 from tests.cli.test_launcher import ODD
 from tests.conftest import Cli
+from tests.containers.conftest import make_wheel
 from tests.containers.test_running import processes, wait_until
 from wheelmount.containers.overlay import name_for
 
@@ -286,6 +288,29 @@ def test_an_instance_keeps_its_packages(cli: Cli, job: Path, sif: Path) -> None:
     assert cli("exec", "--instance", "one", "--", "true").returncode == 71
     assert cli("instance", "stop", "one").returncode == 71
     assert cli("overlay", "rm", name_for(job / "img.sif")).stdout.count("removed") == 2
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("hosts", [["--hosts", "local:1"], []])
+def test_an_instance_shows_packages_as_they_are_now(
+    hosts: list[str], cli: Cli, job: Path, sif: Path
+) -> None:
+    if not hosts:
+        assert cli("up", "--hosts", "local:1").returncode == 0
+    wheel = job / "packages" / "hello-1.0-py3-none-any.whl"
+    command = ["exec", *hosts, "--instance", "one", "--packages", job, "--image", sif, "-q", "--"]
+    look = [*command, "sh", "-c", f"sha256sum </packages/{wheel.name}"]
+    try:
+        assert cli(*command, "true").returncode == 0
+        wheel.unlink()
+        make_wheel(wheel.parent, "hello", "1.0", requires="greeting")
+        made = f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  -\n"
+        assert cli(*look).stdout == made
+        assert cli(*look).stdout == made
+    finally:
+        assert cli("instance", "stop", "one").returncode == 0
+        if not hosts:
+            assert cli("down").returncode == 0
 
 
 @pytest.mark.fuse

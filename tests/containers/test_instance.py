@@ -20,7 +20,7 @@ from wheelmount.containers import instance as instances
 from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.order import PROGRAM, Order
-from wheelmount.containers.overlay import Overlay
+from wheelmount.containers.overlay import MIB, Overlay
 from wheelmount.containers.process import attend
 from wheelmount.errors import ContainerError, InputError
 
@@ -45,7 +45,7 @@ def test_commands_share_one_container(
     instance: Instance, container: Container, tmp_path: Path
 ) -> None:
     first = instance.ensure(container)
-    assert instance.ensure(container) == instance.ensure(None) == first
+    assert instance.ensure(container) == instance.find(container) == first
     assert instance.run(container, ["sh", "-c", "pip install hello && echo kept > /tmp/x"]) == 0
     again = replace(container, env={"ODD": "a 'b' $HOME"}, cwd="/usr")
     check = '[ "$(cat /tmp/x)$PWD$ODD" = "kept/usra \'b\' \\$HOME" ] && python -c "import hello"'
@@ -96,6 +96,58 @@ def test_another_one_of_its_name_is_refused(instance: Instance, container: Conta
         with pytest.raises(ContainerError, match="is another one") as error:
             instance.ensure(other)
     assert "instance stop mine" in str(error.value.hint)
+
+
+def test_another_image_at_the_path_of_its_own_is_refused(
+    instance: Instance, container: Container, sif: Path, tmp_path: Path
+) -> None:
+    image = tmp_path / "image.sif"
+    image.symlink_to(sif)
+    linked = replace(container, image=image)
+    instance.ensure(linked)
+    assert instance.ensure(linked)
+    with sif.open("rb") as file:
+        head = bytearray(file.read(4096))
+    head[48] ^= 1  # of its identifier
+    image.unlink()
+    image.write_bytes(head)
+    with pytest.raises(ContainerError, match=f"it runs an earlier {image}"):
+        instance.ensure(linked)
+
+
+def test_what_is_given_besides_its_name_is_not_passed_over(
+    instance: Instance, container: Container, tmp_path: Path
+) -> None:
+    instance.ensure(container)
+    name_alone = Container(container.image, container.workdir)
+    assert instance.find(name_alone)
+    for other in (
+        replace(name_alone, packages=container.workdir),
+        replace(name_alone, binds=[Bind(container.workdir, "/x")]),
+        replace(name_alone, overlay=Overlay(tmp_path / "state", "another", "n1")),
+        replace(name_alone, nv=True),
+        replace(name_alone, privileged=True),
+    ):
+        with pytest.raises(ContainerError, match="is another one"):
+            instance.find(other)
+    sized = Overlay(tmp_path / "state", "mine", "n1", None, 100 * MIB)
+    for find in (instance.find, instance.ensure):
+        with pytest.raises(InputError, match="of another kind: directory"):
+            find(replace(container, overlay=sized))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="of root's containers")
+def test_commands_have_the_privileges_of_their_instance(cli: Cli, sif: Path) -> None:
+    command = ["exec", "--hosts", "local:1", "--instance", "one"]
+    try:
+        more = ["--image", sif, "--privileged", "--overlay", "mine"]
+        assert cli(*command, *more, "--", "true").returncode == 0
+        assert cli(*command, "--", "mount", "-t", "tmpfs", "none", "/mnt").returncode == 0
+        for other in (["--overlay", "other"], ["--bind", "/usr"]):
+            refused = cli(*command, *other, "--", "true")
+            assert "instance one on host0 is another one" in refused.stderr
+    finally:
+        assert cli("instance", "stop", "one").returncode == 0
 
 
 def test_killed_one_is_started_again(instance: Instance, container: Container) -> None:
@@ -167,7 +219,7 @@ def _files_with(folder: Path, text: bytes) -> list[Path]:
 
 def test_no_instance(instance: Instance, tmp_path: Path) -> None:
     with pytest.raises(ContainerError, match="there is no instance mine"):
-        instance.ensure(None)
+        instance.find(Container(tmp_path, instance.workdir))
     broken = tmp_path / "no.sif"
     broken.write_text("no image")
     with pytest.raises(ContainerError, match="could not start"):

@@ -21,7 +21,7 @@ from typing import Any
 
 from wheelmount import logs, typed
 from wheelmount.config import private_directory
-from wheelmount.containers import apptainer
+from wheelmount.containers import apptainer, sif
 from wheelmount.containers.container import NOT_STARTED, Container
 from wheelmount.containers.overlay import check_name, remove_tree
 from wheelmount.containers.process import Stream, attend
@@ -52,6 +52,7 @@ class Record:
         binds: further files of the host that it sees.
         nv: whether it has NVIDIA devices.
         privileged: see `Container`.
+        identity: id of the image, see ``sif.identity``: another one may come to its path.
         since: when it was started, in seconds since the epoch.
         pid: the process that ends when it has ended.
     """
@@ -64,6 +65,7 @@ class Record:
     since: float
     pid: int
     privileged: bool = False
+    identity: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,36 +127,48 @@ class Instance:
             return typed.decode(self._record_file.read_bytes(), Record)
         return None
 
-    def ensure(self, container: Container | None) -> Record:
+    def find(self, container: Container) -> Record:
+        """Return the description of the running instance.
+
+        Args:
+            container: what commands in it ask for. Only what is given there is compared, and its
+                image is not.
+
+        Raises:
+            ContainerError: the instance does not run, or with another overlay or wheelhouse, or
+                without something that is asked for.
+        """
+        found = self.record()
+        if found is None:
+            raise ContainerError(
+                f"there is no instance {self.name} on {self.host}",
+                hint="give --image to start one; see `wheelmount instance ls`",
+            )
+        self._compare_given(found, container)
+        return found
+
+    def ensure(self, container: Container) -> Record:
         """Start the instance unless it runs.
 
         Args:
-            container: the container to start, with `workdir` as its working directory; None to
-                accept the running instance with any container.
+            container: the container to start, with `workdir` as its working directory.
 
         Returns:
             The description of the running instance.
 
         Raises:
             ContainerError: the instance runs with another image, overlay or wheelhouse; it does not
-                start; the overlay is in use; or it does not run and no container is given.
+                start; or the overlay is in use.
             SourceError: the image or a bound file is missing.
             WaitError: another start of the instance does not end.
         """
-        if container is None:
-            if found := self.record():
-                return found
-            raise ContainerError(
-                f"there is no instance {self.name} on {self.host}",
-                hint="give --image to start one; see `wheelmount instance ls`",
-            )
         private_directory(self.runtime / INSTANCES)
         private_directory(self.path.parent)
         with self._alone():
             found = self.record()
             if found is None:
                 return self._start(container)
-            self._refuse_other(found, container)
+            self._compare_all(found, container)
             return found
 
     def run(
@@ -322,24 +336,42 @@ class Instance:
             since=time.time(),
             pid=process["ppid"],
             privileged=container.privileged,
+            identity=sif.identity(container.image),
         )
 
-    def _refuse_other(self, found: Record, container: Container) -> None:
+    def _compare_given(self, found: Record, container: Container) -> None:
+        """Refuse what the running instance lacks of all that is given."""
+        overlay, packages = container.overlay, container.packages
+        if overlay is not None and overlay.name == found.overlay:
+            overlay.check()
+        if (
+            (overlay is not None and overlay.name != found.overlay)
+            or (packages is not None and str(packages) != found.packages)
+            or (container.binds and _binds(container) != found.binds)
+            or (container.nv and not found.nv)
+            or (container.privileged and not found.privileged)
+        ):
+            raise self._other(found)
+
+    def _compare_all(self, found: Record, container: Container) -> None:
+        """Refuse the running instance unless it is of this container."""
+        self._compare_given(found, container)
         image = str(container.image.absolute())
         wanted = image, container.writer.name, container.nv, container.privileged
-        packages = container.packages and str(container.packages)
-        if (
-            (found.image, found.overlay, found.nv, found.privileged) != wanted
-            or (packages and packages != found.packages)
-            or (container.binds and _binds(container) != found.binds)
-        ):
-            shown = f" and {found.packages} at /packages" if found.packages else ""
-            shown += ", privileged" if found.privileged else ""
-            raise ContainerError(
-                f"instance {self.name} on {self.host} is another one: it runs {found.image} with "
-                f"the overlay {found.overlay}{shown}",
-                hint=f"use another name, or first: wheelmount instance stop {self.name}",
-            )
+        if (found.image, found.overlay, found.nv, found.privileged) != wanted:
+            raise self._other(found)
+        if found.identity is not None and found.identity != sif.identity(container.image):
+            raise self._other(found, "an earlier ")
+
+    def _other(self, found: Record, earlier: str = "") -> ContainerError:
+        shown = f"{earlier}{found.image} with the overlay {found.overlay}"
+        shown += f" and {found.packages} at /packages" if found.packages else ""
+        shown += ", with NVIDIA devices" if found.nv else ""
+        shown += ", privileged" if found.privileged else ""
+        return ContainerError(
+            f"instance {self.name} on {self.host} is another one: it runs {shown}",
+            hint=f"use another name, or first: wheelmount instance stop {self.name}",
+        )
 
     def _process(self) -> dict[str, Any] | None:
         """Return apptainer's record: ``pid`` of the first process, ``ppid`` of its parent."""

@@ -155,14 +155,12 @@ class Overlay:
     def _create(self) -> Path:
         private_directory(self.state_dir / "overlays")
         private_directory(self.path)
-        found = self.found
-        wanted = self.kind or ("image" if self.size is not None else None)
         self._compare_base()
-        if found is not None:
-            self._refuse_other(found, wanted)
-        elif (wanted or default_kind(self.path)) == "image":
+        self.check()
+        new = self.found is None
+        if new and (self._wanted or default_kind(self.path)) == "image":
             self._make_image()
-        elif wanted == "memory":
+        elif new and self._wanted == "memory":
             # Not by its name alone: another state directory may have an overlay of that name, or
             # have had one that is still in memory.
             name = f"{self.name}={self.host}={secrets.token_hex(8)}"
@@ -172,11 +170,21 @@ class Overlay:
             private_directory(self.layer)
         return self.layer
 
-    def _refuse_other(self, found: Kind, wanted: Kind | None) -> None:
+    @property
+    def _wanted(self) -> Kind | None:
+        return self.kind or ("image" if self.size is not None else None)
+
+    def check(self) -> None:
+        """Check that the overlay is of the kind and size that are given, if it exists.
+
+        Raises:
+            InputError: it is not.
+        """
+        found = self.found
         size = self.layer.stat().st_size if found == "image" else None
-        if wanted not in (None, found):
+        if found is not None and self._wanted not in (None, found):
             what = f"is of another kind: {found}"
-        elif self.size is not None and size != _whole(self.size):
+        elif found is not None and self.size is not None and size != _whole(self.size):
             what = f"has another size: {(size or 0) // MIB} MiB"
         else:
             return
