@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,9 @@ def test_commands_share_one_container(
     other = Container(container.image, tmp_path / "other", container.overlay)
     with other, pytest.raises(ContainerError, match="in use by instance mine"):
         other.run(["true"])
+    os.utime(container.writer.path.with_name(".n1.lock"), (1, 1))  # started long ago
     assert instance.stop()
+    assert container.writer.last_used() > time.time() - 3600
     assert not instance.path.exists()
     with other:
         assert other.run(["python", "-c", "import hello"]) == 0, "its overlay stays"

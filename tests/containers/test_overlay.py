@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from wheelmount.containers import overlay as overlays
 from wheelmount.containers.container import Container
 from wheelmount.containers.overlay import MIB, Kind, Overlay, default_kind, remove_tree
 from wheelmount.errors import ConfigError, ContainerError, InputError, StoreError
+from wheelmount.operations.overlays import prune
 
 
 @pytest.fixture
@@ -79,6 +81,21 @@ def test_lock_lives_as_long_as_the_container(overlay: Overlay) -> None:
         child.wait()
     with overlay.lock("second"):
         pass
+
+
+def test_it_is_used_until_the_end_of_a_use(
+    overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlay.create()
+    with overlay.lock("a container") as lock:
+        os.utime(lock, (1, 1))
+    assert overlay.last_used() > time.time() - 3600
+    settings = Settings(state_dir=str(overlay.state_dir))
+    monkeypatch.setattr(Overlay, "last_used", lambda _: 1.0)  # and used after prune asked
+    assert prune(settings, 3600) == ([], [])
+    assert Overlay.all(overlay.state_dir) == [overlay]
+    os.utime(overlay.path.with_name(".n1.lock"), (1, 1))
+    assert [each["name"] for each in prune(settings, 3600)[0]] == ["mine"]
 
 
 def test_lock_after_removal_is_a_new_one(overlay: Overlay) -> None:

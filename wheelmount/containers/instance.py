@@ -276,10 +276,12 @@ class Instance:
                     raise apptainer.start_error(container.image, log.read())
                 record = self._describe(container)
                 # An ordinary user's instance closes inherited descriptors. So another process holds
-                # the locks for it, and bounds apptainer's logs of what the image's program prints.
+                # the locks for it, notes how long the overlay is used, and bounds apptainer's logs
+                # of what the image's program prints.
                 said = str(self.path / "config" / "instances" / "logs")
+                arguments = str(record.pid), said, str(overlay)
                 subprocess.Popen(
-                    [sys.executable, "-I", "-S", logs.__file__, str(record.pid), said],
+                    [sys.executable, "-I", "-S", logs.__file__, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

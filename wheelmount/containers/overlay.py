@@ -253,19 +253,22 @@ class Overlay:
                 os.close(descriptor)
         return ""
 
-    def remove(self) -> bool:
+    def remove(self, unused: float = 0.0) -> bool:
         """Delete the overlay with everything installed in it.
+
+        Args:
+            unused: seconds for which no container must have used it.
 
         Returns:
             Whether there was one, or a part of one whose removal had failed.
 
         Raises:
-            OverlayInUseError: a container is using it.
+            OverlayInUseError: a container is using it, or has just used it.
             ContainerError: a part of it belongs to another user. No container will use the rest.
         """
         if not (self.path.is_dir() or self._removed()):
             return False
-        with self._removing():
+        with self._removing(unused):
             if self.path.is_dir():
                 # In one step, because it must not be used once a part of it is deleted.
                 mark = f"{_REMOVED}{secrets.token_hex(4)}"
@@ -284,9 +287,9 @@ class Overlay:
             pass
 
     @contextlib.contextmanager
-    def _removing(self) -> Iterator[None]:
+    def _removing(self, unused: float = 0.0) -> Iterator[None]:
         """Lock the overlay during the context, and delete what is removed in it."""
-        with self.lock("remove"):
+        with self.lock("remove", unused):
             yield
             for left in self._removed():
                 link = left / _MEMORY
@@ -305,22 +308,33 @@ class Overlay:
         return list(self.path.parent.glob(f".{glob.escape(self.host)}{_REMOVED}*"))
 
     @contextlib.contextmanager
-    def lock(self, purpose: str) -> Iterator[int]:
+    def lock(self, purpose: str, unused: float = 0.0) -> Iterator[int]:
         """Lock the overlay during the context, as its only writer.
+
+        The times of the lock's file are those of the overlay's last use: a process that keeps the
+        lock longer than the context has to set them when it ends.
 
         Args:
             purpose: shown to other commands that wait for it.
+            unused: seconds for which nobody must have held the lock.
 
         Yields:
             The descriptor that holds the lock. A child process that inherits it keeps the overlay
             locked until it ends too, even if this process dies before.
 
         Raises:
-            OverlayInUseError: another writer, named in the message, holds the lock.
+            OverlayInUseError: another writer, named in the message, holds the lock, or has had it.
         """
         make_folders(self.path.parent)
         descriptor = self._acquire()
         try:
+            state = os.fstat(descriptor)
+            # An empty one is new.
+            if state.st_size and time.time() - state.st_mtime < unused:
+                raise OverlayInUseError(
+                    f"overlay {self.name} has just been used by {_holder(descriptor)}",
+                    hint="leave it until it is unused for some time",
+                )
             os.ftruncate(descriptor, 0)
             os.pwrite(
                 descriptor,
@@ -329,7 +343,10 @@ class Overlay:
                 ),
                 0,
             )
-            yield descriptor
+            try:
+                yield descriptor
+            finally:
+                os.utime(descriptor)  # used until now
         finally:
             os.close(descriptor)
 

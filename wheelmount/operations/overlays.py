@@ -68,7 +68,7 @@ def prune(settings: Settings, unused: float) -> tuple[list[Removed], list[Wheelm
         for each in Overlay.all(state)
         if not each.user() and time.time() - each.last_used() >= unused
     ]
-    gone, failed = _remove(old)
+    gone, failed = _remove(old, unused)
     for each in Overlay.half_removed(state):
         if each not in old:  # which has just failed
             try:
@@ -107,13 +107,15 @@ def remove(
     return _remove(chosen)
 
 
-def _remove(chosen: Sequence[Overlay]) -> tuple[list[Removed], list[WheelmountError]]:
+def _remove(
+    chosen: Sequence[Overlay], unused: float = 0.0
+) -> tuple[list[Removed], list[WheelmountError]]:
     gone: list[Removed] = []
     failed: list[WheelmountError] = []
     for each in chosen:
         record = Removed(name=each.name, host=each.host, bytes=each.used())
         try:
-            each.remove()
+            each.remove(unused)
         except ContainerError as error:
             failed.append(error)
         else:
