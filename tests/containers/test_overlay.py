@@ -98,6 +98,46 @@ def test_it_is_used_until_the_end_of_a_use(
     assert [each["name"] for each in prune(settings, 3600)[0]] == ["mine"]
 
 
+FIRST_USE = """
+import sys
+from pathlib import Path
+from wheelmount.containers.overlay import LEAST, Overlay
+state, kind, number = sys.argv[1:]
+size = LEAST if kind == "image" else None
+for turn in range(int(number)):
+    sys.stdin.readline()
+    Overlay(Path(state), f"mine{turn}", "n1", kind, size, Path(f"{state}/image.sif")).create()
+    print("made", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", overlays.KINDS)
+def test_first_users_at_the_same_moment_get_one_overlay(kind: Kind, tmp_path: Path) -> None:
+    turns = 3 if kind == "image" else 30
+    _sif(tmp_path / "image.sif", 1)
+    code = FIRST_USE.replace("from wheelmount.containers.overlay import", (
+        "from wheelmount.containers import overlay\n"
+        f"overlay.SHM = Path({str(tmp_path / 'shm')!r})\n"
+        "from wheelmount.containers.overlay import"
+    ))  # fmt: skip
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", code, str(tmp_path), kind, str(turns)]
+    users = [subprocess.Popen(command, **pipes) for _ in range(3)]  # type: ignore[call-overload]
+    try:
+        for turn in range(turns):
+            for user in users:
+                user.stdin.write(b"\n")
+                user.stdin.flush()
+            assert [user.stdout.readline() for user in users] == [b"made\n"] * 3
+            overlay = Overlay(tmp_path, f"mine{turn}", "n1")
+            assert overlay.layer.exists()
+            assert overlay.path.with_name(".n1.base").exists()
+    finally:
+        for user in users:
+            user.communicate()
+
+
 def test_lock_after_removal_is_a_new_one(overlay: Overlay) -> None:
     for _ in range(2):
         overlay.create()

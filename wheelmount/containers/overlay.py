@@ -20,7 +20,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -43,6 +43,9 @@ DEFAULT_SIZE = 16 << 30
 LINGER = 0.5
 """Seconds that a container's lock may outlive it: helpers of apptainer, and a process that another
 thread is just starting, have it open as well."""
+
+CREATE_TIMEOUT = 60.0
+"""Seconds in which another process must have made an overlay that is to be used."""
 
 SHM = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 
@@ -133,42 +136,61 @@ class Overlay:
             InputError: it exists with another kind or size, or for another image.
             UnavailableError: apptainer is missing.
         """
-        new = not self.path.exists() and not self._base_file.exists()
+        with disk.explained(self.state_dir):
+            deadline = time.monotonic() + CREATE_TIMEOUT
+            while self.found is None:
+                try:
+                    with self.lock("create"):
+                        if self.found is None:
+                            self._create()
+                    break
+                except OverlayInUseError:  # another process makes it, or is its first user
+                    if time.monotonic() > deadline:
+                        raise
+            private_directory(self.path)
+            self._compare_base()
+            self.check()
+            self._restore()
+            return self.layer
+
+    def _create(self) -> None:
+        made = [each for each in (self.path, self._base_file) if not each.exists()]
         try:
-            with disk.explained(self.state_dir):
-                return self._create()
+            private_directory(self.path)
+            self._compare_base()
+            if (self._wanted or default_kind(self.path)) == "image":
+                self._make_image()
+            elif self._wanted == "memory":
+                # Not by its name alone: another state directory may have an overlay of that name,
+                # or have had one that is still in memory.
+                name = f"{self.name}={self.host}={secrets.token_hex(8)}"
+                target = SHM / f"wheelmount-{os.getuid()}-overlays" / name
+                (self.path / _MEMORY).symlink_to(target)
+                self._restore()
         except BaseException:
-            if new:  # an empty one would count as made
-                self._discard()
+            self._discard(made)  # an empty one would count as made
             raise
 
-    def _discard(self) -> None:
-        memory = self.layer if self.found == "memory" else None
-        for file in (self.path / _MEMORY, self._base_file):
-            with contextlib.suppress(OSError):
-                file.unlink()
-        for folder in (memory, self.path, self.path.parent):
-            with contextlib.suppress(OSError):  # not made, or others are in it
-                if folder is not None:
-                    folder.rmdir()
-
-    def _create(self) -> Path:
-        private_directory(self.state_dir / "overlays")
-        private_directory(self.path)
-        self._compare_base()
-        self.check()
-        new = self.found is None
-        if new and (self._wanted or default_kind(self.path)) == "image":
-            self._make_image()
-        elif new and self._wanted == "memory":
-            # Not by its name alone: another state directory may have an overlay of that name, or
-            # have had one that is still in memory.
-            name = f"{self.name}={self.host}={secrets.token_hex(8)}"
-            (self.path / _MEMORY).symlink_to(SHM / f"wheelmount-{os.getuid()}-overlays" / name)
-        if self.found == "memory":  # deleted when the machine restarted
+    def _restore(self) -> None:
+        """Make the directory in memory, which is deleted when the machine restarts."""
+        if self.found == "memory":
             private_directory(self.layer.parent)
             private_directory(self.layer)
-        return self.layer
+
+    def _discard(self, made: Sequence[Path]) -> None:
+        memory = self.layer if self.found == "memory" else None
+        folders = [memory] if memory is not None else []
+        files = [self.path / _MEMORY]
+        files += [each for each in made if each != self.path]
+        if self.path in made:
+            folders.append(self.path)
+            files.append(self._lock_file)
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.unlink()
+        for folder in (*folders, self.path.parent):
+            with contextlib.suppress(OSError):  # not made, or others are in it
+                folder.rmdir()
 
     @property
     def _wanted(self) -> Kind | None:
@@ -216,15 +238,12 @@ class Overlay:
 
     def _make_image(self) -> None:
         fresh = self.path / f".{_IMAGE}"
-        with self.lock("create"):
-            if self.found is not None:
-                return
-            fresh.unlink(missing_ok=True)  # left by a killed process
-            try:
-                apptainer.make_overlay(fresh, _whole(self.size or DEFAULT_SIZE) // MIB)
-                fresh.replace(self.path / _IMAGE)
-            finally:
-                fresh.unlink(missing_ok=True)
+        fresh.unlink(missing_ok=True)  # left by a killed process
+        try:
+            apptainer.make_overlay(fresh, _whole(self.size or DEFAULT_SIZE) // MIB)
+            fresh.replace(self.path / _IMAGE)
+        finally:
+            fresh.unlink(missing_ok=True)
 
     def used(self) -> int:
         """Return the bytes that the overlay takes on the disk or in memory."""
@@ -325,7 +344,7 @@ class Overlay:
         Raises:
             OverlayInUseError: another writer, named in the message, holds the lock, or has had it.
         """
-        make_folders(self.path.parent)
+        private_directory(self.state_dir / "overlays")
         descriptor = self._acquire()
         try:
             state = os.fstat(descriptor)
@@ -358,7 +377,13 @@ class Overlay:
     def _acquire(self) -> int:
         deadline = time.monotonic() + LINGER
         while True:
-            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                make_folders(self.path.parent)
+                descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # the last overlay of this name has just been removed
+                if time.monotonic() < deadline:
+                    continue
+                raise
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -419,7 +444,8 @@ def default_kind(directory: Path) -> Kind:
     except OSError as error:
         if error.errno in (errno.ENOTSUP, errno.EPERM):
             return "image"
-        raise
+        if error.errno != errno.ENODATA:  # another process has just asked the same
+            raise
     return "directory"
 
 
