@@ -371,8 +371,9 @@ def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
 
     try:
         # Split, so that what is typed, which a terminal shows too, is not taken for the answer.
-        os.write(terminal, b"stty size; tty; echo host$WHEELMOUNT_RANK re''ady\n")
-        expect(b"host1 ready")
+        ranks = b"$WHEELMOUNT_RANK/$WHEELMOUNT_LOCAL_RANK/$WHEELMOUNT_SIZE"
+        os.write(terminal, b"stty size; tty; echo $WHEELMOUNT_HOST %b re''ady\n" % ranks)
+        expect(b"host1 0/0/1 ready")
         assert b"not a tty" not in said
         assert b"no job control" not in said
         os.write(terminal, b"sleep 100 & fg\n")

@@ -88,7 +88,7 @@ def attend(
         reading = -1
         try:
             if terminal is not None:
-                terminal.relay(process)
+                terminal.relay(process, timeout)
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise OvertimeError(
