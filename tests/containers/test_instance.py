@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -17,13 +19,14 @@ import pytest
 from tests.conftest import Cli
 from tests.containers.test_running import processes, wait_until
 from wheelmount import logs
+from wheelmount.containers import apptainer
 from wheelmount.containers import instance as instances
 from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import MIB, Overlay
 from wheelmount.containers.process import attend
-from wheelmount.errors import ContainerError, InputError
+from wheelmount.errors import ContainerError, InputError, WaitError
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
@@ -163,6 +166,44 @@ def test_killed_one_is_started_again(instance: Instance, container: Container) -
     assert instance.remembered() == record
     assert instance.ensure(container).pid != record.pid
     assert instance.run(container, ["true"]) == 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_killed_one_whose_number_another_process_has(
+    known: bool, instance: Instance, container: Container
+) -> None:
+    record = instance.ensure(container)
+    for number in (record.pid, *_children(record.pid)):
+        os.kill(number, signal.SIGKILL)
+    wait_until(lambda: instance.record() is None)
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        (file,) = instance.path.glob("config/instances/app/*/*/*/*.json")
+        state = json.loads(file.read_text())
+        file.write_text(json.dumps({**state, "pid": other.pid, "ppid": other.pid}))
+        if known:
+            described = dataclasses.asdict(record) | {"pid": other.pid}
+            (instance.path / "instance.json").write_text(json.dumps(described))
+        else:  # its start was killed
+            (instance.path / "instance.json").unlink()
+        try:
+            assert instance.stop()
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+def test_one_that_apptainer_cannot_stop_is_an_error(
+    instance: Instance, container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = tmp_path / "apptainer"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    instance.ensure(container)
+    with monkeypatch.context() as patch:
+        patch.setattr(instances, "STOP_TIMEOUT", 0.5)
+        patch.setattr(apptainer, "find", lambda: hangs)
+        with pytest.raises(WaitError, match="does not end"):
+            instance.stop()
 
 
 def test_stop_ends_what_runs_in_it(instance: Instance, container: Container) -> None:

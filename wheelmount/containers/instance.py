@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import os
 import subprocess
 import sys
 import time
@@ -55,6 +54,7 @@ class Record:
         identity: id of the image, see ``sif.identity``: another one may come to its path.
         since: when it was started, in seconds since the epoch.
         pid: the process that ends when it has ended.
+        started: when that process was started; another one may have its number later.
     """
 
     image: str
@@ -66,6 +66,7 @@ class Record:
     pid: int
     privileged: bool = False
     identity: str | None = None
+    started: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,19 +302,19 @@ class Instance:
     def _end(self) -> None:
         if not self.path.is_dir():
             return
-        process = self._process()
-        if process:
-            subprocess.run(
-                [str(apptainer.find()), "instance", "stop", "--timeout", _PATIENCE, _NAME],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                env={**apptainer.environment(), **self._environment},
-                timeout=STOP_TIMEOUT,
-                check=False,
-            )
         deadline = time.monotonic() + STOP_TIMEOUT
+        if self._process_runs():
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it does not end, see below
+                subprocess.run(
+                    [str(apptainer.find()), "instance", "stop", "--timeout", _PATIENCE, _NAME],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    env={**apptainer.environment(), **self._environment},
+                    timeout=STOP_TIMEOUT,
+                    check=False,
+                )
         # First apptainer's process ends, then, within the second, the process with the locks.
-        while (process and _alive(process["ppid"])) or self.record() is not None:
+        while self._process_runs() or self.record() is not None:
             if time.monotonic() > deadline:
                 raise WaitError(
                     f"instance {self.name} on {self.host} does not end",
@@ -339,6 +340,7 @@ class Instance:
             pid=process["ppid"],
             privileged=container.privileged,
             identity=sif.identity(container.image),
+            started=_start_of(process["ppid"]),
         )
 
     def _compare_given(self, found: Record, container: Container) -> None:
@@ -383,6 +385,19 @@ class Instance:
                 return typed.decode(file.read_bytes(), dict[str, Any])
         return None
 
+    def _process_runs(self) -> bool:
+        """Return whether apptainer's process of this instance runs.
+
+        Its number alone does not tell: once it has ended, another process may have it.
+        """
+        process, record = self._process(), self.remembered()
+        if process is None:
+            return False
+        started = _start_of(process["ppid"])
+        if record is None or record.started is None:  # its start was killed, or of an old version
+            return started is not None and _is_instance(process["ppid"])
+        return started == record.started
+
     @property
     def _environment(self) -> dict[str, str]:
         return {"APPTAINER_CONFIGDIR": str(self.path / "config")}
@@ -423,9 +438,24 @@ def _binds(container: Container) -> list[str]:
     return [f"{bind.source}:{bind.target}:{bind.writable}" for bind in container.binds]
 
 
-def _alive(pid: int) -> bool:
+def _start_of(pid: int) -> str | None:
+    """Return when a process that runs was started; None if there is none of this number.
+
+    No other process of the number ever gave the same.
+    """
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        # The name, in brackets, may hold anything; the state follows, and proc(5)'s starttime.
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return None if stat[0] in "ZX" else f"{boot} {stat[19]}"
+
+
+def _is_instance(pid: int) -> bool:
+    """Return whether a process is one of apptainer's for instances of this name."""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()  # Apptainer instance: USER [NAME]
     except OSError:
         return False
-    return state != "Z" and os.getpid() != pid
+    return b" instance: " in title and f"[{_NAME}]".encode() in title
