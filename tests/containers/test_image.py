@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers.test_running import wait_until
 from wheelmount import logs
 from wheelmount.containers import apptainer, image, inputs
-from wheelmount.errors import ContainerError, InputError, SourceError, UnavailableError
+from wheelmount.errors import (
+    ContainerError,
+    InputError,
+    SourceError,
+    UnavailableError,
+    WaitError,
+)
 
 DEFINITION = """Bootstrap: scratch
 %arguments
@@ -293,6 +300,53 @@ def test_interrupted_build_is_stopped(definition: Path, tmp_path: Path) -> None:
     (session,) = sessions
     assert not apptainer._members(session)
     assert not (tmp_path / "x.sif").exists()
+
+
+def test_a_build_that_writes_nothing_any_more_ends(
+    definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apptainer, "BUILD_TIMEOUT", 1.0)
+    definition.write_text(DEFINITION + "# SLOW\n")
+    with pytest.raises(WaitError, match="for 1 s"):
+        image.build(definition, tmp_path / "x.sif")
+    assert not (tmp_path / "x.sif").exists()
+
+
+KILLED = """#!/bin/sh
+while [ $# -gt 2 ]; do shift; done
+echo partial >"$1"
+echo partial >"$APPTAINER_TMPDIR/partial"
+if grep -q SLOW "$2"; then echo $$ >"$(dirname "$0")/session"; exec sleep 60; fi
+cat "$2" >"$1"
+"""
+
+BUILD = """
+import sys
+from pathlib import Path
+from wheelmount.containers import image
+image.build(*map(Path, sys.argv[1:]))
+"""
+
+
+def test_what_a_killed_build_has_left_is_removed(
+    definition: Path, tmp_path: Path, fake_apptainer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_apptainer.write_text(KILLED)
+    temporary, sif = tmp_path / "tmp", tmp_path / "out" / "x.sif"
+    temporary.mkdir()
+    definition.write_text(DEFINITION + "# SLOW\n")
+    session = fake_apptainer.with_name("session")
+    command = [sys.executable, "-c", BUILD, str(definition), str(sif)]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)}) as client:
+        wait_until(lambda: session.exists() and session.read_text().endswith("\n"))
+        client.kill()
+    apptainer.stop(int(session.read_text()))
+    assert list(temporary.iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    definition.write_text(DEFINITION)
+    image.build(definition, sif)
+    assert not list(temporary.iterdir())
+    assert {f.name for f in sif.parent.iterdir()} == {"x.sif", "x.sif.stamp", ".x.sif.lock"}
 
 
 def test_two_builds_at_once(definition: Path, tmp_path: Path) -> None:
