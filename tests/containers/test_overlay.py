@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NOBODY, Cli, SmallDisk
+from tests.containers.conftest import make_sif
 from wheelmount.config import Settings
 from wheelmount.containers import overlay as overlays
 from wheelmount.containers.container import Container
@@ -115,7 +116,7 @@ for turn in range(int(number)):
 @pytest.mark.parametrize("kind", overlays.KINDS)
 def test_first_users_at_the_same_moment_get_one_overlay(kind: Kind, tmp_path: Path) -> None:
     turns = 3 if kind == "image" else 30
-    _sif(tmp_path / "image.sif", 1)
+    make_sif(tmp_path / "image.sif", 1)
     code = FIRST_USE.replace("from wheelmount.containers.overlay import", (
         "from wheelmount.containers import overlay\n"
         f"overlay.SHM = Path({str(tmp_path / 'shm')!r})\n"
@@ -298,14 +299,8 @@ def test_nothing_is_lost_when_it_is_full(sif: Path, tmp_path: Path) -> None:
         assert container.run(["sh", "-c", "head -c 10M /dev/zero > /usr/small"]) == 0
 
 
-def _sif(path: Path, identity: int) -> Path:
-    head = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0")
-    path.write_bytes(head + b"SIF_MAGIC\x0001\x0002\x00" + bytes([identity]) * 16 + bytes(100))
-    return path
-
-
 def test_an_overlay_goes_with_one_image(tmp_path: Path) -> None:
-    first, second = _sif(tmp_path / "a.sif", 1), _sif(tmp_path / "b.sif", 2)
+    first, second = make_sif(tmp_path / "a.sif", 1), make_sif(tmp_path / "b.sif", 2)
     state = tmp_path / "state"
     own = Overlay(state, "mine", "n1", base=first)
     own.create()
@@ -321,7 +316,7 @@ def test_an_overlay_goes_with_one_image(tmp_path: Path) -> None:
 
 
 def test_each_image_has_a_name_of_its_own(tmp_path: Path) -> None:
-    first, second = _sif(tmp_path / "my image:1.sif", 1), _sif(tmp_path / "b.sif", 2)
+    first, second = make_sif(tmp_path / "my image:1.sif", 1), make_sif(tmp_path / "b.sif", 2)
     names = {overlays.name_for(each) for each in (first, second, Path("/nowhere/x.sif"))}
     assert names == {"my-image-1-01010101", "b-02020202", "x"}
     for name in names:
