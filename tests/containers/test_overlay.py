@@ -16,6 +16,7 @@ from tests.conftest import NOBODY, Cli, SmallDisk
 from tests.containers.conftest import make_sif
 from wheelmount.config import Settings
 from wheelmount.containers import overlay as overlays
+from wheelmount.containers import sif
 from wheelmount.containers.container import Container
 from wheelmount.containers.overlay import MIB, Kind, Overlay, default_kind, remove_tree
 from wheelmount.errors import ConfigError, ContainerError, InputError, StoreError
@@ -313,6 +314,29 @@ def test_an_overlay_goes_with_one_image(tmp_path: Path) -> None:
     Overlay(state, "mine", "n1").create()
     assert own.remove()
     Overlay(state, "mine", "n1", base=second).create()
+
+
+def test_reproducible_images_have_overlays_of_their_own(tmp_path: Path) -> None:
+    one, other, large = (make_sif(tmp_path / f"{n}.sif", 0) for n in ("one", "other", "large"))
+    with other.open("ab") as file:
+        file.write(b"another")
+    with large.open("ab") as file:
+        file.truncate(5 * MIB)
+        file.seek(0, os.SEEK_END)
+        file.write(b"its end")
+    made = {sif.identity(each) for each in (one, other, large)}
+    assert len(made) == 3
+    assert None not in made
+    copied = Path(shutil.copy(one, tmp_path / "copied.sif"))
+    state = tmp_path / "state"
+    Overlay(state, "mine", "n1", base=one).create()
+    Overlay(state, "mine", "n1", base=copied).create()
+    with pytest.raises(InputError, match="goes with another image"):
+        Overlay(state, "mine", "n1", base=other).create()
+    (state / "overlays" / "mine" / ".n1.base").write_text(f"{sif.NONE} {one}")  # an old version's
+    Overlay(state, "mine", "n1", base=one).create()
+    with pytest.raises(InputError, match="goes with another image"):
+        Overlay(state, "mine", "n1", base=other).create()
 
 
 def test_each_image_has_a_name_of_its_own(tmp_path: Path) -> None:

@@ -223,6 +223,8 @@ class Overlay:
         try:
             known, _, path = self._base_file.read_text(errors="surrogateescape").partition(" ")
         except FileNotFoundError:  # it is new, or an old version did not record the image
+            known = path = ""
+        if known in ("", sif.NONE):  # or an old version took all reproducible builds for one
             disk.write(self._base_file, f"{identity} {self.base}")
             return
         if known != identity:
