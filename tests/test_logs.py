@@ -65,13 +65,20 @@ def test_logs_of_a_directory_are_bounded_as_long_as_a_process_runs(tmp_path: Pat
     log.parent.mkdir()
     (tmp_path / "link").symlink_to(log)
     os.mkfifo(tmp_path / "pipe")
+    lock = tmp_path / "lock"
+    lock.touch()
+    os.utime(lock, (1, 1))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", WRITER, log], **pipes) as writer:  # type: ignore[call-overload]
         program = [sys.executable, "-I", "-S", logs.__file__, str(writer.pid), str(tmp_path)]
-        with subprocess.Popen(program) as bounding:
+        with (
+            lock.open() as held,
+            subprocess.Popen([*program, str(held.fileno())], pass_fds=[held.fileno()]) as bounding,
+        ):
             assert writer.stdout.readline() == b"written\n"
             await_small(log)
             assert bounding.poll() is None
             writer.communicate(timeout=60)
             assert bounding.wait(60) == 0
+    assert lock.stat().st_mtime > time.time() - 3600, "it was in use until then"
     assert log.read_text().splitlines()[-1] == "the last"

@@ -111,6 +111,10 @@ class ContainerError(WheelmountError):
     exit_code = 71  # EX_OSERR
 
 
+class OverlayInUseError(ContainerError):
+    """An overlay that another container writes to."""
+
+
 class WaitError(WheelmountError):
     """A bounded wait that ran out."""
 

@@ -1,7 +1,7 @@
 """Bound the logs of long-running processes, so that they do not fill a disk.
 
-Also a program, which imports next to nothing: ``python logs.py PID DIRECTORY`` bounds all files of
-a directory until a process has ended.
+Also a program, which imports next to nothing: ``python logs.py PID DIRECTORY LOCK`` bounds all
+files of a directory until a process has ended, for which it holds a lock.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import select
 import stat
 import sys
 import threading
+import time
 
 SIZE = 16 << 20
 """Size of a log, in bytes, above which it is emptied."""
@@ -57,13 +58,27 @@ def bound(log: int) -> threading.Event:
     return ended
 
 
-def main(pid: int, directory: str) -> None:
-    """Bound all logs in a directory until a process has ended."""
+USE_INTERVAL = 3600.0
+"""Seconds after which the time of a lock is set again: a machine may end without notice."""
+
+
+def main(pid: int, directory: str, lock: int) -> None:
+    """Bound all logs in a directory until a process has ended.
+
+    Args:
+        pid: the process.
+        directory: the directory.
+        lock: descriptor of a file, whose times are to be those at which the process still ran.
+    """
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
+    noted = time.monotonic()
     while not select.select([process], [], [], POLL_INTERVAL)[0]:
+        if time.monotonic() > noted + USE_INTERVAL:
+            os.utime(lock)
+            noted = time.monotonic()
         for place, _, names in os.walk(directory):
             for name in names:
                 with contextlib.suppress(OSError):
@@ -73,7 +88,8 @@ def main(pid: int, directory: str) -> None:
                         cut(log)
                     finally:
                         os.close(log)
+    os.utime(lock)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -345,6 +345,7 @@ REACH = (
     "mknod /tmp/disk b 8 0",
     "hostname stranger",
     "echo 1 >/proc/sys/vm/drop_caches",
+    "echo h >/proc/sysrq-trigger",
     "unshare --mount true",
     "unshare --user true",
     "head -c 1 /dev/mem",

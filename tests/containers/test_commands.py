@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ import pytest
 
 from tests.cli.test_launcher import ODD
 from tests.conftest import Cli
+from tests.containers.conftest import make_wheel
 from tests.containers.test_running import processes, wait_until
 from wheelmount.containers.overlay import name_for
 
@@ -289,6 +291,29 @@ def test_an_instance_keeps_its_packages(cli: Cli, job: Path, sif: Path) -> None:
 
 
 @pytest.mark.fuse
+@pytest.mark.parametrize("hosts", [["--hosts", "local:1"], []])
+def test_an_instance_shows_packages_as_they_are_now(
+    hosts: list[str], cli: Cli, job: Path, sif: Path
+) -> None:
+    if not hosts:
+        assert cli("up", "--hosts", "local:1").returncode == 0
+    wheel = job / "packages" / "hello-1.0-py3-none-any.whl"
+    command = ["exec", *hosts, "--instance", "one", "--packages", job, "--image", sif, "-q", "--"]
+    look = [*command, "sh", "-c", f"sha256sum </packages/{wheel.name}"]
+    try:
+        assert cli(*command, "true").returncode == 0
+        wheel.unlink()
+        make_wheel(wheel.parent, "hello", "1.0", requires="greeting")
+        made = f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  -\n"
+        assert cli(*look).stdout == made
+        assert cli(*look).stdout == made
+    finally:
+        assert cli("instance", "stop", "one").returncode == 0
+        if not hosts:
+            assert cli("down").returncode == 0
+
+
+@pytest.mark.fuse
 def test_a_session_sends_packages_once(cli: Cli, job: Path) -> None:
     assert cli("up", "--hosts", "local:2").returncode == 0
     try:
@@ -346,8 +371,9 @@ def test_shell_has_a_real_terminal(sif: Path, workplace: Path) -> None:
 
     try:
         # Split, so that what is typed, which a terminal shows too, is not taken for the answer.
-        os.write(terminal, b"stty size; tty; echo host$WHEELMOUNT_RANK re''ady\n")
-        expect(b"host1 ready")
+        ranks = b"$WHEELMOUNT_RANK/$WHEELMOUNT_LOCAL_RANK/$WHEELMOUNT_SIZE"
+        os.write(terminal, b"stty size; tty; echo $WHEELMOUNT_HOST %b re''ady\n" % ranks)
+        expect(b"host1 0/0/1 ready")
         assert b"not a tty" not in said
         assert b"no job control" not in said
         os.write(terminal, b"sleep 100 & fg\n")

@@ -30,6 +30,18 @@ def test_they_go_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         definitions.find("wrong")
 
 
+def test_no_file_of_the_working_directory_takes_the_place_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").touch()
+    (tmp_path / "ci").mkdir()
+    for name in ("python", "ci"):
+        assert definitions.find(name) == CHECKOUT / "images" / f"{name}.def"
+    assert definitions.find("./python") == Path("python")
+    assert definitions.copy("python", tmp_path / "mine")
+
+
 @pytest.mark.slow
 def test_they_are_part_of_the_wheel(tmp_path: Path) -> None:
     build = [uv.find_uv_bin(), "build", "--wheel", "-o", str(tmp_path), str(CHECKOUT)]

@@ -108,7 +108,7 @@ def test_a_guard_ends_what_left_the_session(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     script = f"(setsid sh -c 'sleep {mark} & exec sleep {mark}' &); echo up; sleep {mark}"
     command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "ends", "none"]
-    command += ["free", "", ""]
+    command += ["free", "", "", ""]
     with subprocess.Popen(
         [*command, "sh", "-c", script], pass_fds=[reading], stdout=subprocess.PIPE
     ) as guarded:
@@ -124,11 +124,49 @@ def test_a_guard_ends_what_left_the_session(tmp_path: Path) -> None:
         assert not running(mark)
 
 
+def test_a_guard_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    private, planted = tmp_path / "private", tmp_path / "planted"
+    (planted / "wheelmount").mkdir(parents=True)
+    (planted / "wheelmount" / "__init__.py").write_text("open('caught', 'w')\n")
+    private.mkdir()
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "ends", "none"]
+    command += ["free", str(private), "", "", "sh", "-c", "echo up; exec sleep 60"]
+    with subprocess.Popen(
+        command, pass_fds=[reading], stdout=subprocess.PIPE, cwd=planted
+    ) as guarded:
+        assert guarded.stdout is not None
+        assert guarded.stdout.readline() == b"up\n"
+        os.close(reading)
+        os.close(writing)
+        guarded.wait(60)
+    assert not (planted / "caught").exists()
+    assert not private.exists()
+
+
+def test_a_guard_notes_until_when_an_overlay_was_used(tmp_path: Path) -> None:
+    overlay = Overlay(tmp_path / "state", "mine", "n1")
+    overlay.create()
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "ends", "none"]
+    with overlay.lock("a container") as lock:
+        command += ["free", "", "", str(lock), "sh", "-c", "echo up; exec sleep 60"]
+        guarded = subprocess.Popen(command, pass_fds=[reading, lock], stdout=subprocess.PIPE)
+    with guarded:
+        assert guarded.stdout is not None
+        assert guarded.stdout.readline() == b"up\n"
+        os.utime(overlay.path.with_name(".n1.lock"), (1, 1))
+        os.close(reading)
+        os.close(writing)  # as if its owner were killed
+        guarded.wait(60)
+    assert overlay.last_used() > time.time() - 3600
+
+
 @pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -KILL $$", 137), ("true", 0)])
 def test_a_guard_passes_the_code_on(script: str, code: int) -> None:
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "ends", "none"]
-    command += ["free", "", ""]
+    command += ["free", "", "", ""]
     done = subprocess.run([*command, "sh", "-c", script], pass_fds=[reading], check=False)
     os.close(reading)
     os.close(writing)

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers.test_running import wait_until
 from wheelmount import logs
 from wheelmount.containers import apptainer, image, inputs
-from wheelmount.errors import ContainerError, InputError, SourceError, UnavailableError
+from wheelmount.errors import (
+    ContainerError,
+    InputError,
+    SourceError,
+    UnavailableError,
+    WaitError,
+)
 
 DEFINITION = """Bootstrap: scratch
 %arguments
@@ -46,8 +53,9 @@ def builds(definition: Path) -> int:
 
 
 def test_sources() -> None:
-    assert inputs.sources(DEFINITION, {}) == ["here/uv", "with space", "*.toml"]
-    assert inputs.sources(DEFINITION, {"uv": "/bin/uv"})[0] == "/bin/uv"
+    found = [each.path for each in inputs.sources(DEFINITION, {})]
+    assert found == ["here/uv", "with space", "*.toml"]
+    assert inputs.sources(DEFINITION, {"uv": "/bin/uv"})[0].path == "/bin/uv"
 
 
 def test_the_image_it_starts_from_is_an_input(definition: Path, tmp_path: Path) -> None:
@@ -65,6 +73,58 @@ def test_the_image_it_starts_from_is_an_input(definition: Path, tmp_path: Path) 
     assert image.state(tmp_path / "x.sif") == image.FOREIGN
     definition.write_text("Bootstrap: docker\nFrom: python:3\n")
     assert image.build(definition, tmp_path / "y.sif"), "that is no path of this machine"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bootstrap: localimage # an image here\nFrom: data/f # that one\n",
+        "bootstrap: oci-archive\nfrom: data/f:latest\n",
+        "Bootstrap: docker-archive\nFrom: data/f\n",
+        "Bootstrap: oci\nFrom: data:tag\n",
+        "Bootstrap: scratch\n%Files # of this machine\n  data /data\n",
+        "Bootstrap: scratch\n%appfiles program\n  data\n",
+    ],
+)
+def test_all_that_comes_from_this_machine_is_an_input(
+    text: str, definition: Path, tmp_path: Path
+) -> None:
+    definition.write_text(text)
+    folder = definition.parent / "data"
+    folder.mkdir()
+    (folder / "f").write_text("one")
+    assert image.build(definition, tmp_path / "x.sif")
+    assert not image.build(definition, tmp_path / "x.sif")
+    (folder / "f").write_text("another")
+    assert image.state(tmp_path / "x.sif") == image.OUTDATED
+    assert image.build(definition, tmp_path / "x.sif")
+
+
+def test_an_image_of_docker_is_never_up_to_date(definition: Path, tmp_path: Path) -> None:
+    definition.write_text("Bootstrap: docker-daemon\nFrom: mine:latest\n")
+    for _ in range(2):
+        assert image.build(definition, tmp_path / "x.sif")
+        assert image.state(tmp_path / "x.sif") == image.OUTDATED
+
+
+def test_what_links_lead_to_is_copied_and_so_an_input(definition: Path, tmp_path: Path) -> None:
+    definition.write_text("Bootstrap: scratch\n%files\n  data /data\n  here /here\n")
+    folder, sif = definition.parent, tmp_path / "x.sif"
+    for name in ("v1", "v2"):
+        (folder / name).mkdir()
+    (folder / "data").symlink_to("v1")
+    (folder / "here" / "inner").symlink_to("../v1")
+    (folder / "v1" / "round").symlink_to("..")
+    Path(os.fsdecode(os.fsencode(folder / "v1") + b"/\xff")).touch()
+    assert image.build(definition, sif)
+    assert not image.build(definition, sif)
+    (folder / "v1" / "f").write_text("one")
+    assert image.build(definition, sif)
+    for link in (folder / "data", folder / "here" / "inner"):
+        link.unlink()
+        link.symlink_to(folder / "v2")
+        assert image.build(definition, sif)
+        assert not image.build(definition, sif)
 
 
 def test_nothing_is_written_where_links_lead(definition: Path, tmp_path: Path) -> None:
@@ -240,6 +300,53 @@ def test_interrupted_build_is_stopped(definition: Path, tmp_path: Path) -> None:
     (session,) = sessions
     assert not apptainer._members(session)
     assert not (tmp_path / "x.sif").exists()
+
+
+def test_a_build_that_writes_nothing_any_more_ends(
+    definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apptainer, "BUILD_TIMEOUT", 1.0)
+    definition.write_text(DEFINITION + "# SLOW\n")
+    with pytest.raises(WaitError, match="for 1 s"):
+        image.build(definition, tmp_path / "x.sif")
+    assert not (tmp_path / "x.sif").exists()
+
+
+KILLED = """#!/bin/sh
+while [ $# -gt 2 ]; do shift; done
+echo partial >"$1"
+echo partial >"$APPTAINER_TMPDIR/partial"
+if grep -q SLOW "$2"; then echo $$ >"$(dirname "$0")/session"; exec sleep 60; fi
+cat "$2" >"$1"
+"""
+
+BUILD = """
+import sys
+from pathlib import Path
+from wheelmount.containers import image
+image.build(*map(Path, sys.argv[1:]))
+"""
+
+
+def test_what_a_killed_build_has_left_is_removed(
+    definition: Path, tmp_path: Path, fake_apptainer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_apptainer.write_text(KILLED)
+    temporary, sif = tmp_path / "tmp", tmp_path / "out" / "x.sif"
+    temporary.mkdir()
+    definition.write_text(DEFINITION + "# SLOW\n")
+    session = fake_apptainer.with_name("session")
+    command = [sys.executable, "-c", BUILD, str(definition), str(sif)]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)}) as client:
+        wait_until(lambda: session.exists() and session.read_text().endswith("\n"))
+        client.kill()
+    apptainer.stop(int(session.read_text()))
+    assert list(temporary.iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    definition.write_text(DEFINITION)
+    image.build(definition, sif)
+    assert not list(temporary.iterdir())
+    assert {f.name for f in sif.parent.iterdir()} == {"x.sif", "x.sif.stamp", ".x.sif.lock"}
 
 
 def test_two_builds_at_once(definition: Path, tmp_path: Path) -> None:

@@ -6,17 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import SmallDisk
+from tests.conftest import NOBODY, Cli, SmallDisk
+from tests.containers.conftest import make_sif
 from wheelmount.config import Settings
 from wheelmount.containers import overlay as overlays
+from wheelmount.containers import sif
 from wheelmount.containers.container import Container
 from wheelmount.containers.overlay import MIB, Kind, Overlay, default_kind, remove_tree
 from wheelmount.errors import ConfigError, ContainerError, InputError, StoreError
+from wheelmount.operations.overlays import prune
 
 
 @pytest.fixture
@@ -81,6 +85,61 @@ def test_lock_lives_as_long_as_the_container(overlay: Overlay) -> None:
         pass
 
 
+def test_it_is_used_until_the_end_of_a_use(
+    overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlay.create()
+    with overlay.lock("a container") as lock:
+        os.utime(lock, (1, 1))
+    assert overlay.last_used() > time.time() - 3600
+    settings = Settings(state_dir=str(overlay.state_dir))
+    monkeypatch.setattr(Overlay, "last_used", lambda _: 1.0)  # and used after prune asked
+    assert prune(settings, 3600) == ([], [])
+    assert Overlay.all(overlay.state_dir) == [overlay]
+    os.utime(overlay.path.with_name(".n1.lock"), (1, 1))
+    assert [each["name"] for each in prune(settings, 3600)[0]] == ["mine"]
+
+
+FIRST_USE = """
+import sys
+from pathlib import Path
+from wheelmount.containers.overlay import LEAST, Overlay
+state, kind, number = sys.argv[1:]
+size = LEAST if kind == "image" else None
+for turn in range(int(number)):
+    sys.stdin.readline()
+    Overlay(Path(state), f"mine{turn}", "n1", kind, size, Path(f"{state}/image.sif")).create()
+    print("made", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", overlays.KINDS)
+def test_first_users_at_the_same_moment_get_one_overlay(kind: Kind, tmp_path: Path) -> None:
+    turns = 3 if kind == "image" else 30
+    make_sif(tmp_path / "image.sif", 1)
+    code = FIRST_USE.replace("from wheelmount.containers.overlay import", (
+        "from wheelmount.containers import overlay\n"
+        f"overlay.SHM = Path({str(tmp_path / 'shm')!r})\n"
+        "from wheelmount.containers.overlay import"
+    ))  # fmt: skip
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", code, str(tmp_path), kind, str(turns)]
+    users = [subprocess.Popen(command, **pipes) for _ in range(3)]  # type: ignore[call-overload]
+    try:
+        for turn in range(turns):
+            for user in users:
+                user.stdin.write(b"\n")
+                user.stdin.flush()
+            assert [user.stdout.readline() for user in users] == [b"made\n"] * 3
+            overlay = Overlay(tmp_path, f"mine{turn}", "n1")
+            assert overlay.layer.exists()
+            assert overlay.path.with_name(".n1.base").exists()
+    finally:
+        for user in users:
+            user.communicate()
+
+
 def test_lock_after_removal_is_a_new_one(overlay: Overlay) -> None:
     for _ in range(2):
         overlay.create()
@@ -97,6 +156,52 @@ def test_directories_their_owner_may_not_enter_are_removed(tmp_path: Path) -> No
     (tree / "work" / "work").chmod(0)
     remove_tree(tree)
     assert not tree.exists()
+
+
+def test_one_that_is_deleted_in_part_is_not_used_again(
+    overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(tree: Path) -> None:
+        (tree / "upper" / "first").unlink()
+        raise KeyboardInterrupt
+
+    overlay.create()
+    for name in ("first", "second"):
+        (overlay.path / "upper").mkdir(exist_ok=True)
+        (overlay.path / "upper" / name).touch()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(overlays, "remove_tree", interrupted)
+        overlay.remove()
+    assert Overlay.all(overlay.state_dir) == []
+    assert Overlay.half_removed(overlay.state_dir) == [overlay]
+    assert not list(overlay.create().iterdir())
+    overlay.clear()
+    assert Overlay.half_removed(overlay.state_dir) == []
+    assert overlay.remove()
+    assert list((overlay.state_dir / "overlays").iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="acts as another user")
+def test_why_one_is_not_deleted_is_said(cli: Cli, workplace: Path) -> None:
+    state = workplace / "state"
+    for name in ("good", "shared"):
+        (Overlay(state, name, "n1").create() / "upper").mkdir()
+    foreign = state / "overlays" / "shared" / "n1" / "upper" / "foreign"
+    foreign.mkdir(mode=0o700)
+    (foreign / "file").touch()
+    own = [workplace / "runtime", state, *state.rglob("*")]
+    for path in own:
+        if foreign not in (path, path.parent):
+            os.chown(path, NOBODY, NOBODY)
+    for command in (("prune", "--unused", "0"), ("prune",), ("rm", "shared")):
+        done = cli("overlay", *command, user=NOBODY)
+        assert done.returncode == ContainerError.exit_code
+        assert "foreign cannot be removed: it belongs to another user" in done.stderr
+        assert ("good n1 removed" in done.stdout) == ("--unused" in command)
+        assert Overlay.all(state) == []
+    os.chown(next(state.rglob("foreign")), NOBODY, NOBODY)
+    assert cli("overlay", "prune", user=NOBODY).returncode == 0
+    assert not list((state / "overlays").iterdir())
 
 
 def test_sizes_and_kinds_that_cannot_be(overlay: Overlay, fake_apptainer: Path) -> None:
@@ -195,14 +300,8 @@ def test_nothing_is_lost_when_it_is_full(sif: Path, tmp_path: Path) -> None:
         assert container.run(["sh", "-c", "head -c 10M /dev/zero > /usr/small"]) == 0
 
 
-def _sif(path: Path, identity: int) -> Path:
-    head = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0")
-    path.write_bytes(head + b"SIF_MAGIC\x0001\x0002\x00" + bytes([identity]) * 16 + bytes(100))
-    return path
-
-
 def test_an_overlay_goes_with_one_image(tmp_path: Path) -> None:
-    first, second = _sif(tmp_path / "a.sif", 1), _sif(tmp_path / "b.sif", 2)
+    first, second = make_sif(tmp_path / "a.sif", 1), make_sif(tmp_path / "b.sif", 2)
     state = tmp_path / "state"
     own = Overlay(state, "mine", "n1", base=first)
     own.create()
@@ -217,8 +316,31 @@ def test_an_overlay_goes_with_one_image(tmp_path: Path) -> None:
     Overlay(state, "mine", "n1", base=second).create()
 
 
+def test_reproducible_images_have_overlays_of_their_own(tmp_path: Path) -> None:
+    one, other, large = (make_sif(tmp_path / f"{n}.sif", 0) for n in ("one", "other", "large"))
+    with other.open("ab") as file:
+        file.write(b"another")
+    with large.open("ab") as file:
+        file.truncate(5 * MIB)
+        file.seek(0, os.SEEK_END)
+        file.write(b"its end")
+    made = {sif.identity(each) for each in (one, other, large)}
+    assert len(made) == 3
+    assert None not in made
+    copied = Path(shutil.copy(one, tmp_path / "copied.sif"))
+    state = tmp_path / "state"
+    Overlay(state, "mine", "n1", base=one).create()
+    Overlay(state, "mine", "n1", base=copied).create()
+    with pytest.raises(InputError, match="goes with another image"):
+        Overlay(state, "mine", "n1", base=other).create()
+    (state / "overlays" / "mine" / ".n1.base").write_text(f"{sif.NONE} {one}")  # an old version's
+    Overlay(state, "mine", "n1", base=one).create()
+    with pytest.raises(InputError, match="goes with another image"):
+        Overlay(state, "mine", "n1", base=other).create()
+
+
 def test_each_image_has_a_name_of_its_own(tmp_path: Path) -> None:
-    first, second = _sif(tmp_path / "my image:1.sif", 1), _sif(tmp_path / "b.sif", 2)
+    first, second = make_sif(tmp_path / "my image:1.sif", 1), make_sif(tmp_path / "b.sif", 2)
     names = {overlays.name_for(each) for each in (first, second, Path("/nowhere/x.sif"))}
     assert names == {"my-image-1-01010101", "b-02020202", "x"}
     for name in names:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.test_running import output
+from wheelmount.containers import privileges
 from wheelmount.containers.container import Container
 from wheelmount.containers.instance import Instance
 
@@ -30,6 +31,10 @@ ATTACKS = {
     "its network": "echo 1 >/proc/sys/net/ipv4/ip_forward",
     "its devices": "ls /sys/kernel || echo 0 >/sys/devices/system/cpu/cpu1/online",
     "interrupts": "echo 1 >/proc/irq/default_smp_affinity",
+    "its keys": "echo h >/proc/sysrq-trigger",
+    "its files in /proc": "find /proc/[!0-9]* -maxdepth 0 ! -type l "
+    "'(' -type d -o -type f -perm /222 ')' -writable | grep .",
+    "its timers": "cat /proc/timer_list /proc/keys /proc/sched_debug 2>/dev/null | grep .",
     "its name": "hostname stranger",
     "its clock": "date -s '2001-01-01'",
     "namespaces": "unshare --mount true || unshare --user true",
@@ -88,6 +93,18 @@ def container(sif: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 def test_it_cannot_reach(what: str, container: Container) -> None:
     code = container.run(["sh", "-c", ATTACKS[what]], stderr=subprocess.DEVNULL)
     assert code not in (0, 127, 255), what
+
+
+def test_files_of_the_machine_are_read_only_whichever_there_are(tmp_path: Path) -> None:
+    for name in ("sysrq-trigger", "mtrr", "kcore"):
+        (tmp_path / name).touch()
+    (tmp_path / "meminfo").touch(0o444)
+    for name in ("1", "scsi"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "self").symlink_to("1")
+    written = [str(tmp_path / name) for name in ("mtrr", "scsi", "sysrq-trigger")]
+    shown = {**dict(zip(written, written, strict=True)), f"{tmp_path}/kcore": "/dev/null"}
+    assert privileges._in_proc(tmp_path) == shown
 
 
 def test_it_gets_no_namespace_by_any_system_call(container: Container) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -41,6 +42,22 @@ def test_a_registry_that_says_nothing_is_an_error(
         with pytest.raises(WaitError, match="nothing of the image has arrived for 2 s"):
             registry_images.pull(reference, workplace / "work", SILENT)
     assert not list((workplace / "work").glob("[!.]*"))
+
+
+def test_others_cannot_replace_a_pulled_image(workplace: Path, fake_apptainer: Path) -> None:
+    fake_apptainer.write_text('#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\necho "$2" >"$1"\n')
+    place, reference = workplace / "work", "docker://it"
+    before = os.umask(0)
+    try:
+        made = registry_images.pull(reference, place, SILENT)
+        assert made.parent.stat().st_mode & 0o777 == 0o755
+        made.parent.chmod(0o777)  # as by an earlier version
+        made.write_text("of another user")
+        again = registry_images.pull(reference, place, SILENT)
+    finally:
+        os.umask(before)
+    assert again.read_text() == f"{reference}\n"
+    assert [each.stat().st_mode & 0o022 for each in (again, again.parent)] == [0, 0]
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import read_terminal
+from tests.conftest import Cli, read_terminal
+from tests.containers.test_running import processes
 from wheelmount.config import Settings
 from wheelmount.containers.order import PROGRAM, Order
 
@@ -57,3 +58,39 @@ def test_much_is_pasted_from_afar(sif: Path, workplace: Path, settings: Settings
         timeout=100,
     )
     assert b"100000" in done.stdout.split()
+
+
+def test_a_command_on_a_terminal_ends_in_time(sif: Path, workplace: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(workplace / "work")
+        words = ["shell", "-q", "--image", str(sif), "--hosts", "local:1", "--timeout", "1"]
+        os.execv(COMMAND[0], [*COMMAND, *words, "sleep", "17.3206"])  # noqa: S606
+    shown = read_terminal(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 124
+    assert b"it took longer than 1 s" in shown
+    assert not processes("17.3206")
+
+
+def test_a_command_on_a_terminal_elsewhere_ends_in_time(
+    sif: Path, workplace: Path, settings: Settings
+) -> None:
+    order = Order(
+        *("n1", str(sif), "mine", settings.state_dir, settings.runtime_dir),
+        terminal=(24, 80),
+        timeout=1.0,
+    )
+    (workplace / "note").write_bytes(order.encode(["sleep", "17.3207"]))
+    command = [sys.executable, *PROGRAM[1:], str(workplace / "note")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.wait(100) == 124
+    assert not processes("17.3207")
+
+
+def test_a_command_knows_its_place(cli: Cli, sif: Path) -> None:
+    ranks = "echo $WHEELMOUNT_HOST $WHEELMOUNT_RANK/$WHEELMOUNT_LOCAL_RANK/$WHEELMOUNT_SIZE"
+    hosts = ["-q", "--hosts", "local:2", "--on", "host1", "--image", sif]
+    for command in (["exec", *hosts], ["exec", "-i", *hosts], ["shell", *hosts]):
+        done = cli(*command, "--", "sh", "-c", ranks)
+        assert done.stdout == "host1 0/0/1\n", done.stderr

@@ -18,9 +18,8 @@ from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.environments import environment
 from wheelmount.cli.image_options import container
 from wheelmount.cli.launcher import Launcher
-from wheelmount.containers.overlay import Overlay
 from wheelmount.containers.terminal import Size, raw
-from wheelmount.errors import ContainerError, InputError
+from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations import (
     containers,
@@ -195,12 +194,13 @@ def overlay_prune(unused: float, spec: HostSpec | None, as_json: bool) -> int:
     if spec is not None:
         words = "--unused", str(unused)
         return output.of_each_host(spec, ("overlay", "prune"), *words, as_json=as_json)
-    gone = overlays.prune(config.load(), unused * 24 * 3600)
-    if as_json:
+    gone, failed = overlays.prune(config.load(), unused * 24 * 3600)
+    if not as_json:
+        for each in gone:
+            print(f"{each['name']} {each['host']} removed ({each['bytes'] / 1e6:.1f} MB)")
+    elif gone or not failed:
         print(json.dumps(gone))
-        return 0
-    for each in gone:
-        print(f"{each['name']} {each['host']} removed ({each['bytes'] / 1e6:.1f} MB)")
+    ConsoleProgress().raise_first(failed)
     return 0
 
 
@@ -216,25 +216,13 @@ def overlay_rm(
     if spec is not None:
         words = (*(() if host is None else ("--on", host)), "--", *names)
         return output.of_each_host(spec, ("overlay", "rm"), *words, as_json=as_json)
-    every = [
-        each
-        for each in Overlay.all(Path(config.load().state_dir))
-        if each.name in names and host in (None, each.host)
-    ]
-    for name in names:
-        if name not in {each.name for each in every}:
-            raise ContainerError(
-                f"there is no overlay {name}" + (f" of {host}" if host else ""),
-                hint="see `wheelmount overlay ls`",
-            )
-    removed = []
-    for each in every:
-        each.remove()
-        removed.append({"name": each.name, "host": each.host})
-        if not as_json:
-            print(f"{each.name} {each.host} removed")
-    if as_json:
-        print(json.dumps(removed))
+    gone, failed = overlays.remove(config.load(), names, host)
+    if not as_json:
+        for each in gone:
+            print(f"{each['name']} {each['host']} removed")
+    elif gone or not failed:
+        print(json.dumps([{"name": each["name"], "host": each["host"]} for each in gone]))
+    ConsoleProgress().raise_first(failed)
     return 0
 
 

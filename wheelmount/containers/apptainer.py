@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from spython.utils import run_command
 
@@ -34,6 +34,9 @@ GRACE = 2.0
 
 PULL_TIMEOUT = 600.0
 """Seconds after which a pull ends that has written nothing."""
+
+BUILD_TIMEOUT = 3600.0
+"""The same of a build: its programs may compute for long."""
 
 _NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
 
@@ -191,9 +194,11 @@ def build(
     Raises:
         ContainerError: the build failed; its processes have ended.
         UnavailableError: apptainer is missing.
+        WaitError: the build writes nothing any more.
     """
     command = [str(find()), "build", *build_privileges(), *options, str(image), str(definition)]
-    if code := _logged(command, definition.parent, log, scratch, on_line):
+    written = _Written([scratch, image, log, _cache()], BUILD_TIMEOUT)
+    if code := _logged(command, definition.parent, log, scratch, on_line, written):
         reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
         raise ContainerError(
             f"{definition.name} did not build: {reason or f'exit code {code}'}",
@@ -218,7 +223,8 @@ def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], ob
     log = scratch / "log"
     # Without apptainer's own cache, which would keep all of it a second time.
     command = [str(find()), "pull", "--force", "--disable-cache", str(image), reference]
-    if code := _logged(command, scratch, log, scratch, on_line, growing=[scratch, image]):
+    written = _Written([scratch, image], PULL_TIMEOUT)
+    if code := _logged(command, scratch, log, scratch, on_line, written):
         reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
         raise ContainerError(
             f"{reference} cannot be pulled: {reason or f'exit code {code}'}",
@@ -227,18 +233,25 @@ def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], ob
         )
 
 
+class _Written(NamedTuple):
+    """Files and directories that a command writes to, and how many seconds it may write nothing."""
+
+    paths: Sequence[Path]
+    timeout: float
+
+
 def _logged(
     command: Sequence[str],
     cwd: Path,
     log: Path,
     scratch: Path,
     on_line: Callable[[], object],
-    growing: Sequence[Path] = (),
+    written: _Written,
 ) -> int:
     """Run a command that pulls or builds an image; return its exit code.
 
     Raises:
-        WaitError: nothing in the files and directories ``growing`` changed for ``PULL_TIMEOUT``.
+        WaitError: it has written nothing for too long.
     """
     log.unlink(missing_ok=True)
     with (
@@ -253,7 +266,7 @@ def _logged(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that all its processes can be stopped
         ) as process,
-        _ended_if_still(process.pid, growing) if growing else contextlib.nullcontext(),
+        _ended_if_still(process.pid, written),
     ):
         try:
             while line := cast(IO[bytes], process.stdout).readline(LINE):
@@ -268,7 +281,7 @@ def _logged(
 
 
 @contextlib.contextmanager
-def _ended_if_still(session: int, growing: Sequence[Path]) -> Iterator[None]:
+def _ended_if_still(session: int, written: _Written) -> Iterator[None]:
     """End a session's processes during the context if what they write does not change any more.
 
     apptainer waits for ever for a registry that sends nothing.
@@ -277,10 +290,10 @@ def _ended_if_still(session: int, growing: Sequence[Path]) -> Iterator[None]:
 
     def watch() -> None:
         size, since = -1, time.monotonic()
-        while not left.wait(PULL_TIMEOUT / 20):
-            if (now := sum(map(_taken, growing))) != size:
+        while not left.wait(written.timeout / 20):
+            if (now := sum(map(_size, written.paths))) != size:
                 size, since = now, time.monotonic()
-            elif time.monotonic() > since + PULL_TIMEOUT:
+            elif time.monotonic() > since + written.timeout:
                 still.set()
                 stop(session)
                 return
@@ -294,19 +307,26 @@ def _ended_if_still(session: int, growing: Sequence[Path]) -> Iterator[None]:
         watching.join()
     if still.is_set():
         raise WaitError(
-            f"nothing of the image has arrived for {PULL_TIMEOUT:g} s",
+            f"nothing of the image has arrived for {written.timeout:g} s",
             hint="check the network and the registry's address, then run it again",
         )
 
 
-def _taken(path: Path) -> int:
-    """Return the bytes that a file, or all files below a directory, take on the disk."""
-    taken = 0
+def _cache() -> Path:
+    """Return the directory in which apptainer keeps what it has got of registries."""
+    given = build_environment().get("APPTAINER_CACHEDIR")
+    return Path(given) if given else Path.home() / ".apptainer" / "cache"
+
+
+def _size(path: Path) -> int:
+    """Return a number that changes with every byte that is written to a file or directory."""
+    size = 0
     files = [path, *(Path(place, name) for place, _, names in os.walk(path) for name in names)]
     for each in files:
         with contextlib.suppress(OSError):  # deleted meanwhile
-            taken += each.lstat().st_blocks * 512
-    return taken
+            state = each.lstat()
+            size += state.st_size + state.st_blocks * 512  # a file may be made large, then filled
+    return size
 
 
 def make_overlay(path: Path, size: int) -> None:

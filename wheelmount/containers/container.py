@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -37,6 +39,9 @@ _NAMES = {
 
 DIAGNOSIS_TIMEOUT = 30.0
 """Seconds that it may take to find out whether a command failed by itself or did not start."""
+
+_ENVIRONMENT = "env"
+"""Name of the file with the environment of commands."""
 
 NOT_STARTED = 255
 """Exit code of apptainer when it cannot start a container; a command may have the same code."""
@@ -114,7 +119,8 @@ class Container:
             UnavailableError: apptainer is missing.
         """
         options = self.options([] if apptainer.own_ids() else None)
-        command = [str(apptainer.find()), "--silent", "exec", *options, *self._inside()]
+        inside = self._inside(self._env_file)
+        command = [str(apptainer.find()), "--silent", "exec", *options, *inside]
         # Absolute, so that it can be neither an option nor a URI.
         return [*command, str(self.image.absolute()), *_checked(argv)]
 
@@ -123,14 +129,21 @@ class Container:
         command = [str(apptainer.find()), "--silent", "instance", "start", *self.options()]
         return [*command, str(self.image.absolute()), instance]
 
-    def join_command(self, instance: str, argv: Sequence[str]) -> list[str]:
-        """Return the command line that runs a command in a started instance of this container."""
+    def join_command(self, instance: str, argv: Sequence[str], own: Path) -> list[str]:
+        """Return the command line that runs a command in a started instance of this container.
+
+        Args:
+            instance: apptainer's name of the instance.
+            argv: the command.
+            own: directory of this command alone, as made by `joining`.
+        """
         # An ordinary user enters an instance as the root that it was started with.
         privileges = [] if os.geteuid() != 0 else apptainer.exec_privileges()
         if self.confined:
             privileges = of_command(self._profile)
         command = [str(apptainer.find()), "--silent", "exec", *privileges, "--cleanenv"]
-        return [*command, "--no-eval", *self._inside(), f"instance://{instance}", *_checked(argv)]
+        inside = self._inside(own / _ENVIRONMENT)
+        return [*command, "--no-eval", *inside, f"instance://{instance}", *_checked(argv)]
 
     def options(self, privileges: list[str] | None = None) -> list[str]:
         """Return apptainer's options that isolate the container, and its binds.
@@ -155,9 +168,9 @@ class Container:
             options += ["--cpus", f"{self.cpus:g}"]
         return [*options, "--nv"] if self.nv else options
 
-    def _inside(self) -> list[str]:
+    def _inside(self, env_file: Path) -> list[str]:
         where = [] if self.cwd is None else ["--pwd", self.cwd]
-        return ["--env-file", str(self._env_file), *where]
+        return ["--env-file", str(env_file), *where]
 
     def _binds(self) -> Iterator[Bind]:
         if self.packages is not None:
@@ -183,7 +196,7 @@ class Container:
     @property
     def _env_file(self) -> Path:
         # In a file, because every user of the machine can read a command line.
-        return self.workdir.absolute() / "env"
+        return self.workdir.absolute() / _ENVIRONMENT
 
     @property
     def _profile(self) -> Path:
@@ -228,15 +241,28 @@ class Container:
         self._files.mkdir(exist_ok=True)
         for number, text in enumerate(self._texts.values()):
             (self._files / str(number)).write_bytes(text.encode(errors="surrogateescape"))
-        self.write_environment()
+        self._write_environment(self._env_file)
         if self.confined:
             write_profile(self._profile)
         self.writer.create()
 
-    def write_environment(self) -> None:
-        """Write the environment for the commands that start from now on."""
+    @contextlib.contextmanager
+    def joining(self) -> Iterator[Path]:
+        """Make a directory for one command in a started instance, with its environment.
+
+        Other commands start in the instance at the same time, with other environments.
+        """
+        made = Path(tempfile.mkdtemp(prefix="command-", dir=self.workdir.absolute()))
+        try:
+            self._write_environment(made / _ENVIRONMENT)
+            yield made
+        finally:
+            with undisturbed():
+                shutil.rmtree(made, ignore_errors=True)  # the instance may end with all its files
+
+    def _write_environment(self, file: Path) -> None:
         lines = (f"{name}={shlex.quote(value)}\n" for name, value in self.env.items())
-        disk.write(self._env_file, "".join(lines))  # in one step, as others may be reading it
+        disk.write(file, "".join(lines), mode=0o600)
 
     def cleanup(self) -> None:
         """Remove the private directory; the overlay stays.
@@ -328,9 +354,11 @@ class Container:
                 raise apptainer.start_error(self.image, said.read().decode(errors="replace"))
         return code or NOT_STARTED
 
-    def why_in(self, instance: str, argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    def why_in(
+        self, instance: str, argv: Sequence[str], own: Path, environment: Mapping[str, str]
+    ) -> int:
         """Find out why a command ended with 255 in a running instance; return the exit code."""
-        look = self.join_command(instance, _look(argv[0]))
+        look = self.join_command(instance, _look(argv[0]), own)
         try:
             code = attend(
                 look,

@@ -33,19 +33,20 @@ def find(name: str) -> Path:
     """Return the file of a definition.
 
     Args:
-        name: name of a definition of the package, or a path.
+        name: name of a definition of the package, or else a path. Whatever the working directory
+            has, a name is that of the package; ``./NAME`` is a path.
 
     Raises:
         InputError: there is no definition of that name.
     """
+    if name in names():
+        return place() / f"{name}.def"
     given = Path(name)
     if given.exists() or given.suffix or len(given.parts) > 1:
         return given
-    if name not in names():
-        raise InputError(
-            f"there is no definition {name}", hint=f"give a file, or one of {', '.join(names())}"
-        )
-    return place() / f"{name}.def"
+    raise InputError(
+        f"there is no definition {name}", hint=f"give a file, or one of {', '.join(names())}"
+    )
 
 
 def arguments(definition: Path) -> set[str]:

@@ -40,6 +40,7 @@ def main(
     confined: bool,
     directory: str,
     ids: str,
+    locks: str,
     command: list[str],
 ) -> int:
     """Run the command, and end its processes.
@@ -53,6 +54,8 @@ def main(
         directory: private directory of the container, to delete if the owner is gone; or empty.
         ids: user and group ids of a user namespace for the command, see ``apptainer.own_ids``;
             empty for none.
+        locks: descriptors, with commas between them, of files whose times are set if the owner is
+            gone: they were in use until then.
         command: program and arguments.
 
     Returns:
@@ -72,7 +75,7 @@ def main(
     if directory:  # in use, even if the owner ends
         fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_SH)
     if select.select([owner], [], [], 0)[0]:  # it has ended before the command began
-        return _leave(owner, directory)
+        return _leave(owner, directory, locks)
     child = _start(command, terminal, confined, ids)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # its reader waits only for the command
@@ -83,7 +86,7 @@ def main(
         if owner in ready:
             _end(child)
             _reap(child)
-            return _leave(owner, directory)
+            return _leave(owner, directory, locks)
         os.read(woken, 4096)
         code = _reap(child)
     if not (stays and code == 0):
@@ -91,13 +94,18 @@ def main(
     return code
 
 
-def _leave(owner: int, directory: str) -> int:
-    """Delete the remains of a command if its owner is gone.
+def _leave(owner: int, directory: str, locks: str) -> int:
+    """Delete the remains of a command if its owner is gone, and note when it ended.
 
     Returns:
         The exit code.
     """
-    if not os.read(owner, 1) and directory:
+    if os.read(owner, 1):
+        return 128 + signal.SIGKILL
+    for lock in filter(None, locks.split(",")):
+        os.utime(int(lock))
+    if directory:
+        os.chdir("/")  # Python imports from its working directory, which others may write to
         where = [sys.executable, "-m", "wheelmount.containers.leftovers", directory]
         os.execv(where[0], where)  # noqa: S606
     return 128 + signal.SIGKILL
@@ -250,6 +258,6 @@ def _left(session: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    pipe, stay, tty, limits, place, users, *words = sys.argv[1:]
+    pipe, stay, tty, limits, place, users, held, *words = sys.argv[1:]
     given = stay == "stays", tty == "terminal", limits == "confined"
-    sys.exit(main(int(pipe), *given, place, users, words))
+    sys.exit(main(int(pipe), *given, place, users, held, words))

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from wheelmount.errors import ContainerError, InputError, SourceError
 from wheelmount.lock import locked
 from wheelmount.owned import FILE, make_folders
 from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels.scratch import clear_fresh, scratch
 
 # Compression dominates the time a build takes: gzip, the default, needs 55 s where this needs 3.
 _SQUASHFS = "-comp zstd -Xcompression-level 3"
@@ -124,6 +124,7 @@ def build(
         InputError: a build argument is invalid.
         ContainerError: the build failed; an earlier image is still there.
         UnavailableError: apptainer is missing.
+        WaitError: the build writes nothing any more, as if a registry sends nothing.
     """
     definition, sif = definition.absolute(), sif.absolute()
     values = dict(build_args or {})
@@ -150,21 +151,24 @@ def _build(
     definition: Path, sif: Path, values: Mapping[str, str], on_line: Callable[[], object]
 ) -> None:
     log = sif.with_name(f"{sif.name}.log")
+    clear_fresh(sif.parent, re.compile(re.escape(sif.name)))  # of killed builds
     fresh = sif.with_name(f".{sif.name}.{os.getpid()}")
     _remove_link(fresh)
     options = ["--force", "--mksquashfs-args", _SQUASHFS]
     options += [option for name in values for option in ("--build-arg", f"{name}={values[name]}")]
     # Not beside the image: that may be a network file system, on which a root file system with its
     # owners and devices cannot be made.
-    scratch = Path(tempfile.mkdtemp(prefix="wheelmount-build-"))
-    try:
-        apptainer.build(
-            definition, fresh, options=options, log=log, scratch=scratch, on_line=on_line
-        )
-        fresh.replace(sif)
-    finally:
-        fresh.unlink(missing_ok=True)
-        remove_tree(scratch)
+    with scratch() as temporary:
+        root = temporary / "root"
+        root.mkdir(mode=0o700)
+        try:
+            apptainer.build(
+                definition, fresh, options=options, log=log, scratch=root, on_line=on_line
+            )
+            fresh.replace(sif)
+        finally:
+            fresh.unlink(missing_ok=True)
+            remove_tree(root)
     log.unlink(missing_ok=True)
 
 

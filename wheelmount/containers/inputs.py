@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import re
+import secrets
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from blake3 import blake3
 
 from wheelmount.errors import SourceError
 
+_ARCHIVES = "docker-archive", "oci", "oci-archive"
+"""Values of ``Bootstrap`` after which ``From`` is a path of this machine, and a name in it."""
+
 
 def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
     """Hash all inputs of an image from this machine.
 
-    Files count by the names that the definition gives them, wherever the definition lies.
+    Files count by the names that the definition gives them, wherever the definition lies. An image
+    that docker has cannot be seen here: with one, no two results are equal.
 
     Raises:
         SourceError: the definition, a file it copies or the image it starts from is missing.
@@ -33,30 +40,49 @@ def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
     digest = blake3(text.encode())
     # Files count by their contents, see below.
     named = sources(text, build_args)
-    plain = {name: value for name, value in build_args.items() if value not in named}
+    places = {each.path for each in named}
+    plain = {name: value for name, value in build_args.items() if value not in places}
     digest.update(json.dumps(sorted(plain.items())).encode())
     for source in named:
+        if source.unseen:
+            digest.update(secrets.token_bytes())
+            continue
         # Path.glob() takes no absolute patterns.
-        found = sorted(glob.glob(source, root_dir=definition.parent))  # noqa: PTH207
+        found = sorted(glob.glob(source.path, root_dir=definition.parent))  # noqa: PTH207
         if not found:
             raise SourceError(
-                f"{definition.name} needs {source}, which does not exist",
+                f"{definition.name} needs {source.path}, which does not exist",
                 hint=f"relative paths start at {definition.parent}; --build-arg gives others",
             )
         for name in found:
             top = definition.parent / name
-            for file in _files(top):
+            for file in _files(top, follow=source.copied):
                 shown = f"{top.name}/{file.relative_to(top)}"
-                digest.update(f"\0{shown}\0{file.lstat().st_mode}\0".encode())
+                mode = (file.stat() if file.exists() else file.lstat()).st_mode
+                digest.update(b"\0%b\0%d\0" % (os.fsencode(shown), mode))
                 if file.is_file():
                     digest.update_mmap(file)
     return digest.hexdigest()
 
 
-def sources(text: str, build_args: Mapping[str, str]) -> list[str]:
-    """Return the paths and patterns of this machine that a definition starts from or copies.
+class Source(NamedTuple):
+    """Something of this machine that an image is made of.
 
-    These are ``From`` after ``Bootstrap: localimage``, and ``%files``.
+    Attributes:
+        path: a path, or a pattern of paths.
+        copied: whether it is copied by ``%files``, with what links in it lead to.
+        unseen: whether it is in no file that could be read, such as an image that docker has.
+    """
+
+    path: str
+    copied: bool = False
+    unseen: bool = False
+
+
+def sources(text: str, build_args: Mapping[str, str]) -> list[Source]:
+    """Return what a definition starts from or copies of this machine.
+
+    These are ``From`` after a ``Bootstrap`` that names an image here, ``%files`` and ``%appfiles``.
     """
     values: dict[str, str] = {}
     for line in _section(text, "%arguments"):
@@ -65,32 +91,46 @@ def sources(text: str, build_args: Mapping[str, str]) -> list[str]:
             values[name.strip()] = value.strip()
     values.update(build_args)
     filled = re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda m: values.get(m[1], m[0]), text)
-    words = [shlex.split(line, comments=True) for line in _section(filled, "%files")]
-    return [*_bases(filled), *(first for first, *_ in filter(None, words))]
+    lines = [*_section(filled, "%files"), *_section(filled, "%appfiles")]
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [*_bases(filled), *(Source(first, copied=True) for first, *_ in filter(None, words))]
 
 
-def _bases(text: str) -> Iterator[str]:
+def _bases(text: str) -> Iterator[Source]:
     agent = ""
     for line in text.splitlines():
-        name, found, value = line.partition(":")
-        if found and name.strip().lower() == "bootstrap":
-            agent = value.strip().lower()
-        elif found and name.strip().lower() == "from" and agent == "localimage":
-            yield value.strip()
+        name, found, value = line.partition("#")[0].partition(":")
+        key, value = name.strip().lower(), value.strip()
+        if found and key == "bootstrap":
+            agent = value.lower()
+        elif found and key == "from" and agent == "localimage":
+            yield Source(value)
+        elif found and key == "from" and agent in _ARCHIVES:
+            yield Source(value.partition(":")[0])  # the image's name in it may follow
+        elif found and key == "from" and agent == "docker-daemon":
+            yield Source(value, unseen=True)
 
 
 def _section(text: str, name: str) -> Iterator[str]:
-    """Yield the lines of a section; ``%files from STAGE`` is another, which copies in the build."""
-    current = ""
+    """Yield the lines of all sections of a name.
+
+    ``%files from STAGE`` is another one, which copies in the build.
+    """
+    inside = False
     for line in map(str.strip, text.splitlines()):
         if line.startswith("%"):
-            current = line
-        elif current == name:
+            section, *rest = line.split()
+            inside = section.lower() == name and not (len(rest) == 2 and rest[0] == "from")
+        elif inside:
             yield line
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: Path, *, follow: bool, above: Sequence[tuple[int, int]] = ()) -> Iterator[Path]:
+    """Yield a path, and all below it; if ``follow``, also what is reached by links, as by cp -L."""
     yield path
-    if path.is_dir() and not path.is_symlink():
-        for inner in sorted(path.iterdir()):
-            yield from _files(inner)
+    if path.is_dir() and (follow or not above or not path.is_symlink()):
+        found = path.stat()
+        own = found.st_dev, found.st_ino
+        if own not in above:  # a link to a directory above it has no end
+            for inner in sorted(path.iterdir()):
+                yield from _files(inner, follow=follow, above=[*above, own])

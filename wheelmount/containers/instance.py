@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 from wheelmount import logs, typed
 from wheelmount.config import private_directory
-from wheelmount.containers import apptainer
+from wheelmount.containers import apptainer, sif
 from wheelmount.containers.container import NOT_STARTED, Container
 from wheelmount.containers.overlay import check_name, remove_tree
 from wheelmount.containers.process import Stream, attend
@@ -52,8 +51,10 @@ class Record:
         binds: further files of the host that it sees.
         nv: whether it has NVIDIA devices.
         privileged: see `Container`.
+        identity: id of the image, see ``sif.identity``: another one may come to its path.
         since: when it was started, in seconds since the epoch.
         pid: the process that ends when it has ended.
+        started: when that process was started; another one may have its number later.
     """
 
     image: str
@@ -64,6 +65,8 @@ class Record:
     since: float
     pid: int
     privileged: bool = False
+    identity: str | None = None
+    started: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,36 +128,48 @@ class Instance:
             return typed.decode(self._record_file.read_bytes(), Record)
         return None
 
-    def ensure(self, container: Container | None) -> Record:
+    def find(self, container: Container) -> Record:
+        """Return the description of the running instance.
+
+        Args:
+            container: what commands in it ask for. Only what is given there is compared, and its
+                image is not.
+
+        Raises:
+            ContainerError: the instance does not run, or with another overlay or wheelhouse, or
+                without something that is asked for.
+        """
+        found = self.record()
+        if found is None:
+            raise ContainerError(
+                f"there is no instance {self.name} on {self.host}",
+                hint="give --image to start one; see `wheelmount instance ls`",
+            )
+        self._compare_given(found, container)
+        return found
+
+    def ensure(self, container: Container) -> Record:
         """Start the instance unless it runs.
 
         Args:
-            container: the container to start, with `workdir` as its working directory; None to
-                accept the running instance with any container.
+            container: the container to start, with `workdir` as its working directory.
 
         Returns:
             The description of the running instance.
 
         Raises:
             ContainerError: the instance runs with another image, overlay or wheelhouse; it does not
-                start; the overlay is in use; or it does not run and no container is given.
+                start; or the overlay is in use.
             SourceError: the image or a bound file is missing.
             WaitError: another start of the instance does not end.
         """
-        if container is None:
-            if found := self.record():
-                return found
-            raise ContainerError(
-                f"there is no instance {self.name} on {self.host}",
-                hint="give --image to start one; see `wheelmount instance ls`",
-            )
         private_directory(self.runtime / INSTANCES)
         private_directory(self.path.parent)
         with self._alone():
             found = self.record()
             if found is None:
                 return self._start(container)
-            self._refuse_other(found, container)
+            self._compare_all(found, container)
             return found
 
     def run(
@@ -172,23 +187,24 @@ class Instance:
         Raises:
             ContainerError: the instance has ended.
         """
-        container.write_environment()
-        code = attend(
-            container.join_command(_NAME, argv),
-            stdin=stdin,
-            stdout=stdout,
-            timeout=timeout,
-            terminal=terminal,
-            environment=self._environment,
-            confined=container.confined,
-        )
-        if code == NOT_STARTED and self.record() is None:
-            raise ContainerError(
-                f"instance {self.name} on {self.host} has ended",
-                hint="run the command again with --image to start it",
+        with container.joining() as own:
+            code = attend(
+                container.join_command(_NAME, argv, own),
+                stdin=stdin,
+                stdout=stdout,
+                timeout=timeout,
+                terminal=terminal,
+                environment=self._environment,
+                directory=own,
+                confined=container.confined,
             )
-        if code == NOT_STARTED:
-            return container.why_in(_NAME, argv, self._environment)
+            if code == NOT_STARTED and self.record() is None:
+                raise ContainerError(
+                    f"instance {self.name} on {self.host} has ended",
+                    hint="run the command again with --image to start it",
+                )
+            if code == NOT_STARTED:
+                return container.why_in(_NAME, argv, own, self._environment)
         return code
 
     def stop(self) -> bool:
@@ -233,6 +249,7 @@ class Instance:
 
     def _start(self, container: Container) -> Record:
         self._end()  # left by a killed instance
+        container = dataclasses.replace(container, env={})  # each command brings its own
         private_directory(self.path)
         (self.path / "config").mkdir()
         try:
@@ -260,10 +277,12 @@ class Instance:
                     raise apptainer.start_error(container.image, log.read())
                 record = self._describe(container)
                 # An ordinary user's instance closes inherited descriptors. So another process holds
-                # the locks for it, and bounds apptainer's logs of what the image's program prints.
+                # the locks for it, notes how long the overlay is used, and bounds apptainer's logs
+                # of what the image's program prints.
                 said = str(self.path / "config" / "instances" / "logs")
+                arguments = str(record.pid), said, str(overlay)
                 subprocess.Popen(
-                    [sys.executable, "-I", "-S", logs.__file__, str(record.pid), said],
+                    [sys.executable, "-I", "-S", logs.__file__, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -283,19 +302,19 @@ class Instance:
     def _end(self) -> None:
         if not self.path.is_dir():
             return
-        process = self._process()
-        if process:
-            subprocess.run(
-                [str(apptainer.find()), "instance", "stop", "--timeout", _PATIENCE, _NAME],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                env={**apptainer.environment(), **self._environment},
-                timeout=STOP_TIMEOUT,
-                check=False,
-            )
         deadline = time.monotonic() + STOP_TIMEOUT
+        if self._process_runs():
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it does not end, see below
+                subprocess.run(
+                    [str(apptainer.find()), "instance", "stop", "--timeout", _PATIENCE, _NAME],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    env={**apptainer.environment(), **self._environment},
+                    timeout=STOP_TIMEOUT,
+                    check=False,
+                )
         # First apptainer's process ends, then, within the second, the process with the locks.
-        while (process and _alive(process["ppid"])) or self.record() is not None:
+        while self._process_runs() or self.record() is not None:
             if time.monotonic() > deadline:
                 raise WaitError(
                     f"instance {self.name} on {self.host} does not end",
@@ -320,24 +339,43 @@ class Instance:
             since=time.time(),
             pid=process["ppid"],
             privileged=container.privileged,
+            identity=sif.identity(container.image),
+            started=_start_of(process["ppid"]),
         )
 
-    def _refuse_other(self, found: Record, container: Container) -> None:
+    def _compare_given(self, found: Record, container: Container) -> None:
+        """Refuse what the running instance lacks of all that is given."""
+        overlay, packages = container.overlay, container.packages
+        if overlay is not None and overlay.name == found.overlay:
+            overlay.check()
+        if (
+            (overlay is not None and overlay.name != found.overlay)
+            or (packages is not None and str(packages) != found.packages)
+            or (container.binds and _binds(container) != found.binds)
+            or (container.nv and not found.nv)
+            or (container.privileged and not found.privileged)
+        ):
+            raise self._other(found)
+
+    def _compare_all(self, found: Record, container: Container) -> None:
+        """Refuse the running instance unless it is of this container."""
+        self._compare_given(found, container)
         image = str(container.image.absolute())
         wanted = image, container.writer.name, container.nv, container.privileged
-        packages = container.packages and str(container.packages)
-        if (
-            (found.image, found.overlay, found.nv, found.privileged) != wanted
-            or (packages and packages != found.packages)
-            or (container.binds and _binds(container) != found.binds)
-        ):
-            shown = f" and {found.packages} at /packages" if found.packages else ""
-            shown += ", privileged" if found.privileged else ""
-            raise ContainerError(
-                f"instance {self.name} on {self.host} is another one: it runs {found.image} with "
-                f"the overlay {found.overlay}{shown}",
-                hint=f"use another name, or first: wheelmount instance stop {self.name}",
-            )
+        if (found.image, found.overlay, found.nv, found.privileged) != wanted:
+            raise self._other(found)
+        if found.identity is not None and found.identity != sif.identity(container.image):
+            raise self._other(found, "an earlier ")
+
+    def _other(self, found: Record, earlier: str = "") -> ContainerError:
+        shown = f"{earlier}{found.image} with the overlay {found.overlay}"
+        shown += f" and {found.packages} at /packages" if found.packages else ""
+        shown += ", with NVIDIA devices" if found.nv else ""
+        shown += ", privileged" if found.privileged else ""
+        return ContainerError(
+            f"instance {self.name} on {self.host} is another one: it runs {shown}",
+            hint=f"use another name, or first: wheelmount instance stop {self.name}",
+        )
 
     def _process(self) -> dict[str, Any] | None:
         """Return apptainer's record: ``pid`` of the first process, ``ppid`` of its parent."""
@@ -346,6 +384,19 @@ class Instance:
             with contextlib.suppress(OSError, ValueError):
                 return typed.decode(file.read_bytes(), dict[str, Any])
         return None
+
+    def _process_runs(self) -> bool:
+        """Return whether apptainer's process of this instance runs.
+
+        Its number alone does not tell: once it has ended, another process may have it.
+        """
+        process, record = self._process(), self.remembered()
+        if process is None:
+            return False
+        started = _start_of(process["ppid"])
+        if record is None or record.started is None:  # its start was killed, or of an old version
+            return started is not None and _is_instance(process["ppid"])
+        return started == record.started
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -387,9 +438,24 @@ def _binds(container: Container) -> list[str]:
     return [f"{bind.source}:{bind.target}:{bind.writable}" for bind in container.binds]
 
 
-def _alive(pid: int) -> bool:
+def _start_of(pid: int) -> str | None:
+    """Return when a process that runs was started; None if there is none of this number.
+
+    No other process of the number ever gave the same.
+    """
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        # The name, in brackets, may hold anything; the state follows, and proc(5)'s starttime.
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return None if stat[0] in "ZX" else f"{boot} {stat[19]}"
+
+
+def _is_instance(pid: int) -> bool:
+    """Return whether a process is one of apptainer's for instances of this name."""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()  # Apptainer instance: USER [NAME]
     except OSError:
         return False
-    return state != "Z" and os.getpid() != pid
+    return b" instance: " in title and f"[{_NAME}]".encode() in title

@@ -135,11 +135,18 @@ class Order:
         runtime = self._runtime
         if self.instance is not None:
             instance = Instance(runtime, self.instance, self.host)
-            container = self._container(instance.workdir)
-            instance.ensure(container if self.image else None)
+            if self.image:
+                container = self._container(instance.workdir, self.overlay)
+                instance.ensure(container)
+            else:
+                remembered = instance.record()
+                named = self.overlay or ("" if remembered is None else remembered.overlay)
+                container = self._container(instance.workdir, named)
+                found = instance.find(container)
+                container = dataclasses.replace(container, privileged=found.privileged)
             return self._run(argv, partial(instance.run, container), stdin=stdin, terminal=terminal)
         workdir = runtime / f"{PREFIX}{self.identity}"
-        made = self._container(workdir)
+        made = self._container(workdir, self.overlay)
         with claimed(private_directory(workdir)), made as container:
             return self._run(argv, container.run, stdin=stdin, terminal=terminal)
 
@@ -166,7 +173,7 @@ class Order:
     def _runtime(self) -> Path:
         return Settings(runtime_dir=self.runtime_dir).private_runtime()
 
-    def _container(self, workdir: Path) -> Container:
+    def _container(self, workdir: Path, overlay: str) -> Container:
         passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         image = Path(self.image)
         binds = [Bind(Path(source), target, rw) for source, target, rw in self.binds]
@@ -178,7 +185,7 @@ class Order:
             workdir=workdir,
             overlay=Overlay(
                 Path(self.state_dir),
-                self.overlay or name_for(image),
+                overlay or name_for(image),
                 self.host,
                 self.overlay_kind,
                 self.overlay_size,

@@ -13,20 +13,21 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import glob
 import os
 import re
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 from wheelmount import disk
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
-from wheelmount.errors import ContainerError, InputError
+from wheelmount.errors import ContainerError, InputError, OverlayInUseError
 from wheelmount.owned import make_folders
 
 Kind = Literal["directory", "image", "memory"]
@@ -43,11 +44,17 @@ LINGER = 0.5
 """Seconds that a container's lock may outlive it: helpers of apptainer, and a process that another
 thread is just starting, have it open as well."""
 
+CREATE_TIMEOUT = 60.0
+"""Seconds in which another process must have made an overlay that is to be used."""
+
 SHM = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _IMAGE = "overlay.img"
 _MEMORY = "memory"
+
+_REMOVED = ".removed-"
+"""In the names of directories that are no overlays any more, and are being deleted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +95,13 @@ class Overlay:
         folders = sorted((state_dir / "overlays").glob("*/[!.]*"))
         return [cls(state_dir, f.parent.name, f.name) for f in folders if f.is_dir()]
 
+    @classmethod
+    def half_removed(cls, state_dir: Path) -> list[Overlay]:
+        """Overlays under ``state_dir`` of which a removal that failed has left a part."""
+        folders = sorted((state_dir / "overlays").glob(f"*/.*{_REMOVED}*"))
+        hosts = ((f.parent.name, f.name[1:].rpartition(_REMOVED)[0]) for f in folders)
+        return [cls(state_dir, name, host) for name, host in dict.fromkeys(hosts)]
+
     @property
     def path(self) -> Path:
         """The overlay's private directory."""
@@ -122,50 +136,77 @@ class Overlay:
             InputError: it exists with another kind or size, or for another image.
             UnavailableError: apptainer is missing.
         """
-        new = not self.path.exists() and not self._base_file.exists()
+        with disk.explained(self.state_dir):
+            deadline = time.monotonic() + CREATE_TIMEOUT
+            while self.found is None:
+                try:
+                    with self.lock("create"):
+                        if self.found is None:
+                            self._create()
+                    break
+                except OverlayInUseError:  # another process makes it, or is its first user
+                    if time.monotonic() > deadline:
+                        raise
+            private_directory(self.path)
+            self._compare_base()
+            self.check()
+            self._restore()
+            return self.layer
+
+    def _create(self) -> None:
+        made = [each for each in (self.path, self._base_file) if not each.exists()]
         try:
-            with disk.explained(self.state_dir):
-                return self._create()
+            private_directory(self.path)
+            self._compare_base()
+            if (self._wanted or default_kind(self.path)) == "image":
+                self._make_image()
+            elif self._wanted == "memory":
+                # Not by its name alone: another state directory may have an overlay of that name,
+                # or have had one that is still in memory.
+                name = f"{self.name}={self.host}={secrets.token_hex(8)}"
+                target = SHM / f"wheelmount-{os.getuid()}-overlays" / name
+                (self.path / _MEMORY).symlink_to(target)
+                self._restore()
         except BaseException:
-            if new:  # an empty one would count as made
-                self._discard()
+            self._discard(made)  # an empty one would count as made
             raise
 
-    def _discard(self) -> None:
-        memory = self.layer if self.found == "memory" else None
-        for file in (self.path / _MEMORY, self._base_file):
-            with contextlib.suppress(OSError):
-                file.unlink()
-        for folder in (memory, self.path, self.path.parent):
-            with contextlib.suppress(OSError):  # not made, or others are in it
-                if folder is not None:
-                    folder.rmdir()
-
-    def _create(self) -> Path:
-        private_directory(self.state_dir / "overlays")
-        private_directory(self.path)
-        found = self.found
-        wanted = self.kind or ("image" if self.size is not None else None)
-        self._compare_base()
-        if found is not None:
-            self._refuse_other(found, wanted)
-        elif (wanted or default_kind(self.path)) == "image":
-            self._make_image()
-        elif wanted == "memory":
-            # Not by its name alone: another state directory may have an overlay of that name, or
-            # have had one that is still in memory.
-            name = f"{self.name}={self.host}={secrets.token_hex(8)}"
-            (self.path / _MEMORY).symlink_to(SHM / f"wheelmount-{os.getuid()}-overlays" / name)
-        if self.found == "memory":  # deleted when the machine restarted
+    def _restore(self) -> None:
+        """Make the directory in memory, which is deleted when the machine restarts."""
+        if self.found == "memory":
             private_directory(self.layer.parent)
             private_directory(self.layer)
-        return self.layer
 
-    def _refuse_other(self, found: Kind, wanted: Kind | None) -> None:
+    def _discard(self, made: Sequence[Path]) -> None:
+        memory = self.layer if self.found == "memory" else None
+        folders = [memory] if memory is not None else []
+        files = [self.path / _MEMORY]
+        files += [each for each in made if each != self.path]
+        if self.path in made:
+            folders.append(self.path)
+            files.append(self._lock_file)
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.unlink()
+        for folder in (*folders, self.path.parent):
+            with contextlib.suppress(OSError):  # not made, or others are in it
+                folder.rmdir()
+
+    @property
+    def _wanted(self) -> Kind | None:
+        return self.kind or ("image" if self.size is not None else None)
+
+    def check(self) -> None:
+        """Check that the overlay is of the kind and size that are given, if it exists.
+
+        Raises:
+            InputError: it is not.
+        """
+        found = self.found
         size = self.layer.stat().st_size if found == "image" else None
-        if wanted not in (None, found):
+        if found is not None and self._wanted not in (None, found):
             what = f"is of another kind: {found}"
-        elif self.size is not None and size != _whole(self.size):
+        elif found is not None and self.size is not None and size != _whole(self.size):
             what = f"has another size: {(size or 0) // MIB} MiB"
         else:
             return
@@ -182,6 +223,8 @@ class Overlay:
         try:
             known, _, path = self._base_file.read_text(errors="surrogateescape").partition(" ")
         except FileNotFoundError:  # it is new, or an old version did not record the image
+            known = path = ""
+        if known in ("", sif.NONE):  # or an old version took all reproducible builds for one
             disk.write(self._base_file, f"{identity} {self.base}")
             return
         if known != identity:
@@ -197,15 +240,12 @@ class Overlay:
 
     def _make_image(self) -> None:
         fresh = self.path / f".{_IMAGE}"
-        with self.lock("create"):
-            if self.found is not None:
-                return
-            fresh.unlink(missing_ok=True)  # left by a killed process
-            try:
-                apptainer.make_overlay(fresh, _whole(self.size or DEFAULT_SIZE) // MIB)
-                fresh.replace(self.path / _IMAGE)
-            finally:
-                fresh.unlink(missing_ok=True)
+        fresh.unlink(missing_ok=True)  # left by a killed process
+        try:
+            apptainer.make_overlay(fresh, _whole(self.size or DEFAULT_SIZE) // MIB)
+            fresh.replace(self.path / _IMAGE)
+        finally:
+            fresh.unlink(missing_ok=True)
 
     def used(self) -> int:
         """Return the bytes that the overlay takes on the disk or in memory."""
@@ -234,46 +274,88 @@ class Overlay:
                 os.close(descriptor)
         return ""
 
-    def remove(self) -> bool:
+    def remove(self, unused: float = 0.0) -> bool:
         """Delete the overlay with everything installed in it.
 
+        Args:
+            unused: seconds for which no container must have used it.
+
         Returns:
-            Whether there was one.
+            Whether there was one, or a part of one whose removal had failed.
 
         Raises:
-            ContainerError: a container is using it.
+            OverlayInUseError: a container is using it, or has just used it.
+            ContainerError: a part of it belongs to another user. No container will use the rest.
         """
-        if not self.path.is_dir():
+        if not (self.path.is_dir() or self._removed()):
             return False
-        with self.lock("remove"):
-            memory = self.layer if self.found == "memory" else None
-            if memory is not None and memory.is_dir():
-                remove_tree(memory)
-            remove_tree(self.path)
+        with self._removing(unused):
+            if self.path.is_dir():
+                # In one step, because it must not be used once a part of it is deleted.
+                mark = f"{_REMOVED}{secrets.token_hex(4)}"
+                self.path.rename(self.path.with_name(f".{self.host}{mark}"))
             self._base_file.unlink(missing_ok=True)
-            self._lock_file.unlink()
-        for folder in filter(None, (self.path.parent, memory and memory.parent)):
-            with contextlib.suppress(OSError):  # other overlays are still there
-                folder.rmdir()
         return True
 
+    def clear(self) -> None:
+        """Delete what a removal that failed, or was killed, has left.
+
+        Raises:
+            OverlayInUseError: a container is using a new overlay of this name.
+            ContainerError: a part of it belongs to another user.
+        """
+        with self._removing():
+            pass
+
     @contextlib.contextmanager
-    def lock(self, purpose: str) -> Iterator[int]:
+    def _removing(self, unused: float = 0.0) -> Iterator[None]:
+        """Lock the overlay during the context, and delete what is removed in it."""
+        with self.lock("remove", unused):
+            yield
+            for left in self._removed():
+                link = left / _MEMORY
+                memory = link.readlink() if link.is_symlink() else None
+                if memory is not None and memory.is_dir():
+                    remove_tree(memory)
+                    with contextlib.suppress(OSError):  # other overlays are still there
+                        memory.parent.rmdir()
+                remove_tree(left)
+            if not self.path.is_dir():
+                self._lock_file.unlink()
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+
+    def _removed(self) -> list[Path]:
+        return list(self.path.parent.glob(f".{glob.escape(self.host)}{_REMOVED}*"))
+
+    @contextlib.contextmanager
+    def lock(self, purpose: str, unused: float = 0.0) -> Iterator[int]:
         """Lock the overlay during the context, as its only writer.
+
+        The times of the lock's file are those of the overlay's last use: a process that keeps the
+        lock longer than the context has to set them when it ends.
 
         Args:
             purpose: shown to other commands that wait for it.
+            unused: seconds for which nobody must have held the lock.
 
         Yields:
             The descriptor that holds the lock. A child process that inherits it keeps the overlay
             locked until it ends too, even if this process dies before.
 
         Raises:
-            ContainerError: another writer, named in the message, holds the lock.
+            OverlayInUseError: another writer, named in the message, holds the lock, or has had it.
         """
-        make_folders(self.path.parent)
+        private_directory(self.state_dir / "overlays")
         descriptor = self._acquire()
         try:
+            state = os.fstat(descriptor)
+            # An empty one is new.
+            if state.st_size and time.time() - state.st_mtime < unused:
+                raise OverlayInUseError(
+                    f"overlay {self.name} has just been used by {_holder(descriptor)}",
+                    hint="leave it until it is unused for some time",
+                )
             os.ftruncate(descriptor, 0)
             os.pwrite(
                 descriptor,
@@ -282,7 +364,10 @@ class Overlay:
                 ),
                 0,
             )
-            yield descriptor
+            try:
+                yield descriptor
+            finally:
+                os.utime(descriptor)  # used until now
         finally:
             os.close(descriptor)
 
@@ -294,7 +379,13 @@ class Overlay:
     def _acquire(self) -> int:
         deadline = time.monotonic() + LINGER
         while True:
-            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                make_folders(self.path.parent)
+                descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # the last overlay of this name has just been removed
+                if time.monotonic() < deadline:
+                    continue
+                raise
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -303,7 +394,7 @@ class Overlay:
                 if time.monotonic() < deadline:
                     time.sleep(0.02)
                     continue
-                raise ContainerError(
+                raise OverlayInUseError(
                     f"overlay {self.name} is in use by {holder}",
                     hint="wait for it to end, or use another overlay",
                 ) from None
@@ -355,7 +446,8 @@ def default_kind(directory: Path) -> Kind:
     except OSError as error:
         if error.errno in (errno.ENOTSUP, errno.EPERM):
             return "image"
-        raise
+        if error.errno != errno.ENODATA:  # another process has just asked the same
+            raise
     return "directory"
 
 

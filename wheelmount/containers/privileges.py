@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 
 from wheelmount import linux
@@ -45,8 +46,10 @@ kernel had many vulnerabilities in them."""
 
 _CLONE_NEWUSER = 0x10000000  # linux/sched.h
 
-_READ_ONLY = "bus", "fs", "irq", "sys"
-"""Directories of /proc whose files are the machine's, and which root may write to in any case."""
+_HIDDEN = "kcore", "keys", "latency_stats", "sched_debug", "timer_list", "timer_stats"
+"""Files of /proc from which root could read of the machine's other programs; docker hides them."""
+
+_PROC = Path("/proc")
 
 _SYSTEM = "/sys/devices/system"
 """The part of /sys in which programs look up processors; the rest is not shown."""
@@ -59,10 +62,31 @@ def options(profile: Path, *, nv: bool) -> list[str]:
         profile: the file that `write_profile` made.
         nv: also show the devices of /sys, where NVIDIA's libraries look for theirs.
     """
-    shown = [f"/proc/{name}" for name in _READ_ONLY]
-    shown += ["/sys/devices", "/sys/bus", "/sys/class"] if nv else [_SYSTEM]
-    binds = [o for path in shown if Path(path).is_dir() for o in ("--bind", f"{path}:{path}:ro")]
-    return [*of_command(profile), "--no-mount", "sys", *binds]
+    system = ["/sys/devices", "/sys/bus", "/sys/class"] if nv else [_SYSTEM]
+    shown = {path: path for path in system if Path(path).is_dir()} | _in_proc(_PROC)
+    binds = (f"{source}:{path}:ro" for path, source in shown.items())
+    return [
+        *of_command(profile),
+        *("--no-mount", "sys"),
+        *(option for bind in binds for option in ("--bind", bind)),
+    ]
+
+
+def _in_proc(proc: Path) -> dict[str, str]:
+    """Return what to show read-only of a /proc, or in place of it, by path.
+
+    All but the directories of processes is the machine's. Root may write to it without any
+    capability, as to ``sysrq-trigger``, and which files there are depends on the kernel.
+    """
+    shown = {}
+    for path in sorted(proc.iterdir()):
+        if path.name in _HIDDEN:
+            shown[str(path)] = os.devnull
+        elif not path.name.isdigit() and not path.is_symlink():
+            mode = path.stat().st_mode
+            if stat.S_ISDIR(mode) or mode & 0o222:
+                shown[str(path)] = str(path)
+    return shown
 
 
 def of_command(profile: Path) -> list[str]:

@@ -48,7 +48,7 @@ def attend(
         stderr: the same.
         timeout: seconds it may take.
         terminal: the command's terminal, in place of all three.
-        pass_fds: descriptors that it inherits.
+        pass_fds: descriptors of locks, which it inherits; see ``guard.main``.
         environment: variables for apptainer, besides the few that it always needs.
         directory: the container's private one, deleted if this process does not live to do so.
         stays: let go on what the command leaves when it has ended well.
@@ -74,6 +74,7 @@ def attend(
                     "confined" if confined else "free",
                     "" if directory is None else str(directory),
                     ids,
+                    ",".join(map(str, pass_fds)),
                     *command,
                 ],
                 stdin=stdin,
@@ -87,7 +88,7 @@ def attend(
         reading = -1
         try:
             if terminal is not None:
-                terminal.relay(process)
+                terminal.relay(process, timeout)
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise OvertimeError(

@@ -9,7 +9,9 @@ from blake3 import blake3
 from wheelmount import disk
 from wheelmount.containers import apptainer
 from wheelmount.containers.image import lock
+from wheelmount.owned import FOLDER, make_folders
 from wheelmount.progress import Progress
+from wheelmount.trust import is_own
 from wheelmount.wheels.scratch import scratch
 
 SCHEMES = "docker://", "library://", "oras://"
@@ -37,7 +39,9 @@ def pull(reference: str, place: Path, progress: Progress, *, anew: bool = False)
     folder = place / blake3(reference.encode()).hexdigest(16)
     sif = folder / FILE
     with lock(folder, progress):
-        if sif.is_file() and not anew:
+        # Earlier versions made it so if the umask was 000 or 002: what is there may be of others.
+        open_to_others = folder.is_dir() and not is_own(folder)
+        if sif.is_file() and not anew and not open_to_others:
             return sif
         with (
             progress.task("pull", unit="line") as task,
@@ -47,7 +51,9 @@ def pull(reference: str, place: Path, progress: Progress, *, anew: bool = False)
             apptainer.pull(
                 reference, fresh / FILE, scratch=temporary, on_line=lambda: task.advance(1)
             )
-            folder.mkdir(exist_ok=True)
+            make_folders(folder)
+            if open_to_others:
+                folder.chmod(FOLDER)
             disk.write(folder / _NOTE, reference.encode())
             (fresh / FILE).replace(sif)
             task.note(f"{reference}, {sif.stat().st_size / 1e6:.0f} MB")

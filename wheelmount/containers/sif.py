@@ -6,7 +6,15 @@ import os
 import shlex
 from pathlib import Path
 
+from blake3 import blake3
+
 from wheelmount.errors import SourceError
+
+NONE = "0" * 32
+"""The identifier of a reproducible build."""
+
+_EDGE = 1 << 20
+"""Bytes of the beginning and of the end of an image that tell it from another."""
 
 
 def check(image: Path) -> None:
@@ -26,13 +34,23 @@ def identity(image: Path) -> str | None:
     """Return an id of an image that also differs between builds of one definition.
 
     Returns:
-        The identifier in the head of a SIF, 32 digits; None if it is no SIF that can be read.
+        32 digits: the identifier in the head of a SIF, or, of a reproducible build, which has none,
+        a hash of the file's size, its beginning and its end; None if it is no SIF that can be read.
     """
     try:
         with image.open("rb") as file:
             head = file.read(64)
+            # https://github.com/sylabs/sif, pkg/sif/sif.go: 32 bytes to start it, 10 of magic,
+            # version and architecture of 3 each, then a UUID.
+            if head[32:41] != b"SIF_MAGIC" or len(head) < 64:
+                return None
+            if any(head[48:64]):
+                return head[48:64].hex()
+            # All of it would take too long where it is large. Sizes and places of what it holds
+            # are at the beginning; at the end are those of files in its file system (squashfs).
+            digest = blake3(head + file.read(_EDGE))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _EDGE))
+            return digest.update(b"%d " % size + file.read()).hexdigest(16)
     except OSError:
         return None
-    # https://github.com/sylabs/sif, pkg/sif/sif.go: 32 bytes to start it, 10 of magic, version and
-    # architecture of 3 each, then a UUID.
-    return head[48:64].hex() if head[32:41] == b"SIF_MAGIC" and len(head) == 64 else None

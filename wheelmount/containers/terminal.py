@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ import struct
 import subprocess
 import termios
 import threading
+import time
 import tty
 from collections.abc import Iterator
 from types import FrameType, TracebackType
@@ -79,12 +81,17 @@ class Terminal:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    def relay(self, process: subprocess.Popen[bytes]) -> None:
+    def relay(self, process: subprocess.Popen[bytes], timeout: float | None = None) -> None:
         """Copy input and output until the command and all users of its terminal have ended.
 
         Args:
             process: the command.
+            timeout: seconds that it may take.
+
+        Raises:
+            subprocess.TimeoutExpired: it takes longer.
         """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         os.close(self.inner)  # the last one to close it ends the terminal
         # A thread for each direction: the command may read nothing until its output was read.
         ended, ending = os.pipe()
@@ -95,6 +102,8 @@ class Terminal:
             for each in (shows, types):
                 each.start()
             while shows.is_alive() and process.poll() is None:
+                if timeout is not None and time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(process.args, timeout)
                 shows.join(_GLANCE)
             shows.join(_GLANCE)  # background processes may still have the terminal
             os.write(ending, b"x")

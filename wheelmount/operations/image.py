@@ -135,7 +135,8 @@ def parse_images(text: str) -> tuple[dict[str, Path], dict[str, str]]:
     Raises:
         InputError: a host has two images, or a path is empty.
     """
-    if Path(text).exists():
+    # What is in the working directory must not take the place of an image of a registry.
+    if not any(scheme in text for scheme in registry.SCHEMES) and Path(text).exists():
         return {"": Path(text)}, {}
     paths: dict[str, Path] = {}
     references: dict[str, str] = {}

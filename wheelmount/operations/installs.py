@@ -14,6 +14,7 @@ from packaging.utils import parse_wheel_filename
 
 from wheelmount.config import Settings
 from wheelmount.containers import probe
+from wheelmount.containers.overlay import name_for
 from wheelmount.errors import InputError
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Output, Result, Results, worst
@@ -229,8 +230,11 @@ def _growing_tree(
 ) -> str | None:
     """Return the name of a tree that serves several installations; None for a tree of its own."""
     if isinstance(into, Image) and link_mode != "copy":  # all links of an overlay are to one path
-        image = blake3("\0".join(map(str, into.paths.values())).encode()).hexdigest()[:16]
-        return f"overlay-{into.overlay or image}"
+        # Named as the overlay, which goes by the image itself: it may be given by several paths.
+        names = {into.overlay or name_for(image) for image in into.paths.values()}
+        if len(names) > 1:
+            names = {blake3("\0".join(sorted(names)).encode()).hexdigest()[:16]}
+        return f"overlay-{names.pop()}"
     if spec.session is not None:  # the session's mount stays, and is refreshed
         return _of_session(spec.session, settings)
     return None

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from wheelmount.config import Settings
 from wheelmount.containers.instance import Instance
-from wheelmount.errors import ContainerError, MountError
+from wheelmount.errors import ContainerError, MountError, among
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Result, Results
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.mount.serve import processes
-from wheelmount.operations import pools, pulled
+from wheelmount.operations import apart, pools, pulled, standing
 from wheelmount.operations.image import Image, Shown, carry_out, mark_of, order, packages_point
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.pools import HostPool
 from wheelmount.operations.site import Site
+from wheelmount.progress import SILENT
 
 _OWN = "instance-"
 """Prefix of the names of instances' mount points."""
@@ -61,7 +63,8 @@ def on_standing(
         commands = {host: command(image, host, shown) for host, shown in places.items()}
         found = running(pool, places)
         if len(found) == len(commands):
-            return pool.run(commands, "run", launch)
+            with _refreshed(site, pool, packages, where):
+                return pool.run(commands, "run", launch)
         if found:
             raise ContainerError(
                 f"instance {image.instance} runs on {', '.join(found)} only",
@@ -83,6 +86,28 @@ def on_standing(
         else:
             mounted.close(force=True)
         return results
+
+
+@contextlib.contextmanager
+def _refreshed(site: Site, pool: HostPool, packages: Path, where: str) -> Iterator[None]:
+    """Have running instances show a directory as it is now, during the context.
+
+    Raises:
+        WheelmountError: the mount cannot be refreshed.
+    """
+    if site.spec.session is not None:
+        with pool.mount(packages, where):
+            yield
+        return
+    points = pool.places(where).values()
+    if site.spec.kind != "local":
+        site.progress.log("packages are as they were when the instance was started")
+    elif mounted := [point for point in points if _mounts(site.settings, Path(point))]:
+        # In another process: if it needs hosts, it stops Monarch, which this one uses.
+        refresh = partial(standing.refresh, mounted, site.settings, SILENT)
+        for error in among(apart.alone(refresh)):
+            raise error
+    yield
 
 
 def find(settings: Settings, names: Sequence[str] = ()) -> list[Instance]:
@@ -120,8 +145,13 @@ def stop(instance: Instance, settings: Settings) -> None:
     for mntpoint in (shown, shown.parent):
         if not mntpoint.name.startswith(_OWN):  # that of a session stays
             continue
-        found: list[Path] = []
-        with contextlib.suppress(MountError):  # taken down already
-            found = processes.find(settings, str(mntpoint))
-        for directory in found:
+        for directory in _mounts(settings, mntpoint):
             processes.stop(directory, force=False)
+
+
+def _mounts(settings: Settings, mntpoint: Path) -> list[Path]:
+    """Return the directories of a mount's processes; none if it is taken down."""
+    try:
+        return processes.find(settings, str(mntpoint))
+    except MountError:
+        return []

@@ -19,6 +19,9 @@ from wheelmount.operations.image import Image, Shown, carry_out, order, packages
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.site import Site
 
+_ALONE = {"WHEELMOUNT_RANK": "0", "WHEELMOUNT_SIZE": "1", "WHEELMOUNT_LOCAL_RANK": "0"}
+"""Variables that tell a command its place among all copies: there is one."""
+
 
 def pipe(
     site: Site,
@@ -53,8 +56,7 @@ def pipe(
             pools.at(site, namespaces=False, visible=lasts) as pool,
             pulled.shown(image, pool, spec) as image,
         ):
-            names = [each.name for each in pool.hosts]
-            chosen = _choose(names, spec.only)
+            chosen = _choose([each.name for each in pool.hosts], spec.only)
             with contextlib.ExitStack() as stack:
                 shown = None
                 if packages is not None:
@@ -67,8 +69,7 @@ def pipe(
                     ordered = dataclasses.replace(
                         ordered, terminal=terminal, environment={**ordered.environment, **_kind()}
                     )
-                rank = {"WHEELMOUNT_RANK": str(names.index(chosen))}
-                command = dataclasses.replace(carry_out(ordered, argv), environment=rank)
+                command = dataclasses.replace(carry_out(ordered, argv), environment=_ALONE)
                 lent = {} if image.instance else launch.lent  # what it leaves there runs on
                 return pool.commands.run({chosen: command}, launch.output, launch.stdin, lent=lent)
 
@@ -99,13 +100,12 @@ def attach(
     with pulled.here(image, site) as image:
         check(spec, image, argv)
         _refuse_new_instance(image, packages)
-        names = spec.local_names
-        chosen = _choose(names, spec.only)
+        chosen = _choose(spec.local_names, spec.only)
         only = dataclasses.replace(image, paths={"": image.own(chosen)} if image.paths else {})
 
         def run(shown: Shown | None) -> int:
             ordered = order(chosen, only, shown, launch, site.settings)
-            who = {"WHEELMOUNT_HOST": chosen, "WHEELMOUNT_RANK": str(names.index(chosen))}
+            who = {"WHEELMOUNT_HOST": chosen, **_ALONE}
             ordered = dataclasses.replace(ordered, environment={**ordered.environment, **who})
             with Terminal() as terminal:
                 return ordered.run(argv, terminal=terminal)
