@@ -60,13 +60,16 @@ def find(settings: Settings, targets: Sequence[str] = ()) -> dict[str, Mount]:
     for target in targets or [""]:
         path = os.path.abspath(target)  # noqa: PTH100 - a dead mount must not be touched
         names = (path, target) if target else ()
-        for session, note in of_sessions:
-            if not names or {note.identity, note.source, note.mntpoint}.intersection(names):
-                found[note.identity] = OfSession(session, note)
+        elsewhere: dict[str, Mount] = {
+            note.identity: OfSession(session, note)
+            for session, note in of_sessions
+            if not names or {note.identity, note.source, note.mntpoint}.intersection(names)
+        }
+        found |= elsewhere
         try:
             here = processes.find(settings, *names)
         except MountError:
-            if not found:
+            if not elsewhere:
                 for error in unreadable(settings):
                     raise error from None
                 raise
