@@ -296,9 +296,17 @@ class RemoteMount:
         """The requested mount point, maybe with ``{host}``; ``mntpoints`` has the actual ones."""
         return self._mntpoint
 
-    def take(self, handles: Handles) -> None:
-        """Use the agents that another process started, for ``status`` or ``close``."""
-        self._agents.take(handles, self.hosts)
+    def take(self, handles: Handles | None) -> None:
+        """Use agents of a mount, which may be half made, for ``status`` or ``close``.
+
+        Args:
+            handles: agents that another process started; None: start some.
+        """
+        if handles is None:
+            runtime.start()
+            self._agents.spawn(self.hosts)
+        else:
+            self._agents.take(handles, self.hosts)
 
     def adopt(
         self, handles: Handles | None = None, *, fixed: bool = False, seen: Seen | None = None
@@ -322,10 +330,7 @@ class RemoteMount:
         runtime.start()
         self._keep = True
         try:
-            if handles is None:
-                self._agents.spawn(self.hosts)
-            else:
-                self._agents.take(handles, self.hosts)
+            self.take(handles)
             self._agents.greet()
             if fixed:
                 found = reattach.ask(self._agents, self._settings.start_timeout)
