@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from wheelmount import doctor, typed
 from wheelmount.config import MEMORY, Settings
 from wheelmount.doctor import Report
 from wheelmount.hosts import rdma
-from wheelmount.hosts.commands import Result
+from wheelmount.hosts.commands import Listener, Output, Result
 from wheelmount.hosts.spec import parse
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
@@ -69,9 +70,37 @@ def test_a_host_that_says_something_else_is_named(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = Result(0, said, b"no doctor here\n", 1.0)  # in place of a host with another program
-    monkeypatch.setattr(each_host, "run", lambda _site, _argv: {"host0": result})
+
+    def run(_site: Site, _argv: Sequence[str], output: Output) -> dict[str, Result]:
+        output("host0", "stdout", said)
+        return {"host0": result}
+
+    monkeypatch.setattr(each_host, "run", run)
     found = survey.survey(Site(parse("local:1"), Settings(), SILENT))
     assert str(found["host0"]) == "doctor said no doctor here there"
+
+
+def test_clocks_are_compared_with_the_time_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_site: Site, _argv: Sequence[str], output: Listener | None = None) -> dict[str, Result]:
+        """In place of hosts that start and end slowly, two of them with a wrong clock."""
+        time.sleep(0.5)
+        if output is not None:
+            output.begin(["right", "ahead", "behind"])
+        results = {}
+        for name, off in {"right": 0, "ahead": 60, "behind": -60}.items():
+            report = json.dumps(asdict(Report([], [], False, 0, time.time() + off))).encode()
+            results[name] = Result(0, report, b"", 0.01)
+            if output is not None:
+                output(name, "stdout", report)
+        time.sleep(0.5)
+        return results
+
+    monkeypatch.setattr(each_host, "run", run)
+    found = survey.survey(Site(parse("local:3"), Settings(), SILENT))
+    reports = {name: each for name, each in found.items() if isinstance(each, Report)}
+    assert reports["right"].skew == 0
+    assert reports["ahead"].skew > 50
+    assert reports["behind"].skew < -50
 
 
 def test_tells_which_rdma_devices_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
