@@ -7,14 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Cli, mounts_shown
+from tests.conftest import Cli, mounts_shown, shorter_than_its_size
 from wheelmount import Cluster
 from wheelmount.config import Settings
-from wheelmount.errors import MountError
+from wheelmount.errors import MountError, TransferError
 from wheelmount.hosts.session import Session
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.operations import pools
@@ -95,6 +96,16 @@ def test_a_whole_mount_stays_though_its_session_is_locked(
     assert shown["held"] == shown["size"]
     assert cli("refresh", source).returncode == 0
     assert [each["identity"] for each in mounts_shown(cli)] == [shown["identity"]]
+
+
+def test_what_an_earlier_mount_lacked_is_not_said_again(cluster: Cluster, source: Path) -> None:
+    run = partial(cluster.run, ["cat", ".hidden"], mount=source)
+    with shorter_than_its_size(source / "torn"), pytest.raises(TransferError, match="torn"):
+        run().raise_for_status()
+    for _ in range(2):
+        run().raise_for_status()
+    cluster.on("host0").run(["cat", ".hidden"], mount=source).raise_for_status()
+    assert len(cluster._open.pool._mounts) == 1
 
 
 KILLED = """

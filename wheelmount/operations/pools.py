@@ -163,6 +163,15 @@ class HostPool(ABC):
         results.shortfall = results.shortfall or mount.shortfall()  # all of a session's arrive
         return results
 
+    def _remember(self, made: RemoteMount) -> None:
+        """Have the results of commands tell what this mount lacks, in place of an earlier one."""
+        others = [
+            each
+            for each in self._mounts
+            if (each.source, each.mntpoint) != (made.source, made.mntpoint)
+        ]
+        self._mounts[:] = [*others, made]  # which a narrowed pool shares
+
     def narrowed(self, only: Sequence[str]) -> HostPool:
         """Return this pool with fewer hosts that run commands.
 
@@ -312,7 +321,7 @@ class _Passing(HostPool):
         settings, progress = self._settings, self._progress
         made = remotemount(self.chosen, source, mntpoint, settings=settings, progress=progress)
         made.killed, made.make = self.hosts.killed, make
-        self._mounts.append(made)
+        self._remember(made)
         return made
 
 
@@ -349,7 +358,7 @@ class _Lasting(HostPool):
                 make()
             if not fixed:
                 made.refresh(warn=False)
-        self._mounts = [*(each for each in self._mounts if each is not made), made]
+        self._remember(made)
         yield made
 
 
@@ -474,7 +483,7 @@ class Standing(HostPool):
             resumed = note is not new and made.delivering  # what a client left that was killed
             if not (note is new or resumed or fixed):
                 self._refresh(key, made)
-            self._mounts.append(made)
+            self._remember(made)
             with self._delivery(key, made, turn, refresh=resumed):
                 yield made
 
