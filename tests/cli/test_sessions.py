@@ -116,6 +116,29 @@ def test_mounts_of_a_session_can_be_made_refreshed_and_taken_down(cli: Cli, sour
     assert cli("down").returncode == 0
 
 
+def test_a_mount_of_a_session_is_not_taken_for_one_with_other_options(
+    cli: Cli, source: Path
+) -> None:
+    cli("up", "--hosts", "local:1")
+    assert cli("mount", source).returncode == 0
+    (mount,) = mounts_shown(cli)
+    shown = Path(f"/proc/{mount['pid']}/root{source}")
+    for options, setting in {("--private",): "access", ("--adapter", "devfuse"): "adapter"}.items():
+        done = cli("mount", *options, source)
+        assert (done.returncode, f"already, with another {setting}" in done.stderr) == (73, True)
+        assert f"run `wheelmount umount {mount['identity']}` first" in done.stderr
+    assert cli("mount", "--public", source).returncode == 0
+    assert shown.stat().st_mode & 0o777 == 0o755
+    assert cli("umount", source).returncode == 0
+    assert cli("mount", "--private", source).returncode == 0
+    for again in [], ["--private"]:
+        assert cli("mount", *again, source).returncode == 0
+    (mount,) = mounts_shown(cli)
+    assert Path(f"/proc/{mount['pid']}/root{source}").stat().st_mode & 0o777 == 0o700
+    assert cli("mount", "--public", source).returncode == 73
+    assert cli("down").returncode == 0
+
+
 def test_one_command_reaches_several_sessions(cli: Cli, source: Path) -> None:
     for name in ("a", "b"):
         assert cli("up", "--name", name, "--hosts", "local:1").returncode == 0
