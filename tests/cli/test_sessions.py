@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -169,6 +170,37 @@ def test_a_mount_follows_what_changes(cli: Cli, source: Path) -> None:
         watching.send_signal(signal.SIGINT)
         assert watching.wait(30) == 130
     assert cli("down").returncode == 0
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["of a session", "of no session"])
+def test_a_mount_follows_though_a_file_is_edited_while_it_is_copied(
+    cli: Cli, source: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    if stays:
+        cli("up", "--hosts", "local:1")
+    assert (
+        cli("mount", source, "--hosts", "session:default" if stays else "local:2").returncode == 0
+    )
+    _make_delivery_slow(source, 8 << 20, monkeypatch)
+    command = [sys.executable, "-m", "wheelmount.cli.main", "refresh", "--watch", str(source)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as watching:  # type: ignore[call-overload]
+        said: list[str] = []
+        reader = threading.Thread(target=lambda: said.extend(watching.stderr))
+        reader.start()
+        while not any("large changed while it was copied" in line for line in said):
+            assert watching.poll() is None
+            with (source / "large").open("r+b") as file:
+                file.write(os.urandom(16))
+            time.sleep(0.05)
+        assert any("refreshed" in line for line in iter(watching.stdout.readline, ""))
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 130
+        reader.join()
+    expected = (source / "large").read_bytes()
+    for mount in mounts_shown(cli):
+        assert Path(f"/proc/{mount['pid']}/root{source}/large").read_bytes() == expected
+    assert cli("down" if stays else "umount", *([] if stays else [source])).returncode == 0
 
 
 def test_two_clients_at_once(cli: Cli, source: Path, workplace: Path) -> None:

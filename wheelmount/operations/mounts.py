@@ -88,8 +88,8 @@ def refresh(
     progress: Progress,
     occasions: Iterable[object] = (None,),
     seen: Seen | None = None,
-) -> Iterator[Refreshed]:
-    """Refresh an existing mount repeatedly.
+) -> Iterator[Refreshed | TransferError]:
+    """Refresh an existing mount repeatedly, also after a file was edited while it was copied.
 
     Args:
         directories: private directories of the mount, one for each host, all on this machine.
@@ -100,8 +100,12 @@ def refresh(
     """
     with _standing(directories, settings, progress, seen) as mount:
         for _ in occasions:
-            changed = mount.refresh(warn=False)
-            yield Refreshed(changed, mount.mntpoints, mount.shortfall())
+            try:
+                changed = mount.refresh(warn=False)
+            except TransferError as error:
+                yield error
+            else:
+                yield Refreshed(changed, mount.mntpoints, mount.shortfall())
 
 
 @contextlib.contextmanager
@@ -156,6 +160,8 @@ def refreshed(
 ) -> Refreshed:
     """Refresh an existing mount once; ``seen`` as of ``RemoteMount.adopt``."""
     (found,) = refresh(directories, settings, progress, seen=seen)
+    if isinstance(found, TransferError):
+        raise found
     return found
 
 

@@ -9,7 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wheelmount.errors import HostError, InputError, MountError, WaitError, WheelmountError
+from wheelmount.errors import (
+    HostError,
+    InputError,
+    MountError,
+    TransferError,
+    WaitError,
+    WheelmountError,
+)
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Commands
@@ -165,8 +172,8 @@ def refresh(
     note: MountNote,
     progress: Progress,
     occasions: Iterable[object] = (None,),
-) -> Iterator[Refreshed]:
-    """Refresh a session's mount repeatedly.
+) -> Iterator[Refreshed | TransferError]:
+    """Refresh a session's mount repeatedly, also after a file was edited while it was copied.
 
     Args:
         session: the session.
@@ -177,13 +184,20 @@ def refresh(
     with join(session, progress) as pool:
         for _ in occasions:
             before = pool.refreshed
-            with pool.mount(Path(note.source), note.mntpoint) as mount:
+            try:
+                with pool.mount(Path(note.source), note.mntpoint) as mount:
+                    pass
+            except TransferError as error:
+                yield error
+            else:
                 yield Refreshed(pool.refreshed > before, mount.mntpoints, mount.shortfall())
 
 
 def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshed:
     """Refresh one of the session's mounts once."""
     (found,) = refresh(session, note, progress)
+    if isinstance(found, TransferError):
+        raise found
     return found
 
 

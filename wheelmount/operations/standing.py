@@ -18,6 +18,7 @@ from wheelmount.errors import (
     MountError,
     SourceError,
     StoreError,
+    TransferError,
     WheelmountError,
     among,
 )
@@ -167,8 +168,13 @@ def _refresh_here(
     return direct.refresh(directories, seen, progress) or None, None
 
 
-def watch(targets: Sequence[str], settings: Settings, progress: Progress) -> Iterator[Refreshed]:
+def watch(
+    targets: Sequence[str], settings: Settings, progress: Progress
+) -> Iterator[Refreshed | TransferError]:
     """Refresh a mount at once, and again whenever a file of its directory changes.
+
+    Yields the result of each refresh; or an error if a file was edited while it was copied: hosts
+    show the old tree then, and the edit is the next change.
 
     Args:
         targets: see ``find``; of one mount.
