@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.conftest import Cli, mounts_shown
-from wheelmount import doctor, typed
+from wheelmount import doctor, shared, typed
 from wheelmount.config import MEMORY, Settings
 from wheelmount.doctor import Report
 from wheelmount.hosts import rdma
@@ -23,10 +23,11 @@ from wheelmount.hosts.commands import Listener, Output, Result
 from wheelmount.hosts.spec import parse
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
-from wheelmount.mount.store.store import MACHINE
+from wheelmount.mount.serve.control import Task
 from wheelmount.operations import each_host, survey
 from wheelmount.operations.site import Site
 from wheelmount.progress import SILENT
+from wheelmount.shared import MACHINE
 
 pytestmark = pytest.mark.fuse
 
@@ -181,6 +182,26 @@ def test_a_store_of_another_runtime_directory_is_left_only_when_its_mount_is_dea
     assert f"cleared: files of a mount that is gone: {store}" in said
     assert not store.exists()
     assert cli("umount", "--force", point).returncode == 0
+
+
+def test_what_another_machine_uses_is_left_alone(settings: Settings) -> None:
+    mount = processes.directory(settings) / "12345678-host0"
+    with processes.making(mount):
+        Task("host0", "/source", "/point", "/store", "bind", 1.0, False, 0.0).write(mount)
+    hosts = settings.private_runtime() / "hosts-12345678"
+    hosts.mkdir(mode=0o700)
+    shared.mark(hosts)
+    for path in mount, hosts:
+        mine = (path / MACHINE).read_text()
+        (path / MACHINE).write_text("another machine\n")
+        os.utime(path, (1, 1))
+        assert path not in [left.path for left in doctor.leftovers(settings)]
+        assert path not in processes.find(settings)
+        (path / MACHINE).write_text(mine)
+        assert path in [left.path for left in doctor.leftovers(settings)]
+    assert processes.find(settings) == [mount]
+    for left in doctor.leftovers(settings):
+        doctor.clear(left)
 
 
 def test_what_is_in_the_making_is_not_left(settings: Settings, workplace: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wheelmount import config, disk, linux, subordinate, variables
+from wheelmount import config, disk, linux, shared, subordinate, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError, WheelmountError
@@ -83,6 +83,7 @@ class LocalHosts(Hosts):
         self.directory.mkdir(mode=0o700)
         guard = None
         try:
+            shared.mark(self.directory)
             if self._guarded:
                 guard, self._guard = os.pipe()
             for name in self._names:
