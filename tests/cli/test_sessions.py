@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import CHECKOUT, Cli, mounts_shown
+from tests.conftest import CHECKOUT, UP_AND_DIE, Cli, mounts_shown
 from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
@@ -361,6 +361,22 @@ with mock.patch.object(Session, "{step}", side_effect=OSError("no space")):
     assert done.stderr.endswith("OSError: no space\n")
     assert not Session("one", settings).exists
     assert not list(workplace.glob("runtime/*/hosts-*"))
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_hosts_of_an_up_that_was_killed_are_ended_by_the_next_command(
+    cli: Cli, settings: Settings, workplace: Path, command: str
+) -> None:
+    program = [sys.executable, "-c", UP_AND_DIE, "up", "--hosts", "local:1"]
+    killed = subprocess.run(program, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not Session("default", settings).exists
+    (left,) = workplace.glob("runtime/*/hosts-*")
+    done = cli(command, *(["--hosts", "local:1"] if command == "up" else []))
+    assert done.returncode == 0
+    assert "ending what a killed `up` had started" in done.stderr
+    assert not left.exists()
+    assert cli("down").returncode == (0 if command == "up" else HostError.exit_code)
 
 
 def test_processes_for_several_sets_of_hosts_end_with_their_command() -> None:

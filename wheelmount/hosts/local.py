@@ -80,6 +80,7 @@ class LocalHosts(Hosts):
             self._start(timeout * (1 - FIRST_PART))
 
     def _start(self, timeout: float) -> None:
+        self.begun(self.record())
         self.directory.mkdir(mode=0o700)
         guard = None
         try:
@@ -173,6 +174,10 @@ class LocalHosts(Hosts):
     def leave(self) -> dict[str, Any]:
         """Disconnect from the hosts without stopping them; they must not be guarded."""
         self._processes = []
+        return self.record()
+
+    def record(self) -> dict[str, Any]:
+        """Return a record for ``resume``."""
         return {"directory": str(self.directory), "names": self._names}
 
     @classmethod
