@@ -16,7 +16,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import CommandError, HostError, InputError
 from wheelmount.hosts.commands import Result
 from wheelmount.operations import containers, installs
-from wheelmount.operations.image import Image
+from wheelmount.operations.image import Image, packages_point
 from wheelmount.operations.installs import Venv
 from wheelmount.operations.site import Site
 from wheelmount.wheels.wanted import Wanted
@@ -50,6 +50,17 @@ def test_a_mount_stays_and_follows(cluster: Cluster, source: Path) -> None:
     mount = cluster.mount(source)
     assert mount is cluster.mount(source)
     assert set(mount.mntpoints.values()) == {str(source)}
+
+
+def test_packages_stay_mounted_for_later_calls(cluster: Cluster, source: Path) -> None:
+    pool = cluster._open.pool
+    for part in cluster, cluster.on("host0"):
+        with pool.mount(source, packages_point(part._open, source)):
+            pass
+    assert len(pool._mounts) == 1
+    with Cluster("local:1", settings=cluster._site.settings) as other:
+        points = packages_point(other._open, source), packages_point(cluster._open, source)
+    assert points[0] != points[1], "both may be on one machine"
 
 
 def test_a_mount_where_the_caller_sees_it(

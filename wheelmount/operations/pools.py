@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy as duplicate
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from wheelmount.config import Settings
@@ -283,9 +284,16 @@ class Held(HostSpec):
 
     Attributes:
         pool: the hosts.
+        token: their own, as others may run on the same machines.
     """
 
     pool: HostPool
+    token: str = field(default_factory=partial(secrets.token_hex, 4))
+
+    @property
+    def lasting(self) -> str | None:
+        """See ``HostSpec``."""
+        return self.token if self.session is None else ""
 
 
 @contextlib.contextmanager
@@ -299,7 +307,7 @@ def hold(site: Site, *, namespaces: bool) -> Iterator[Held]:
     Yields:
         Replaces the hosts of ``site`` during the context.
     """
-    fields = {field.name: getattr(site.spec, field.name) for field in dataclasses.fields(HostSpec)}
+    fields = {each.name: getattr(site.spec, each.name) for each in dataclasses.fields(HostSpec)}
     with contextlib.ExitStack() as ends:
         pool = ends.enter_context(at(site, namespaces=namespaces, visible=not namespaces))
         if isinstance(pool, _Passing):
