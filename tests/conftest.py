@@ -42,6 +42,16 @@ hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("random", deadline=None, max_examples=2000, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 
+UP_AND_DIE = """
+import os, signal
+from unittest import mock
+from wheelmount.cli.main import main
+from wheelmount.hosts.commands import Commands
+with mock.patch.object(Commands, "run", lambda *_: os.kill(os.getpid(), signal.SIGKILL)):
+    main()
+"""
+"""A program that does what ``wheelmount up`` does, and is killed when its hosts have started."""
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

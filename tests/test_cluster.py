@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ from wheelmount import Cluster
 from wheelmount.config import Settings
 from wheelmount.errors import CommandError, HostError, InputError
 from wheelmount.hosts.commands import Result
+from wheelmount.operations import containers, installs
+from wheelmount.operations.image import Image, packages_point
+from wheelmount.operations.installs import Venv
+from wheelmount.operations.site import Site
+from wheelmount.wheels.wanted import Wanted
 
 pytestmark = [pytest.mark.hosts, pytest.mark.fuse]
 
@@ -46,6 +52,17 @@ def test_a_mount_stays_and_follows(cluster: Cluster, source: Path) -> None:
     assert set(mount.mntpoints.values()) == {str(source)}
 
 
+def test_packages_stay_mounted_for_later_calls(cluster: Cluster, source: Path) -> None:
+    pool = cluster._open.pool
+    for part in cluster, cluster.on("host0"):
+        with pool.mount(source, packages_point(part._open, source)):
+            pass
+    assert len(pool._mounts) == 1
+    with Cluster("local:1", settings=cluster._site.settings) as other:
+        points = packages_point(other._open, source), packages_point(cluster._open, source)
+    assert points[0] != points[1], "both may be on one machine"
+
+
 def test_a_mount_where_the_caller_sees_it(
     settings: Settings, source: Path, workplace: Path
 ) -> None:
@@ -71,6 +88,37 @@ def test_without_a_directory(cluster: Cluster, source: Path) -> None:
     assert cluster.run(script, "a b").texts == dict.fromkeys(cluster.hosts, "['a b']\n")
     results = cluster.run(["sh", "-c", "echo $WHEELMOUNT_LOCAL_RANK"], per_host=2)
     assert results.texts["host1:1"] == "1\n"
+
+
+def test_the_metadata_of_a_script_counts(cluster: Cluster, source: Path) -> None:
+    script = source / "new.py"
+    script.write_text('# /// script\n# requires-python = ">=99"\n# ///\nprint()\n')
+    for mount in source, None:
+        with pytest.raises(InputError, match="the script requires Python >=99"):
+            cluster.run(script, mount=mount)
+
+
+def test_containers_and_environments_are_those_that_are_named(
+    cluster: Cluster, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = Image({"": workplace / "missing.sif"}, variables={"OWN": "1", "BOTH": "1"})
+    with pytest.raises(InputError, match="cannot write to one overlay together"):
+        cluster.run(["true"], image=image, per_host=2)
+    given: list[Image | Venv] = []  # what would be run or filled on hosts
+
+    def note(
+        _site: Site, found: Image | Wanted, into: object, *_rest: object, **_more: str
+    ) -> None:
+        given.extend(each for each in (found, into) if isinstance(each, Image | Venv))
+
+    monkeypatch.setattr(containers, "execute", note)
+    monkeypatch.setattr(installs, "install", note)
+    cluster.run(["true"], image=image, variables={"BOTH": "2"})
+    cluster.exec(image, ["true"], variables={"BOTH": "2"})
+    both = replace(image, variables={"OWN": "1", "BOTH": "2"})
+    monkeypatch.chdir(workplace)
+    cluster.install("hello", venv="venv-{host}")
+    assert given == [both, both, Venv(f"{workplace}/venv-{{host}}")]
 
 
 def test_failures_are_raised_when_asked_for(cluster: Cluster) -> None:

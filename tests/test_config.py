@@ -9,7 +9,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -316,6 +319,29 @@ def test_a_name_that_another_user_has_taken_is_done_without(
     assert settings.private_runtime() == settings.private_store(mounted=False) == place
     name.rmdir() if what == "directory" else name.unlink()
     assert settings.private_runtime() == place, "what lies there is still found"
+
+
+@pytest.mark.parametrize(
+    ("setting", "make"),
+    [
+        ("runtime_dir", Settings.private_runtime),
+        ("store", partial(Settings.private_store, mounted=False)),
+        ("store_keep", Settings.private_kept),
+    ],
+)
+def test_places_where_others_may_replace_what_is_private_are_refused(
+    tmp_path: Path, setting: str, make: Callable[[Settings], Path]
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "below").mkdir(parents=True)
+    for place in shared, shared / "below", shared / "missing":
+        changed: dict[str, Any] = {setting: str(place)}
+        settings = replace(Settings(), **changed)
+        shared.chmod(0o777)
+        with pytest.raises(ConfigError, match=f"replace what is in {shared}, where {setting} is"):
+            make(settings)
+        shared.chmod(0o1777)
+        assert make(settings).stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("kind", _classes(WheelmountError))

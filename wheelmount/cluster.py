@@ -26,6 +26,7 @@ from wheelmount.operations.pools import Held
 from wheelmount.operations.scripts import Program
 from wheelmount.operations.site import Site
 from wheelmount.progress import SILENT, Progress
+from wheelmount.wheels import inline
 from wheelmount.wheels.wanted import Wanted
 
 Words: TypeAlias = Sequence[str | os.PathLike[str]]
@@ -160,12 +161,12 @@ class Cluster:
             mount: a directory to mount; the script starts in it.
             mntpoint: mount point of the directory on the hosts; default its own path.
             packages: requirements of an environment that is made here, mounted, and used by the
-                script.
+                script, besides those of the script's own metadata (PEP 723).
             image: a SIF file; the script runs in an offline container of this image.
-            variables: environment variables of the script.
+            variables: environment variables of the script, besides those of an ``Image``.
             cwd: working directory of the script.
             timeout: seconds after which the script is ended.
-            per_host: number of copies of the script on each host.
+            per_host: number of copies of the script on each host; one in containers.
 
         Returns:
             The exit code and output on each host, or the reason why the script did not run there.
@@ -182,9 +183,10 @@ class Cluster:
         else:
             program = Program((*(os.fspath(word) for word in script), *arguments))
         source = None if mount is None else Path(mount)
-        shown = None if image is None else replace(_image(image), variables=launch.variables)
-        if packages:
-            needed = Needed(Wanted.of(packages))
+        shown = None if image is None else _image(image, launch.variables)
+        inner = None if program.text is None else inline.read(program.text)
+        if packages or inner is not None:
+            needed = Needed.of(packages, script=inner)
             return environments.run(
                 site, needed, program, shown, launch, source=source, mntpoint=mntpoint
             )
@@ -221,7 +223,7 @@ class Cluster:
             packages: a wheelhouse to mount; pip and uv in the container install from it.
             overlay: name of the overlay that keeps the files that the container writes; default
                 the overlay of the image.
-            variables: environment variables of the command.
+            variables: environment variables of the command, besides those of an ``Image``.
             cwd: working directory of the command.
             timeout: seconds after which the command is ended.
 
@@ -231,7 +233,7 @@ class Cluster:
         Raises:
             WheelmountError: the image or wheelhouse cannot be used.
         """
-        shown = replace(_image(image), variables=variables or {})
+        shown = _image(image, variables or {})
         if overlay is not None:
             shown = replace(shown, overlay=overlay)
         wheels = None if packages is None else Path(packages)
@@ -251,8 +253,8 @@ class Cluster:
         Args:
             requirements: PEP 508 requirements, or paths of wheels and projects.
             files: requirements files, ``pyproject.toml`` files or locks.
-            venv: path of a virtual environment on the hosts, created if missing; ``{host}``
-                becomes the host's name.
+            venv: path of a virtual environment on the hosts, created if missing, which may be
+                relative to this process's working directory; ``{host}`` becomes the host's name.
             image: a SIF file; packages are installed into its overlay instead.
             tool: the installer on the hosts.
 
@@ -265,7 +267,7 @@ class Cluster:
         """
         if (venv is None) == (image is None):
             raise InputError("where to install?", hint="give either venv=PATH or image=SIF")
-        into = Venv(venv) if venv is not None else _image(image or "")
+        into = Venv(str(Path(venv).absolute())) if venv is not None else _image(image or "")
         wanted = Wanted.of(requirements, map(Path, files))
         return installs.install(self._here, wanted, into, tool=tool)
 
@@ -296,5 +298,6 @@ class Cluster:
         await asyncio.to_thread(self.stop)
 
 
-def _image(image: StrPath | Image) -> Image:
-    return image if isinstance(image, Image) else Image({"": Path(image)})
+def _image(image: StrPath | Image, variables: Mapping[str, str] | None = None) -> Image:
+    given = image if isinstance(image, Image) else Image({"": Path(image)})
+    return replace(given, variables={**given.variables, **(variables or {})})

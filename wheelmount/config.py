@@ -24,7 +24,16 @@ import platformdirs
 from wheelmount import disk, logind, toml
 from wheelmount.errors import ConfigError, SourceError, WheelmountError
 from wheelmount.owned import make_folders
-from wheelmount.trust import Found, Trusted, is_own, is_private, places, private, read
+from wheelmount.trust import (
+    Found,
+    Trusted,
+    is_own,
+    is_private,
+    places,
+    private,
+    read,
+    shared_above,
+)
 
 log = logging.getLogger("wheelmount")
 
@@ -180,7 +189,7 @@ class Settings:
 
     def private_runtime(self) -> Path:
         """Return the user's own runtime directory; made with mode 0700 if it is missing."""
-        return _private_place(Path(self.runtime_dir))
+        return _private_place(Path(self.runtime_dir), "runtime_dir")
 
     def listed(self, name: str) -> list[Path]:
         """Return the entries of a directory in the user's runtime directory, sorted.
@@ -204,19 +213,21 @@ class Settings:
         if self.store == MEMORY and mounted:
             return private_directory(self.private_runtime() / "stores")
         if self.store != MEMORY:
-            return _private_place(Path(self.store))
+            return _private_place(Path(self.store), "store")
         place = logind.memory_place(os.getuid())
         disk.note(place, "store")
-        return _private_place(place)
+        return _private_place(place)  # a pod has it without the sticky bit, for itself alone
 
     def private_kept(self) -> Path:
         """Return the user's own directory in ``store_keep``; made with mode 0700 if it is missing.
 
         Raises:
-            ConfigError: it belongs to another user, is a symlink, or is open to others.
+            ConfigError: it belongs to another user, is a symlink, or is open to others; or others
+                may replace it.
             OSError: it cannot be made.
         """
         path = Path(self.store_keep) / f"wheelmount-kept-{os.getuid()}"
+        _check_place(path, "store_keep")
         return _checked(path, _make(path))
 
     def own_cache(self) -> Path:
@@ -287,15 +298,31 @@ def _checked(path: Path, found: os.stat_result) -> Path:
     return path
 
 
-def _private_place(parent: Path) -> Path:
+def _check_place(path: Path, setting: str) -> None:
+    """Check that no other user can replace a private directory: that would make it theirs."""
+    if (shared := shared_above(path)) is not None:
+        raise ConfigError(
+            f"other users may rename and replace what is in {shared}, where {setting} is",
+            hint=f"run: chmod +t {shared}; or set WHEELMOUNT_{setting.upper()} elsewhere",
+        )
+
+
+def _private_place(parent: Path, setting: str | None = None) -> Path:
     """Return this user's own directory in one that all users may write to, the same each time.
 
     If another user has made a directory of that name, a random name is used instead.
 
+    Args:
+        parent: the directory that all users may write to.
+        setting: the setting that names it; None if wheelmount chose it.
+
     Raises:
-        ConfigError: the directory cannot be made private, see ``private_directory``.
+        ConfigError: the directory cannot be made private, see ``private_directory``; or others may
+            replace it.
     """
     path = parent / f"wheelmount-{os.getuid()}"
+    if setting is not None:
+        _check_place(path, setting)
     if is_private(path):
         return path
     # Oldest first, because that one is in use, even if the plain name is free again.

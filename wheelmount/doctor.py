@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import psutil
 
-from wheelmount import logind
+from wheelmount import logind, shared
 from wheelmount.config import MEMORY, Settings
 from wheelmount.containers import apptainer, trial
 from wheelmount.containers import leftovers as containers
@@ -331,7 +331,7 @@ def _leftovers(settings: Settings) -> Iterator[Leftover]:
     hosts = [
         directory
         for directory in sorted(settings.private_runtime().glob("hosts-*"))
-        if directory.stat().st_mtime < young
+        if directory.stat().st_mtime < young and not shared.elsewhere(directory)
     ]
     mounts = [each for each in sorted(processes.directory(settings).iterdir()) if each.is_dir()]
     for directory in mounts:

@@ -130,6 +130,26 @@ def is_own(path: Path) -> bool:
     return own and not _open_to_others(path, state)
 
 
+def shared_above(path: Path) -> Path | None:
+    """Return a directory in which others may put something else in the place of what is there.
+
+    Args:
+        path: the directories above it, symlinks followed, are looked at. Those that are missing
+            count for nothing.
+
+    Returns:
+        The nearest such directory; None if there is none.
+    """
+    for directory in path.parent.resolve().joinpath(path.name).parents:
+        try:
+            state = directory.lstat()
+        except FileNotFoundError:
+            continue
+        if not state.st_mode & stat.S_ISVTX and _open_to_others(directory, state):
+            return directory
+    return None
+
+
 def is_private(path: Path) -> bool:
     """Return whether a directory is this user's own, and no other user may enter it."""
     try:

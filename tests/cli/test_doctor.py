@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,19 @@ import psutil
 import pytest
 
 from tests.conftest import Cli, mounts_shown
-from wheelmount import doctor, typed
+from wheelmount import doctor, shared, typed
 from wheelmount.config import MEMORY, Settings
 from wheelmount.doctor import Report
 from wheelmount.hosts import rdma
-from wheelmount.hosts.commands import Result
+from wheelmount.hosts.commands import Listener, Output, Result
 from wheelmount.hosts.spec import parse
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
-from wheelmount.mount.store.store import MACHINE
+from wheelmount.mount.serve.control import Task
 from wheelmount.operations import each_host, survey
 from wheelmount.operations.site import Site
 from wheelmount.progress import SILENT
+from wheelmount.shared import MACHINE
 
 pytestmark = pytest.mark.fuse
 
@@ -69,9 +71,37 @@ def test_a_host_that_says_something_else_is_named(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = Result(0, said, b"no doctor here\n", 1.0)  # in place of a host with another program
-    monkeypatch.setattr(each_host, "run", lambda _site, _argv: {"host0": result})
+
+    def run(_site: Site, _argv: Sequence[str], output: Output) -> dict[str, Result]:
+        output("host0", "stdout", said)
+        return {"host0": result}
+
+    monkeypatch.setattr(each_host, "run", run)
     found = survey.survey(Site(parse("local:1"), Settings(), SILENT))
     assert str(found["host0"]) == "doctor said no doctor here there"
+
+
+def test_clocks_are_compared_with_the_time_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_site: Site, _argv: Sequence[str], output: Listener | None = None) -> dict[str, Result]:
+        """In place of hosts that start and end slowly, two of them with a wrong clock."""
+        time.sleep(0.5)
+        if output is not None:
+            output.begin(["right", "ahead", "behind"])
+        results = {}
+        for name, off in {"right": 0, "ahead": 60, "behind": -60}.items():
+            report = json.dumps(asdict(Report([], [], False, 0, time.time() + off))).encode()
+            results[name] = Result(0, report, b"", 0.01)
+            if output is not None:
+                output(name, "stdout", report)
+        time.sleep(0.5)
+        return results
+
+    monkeypatch.setattr(each_host, "run", run)
+    found = survey.survey(Site(parse("local:3"), Settings(), SILENT))
+    reports = {name: each for name, each in found.items() if isinstance(each, Report)}
+    assert reports["right"].skew == 0
+    assert reports["ahead"].skew > 50
+    assert reports["behind"].skew < -50
 
 
 def test_tells_which_rdma_devices_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +182,26 @@ def test_a_store_of_another_runtime_directory_is_left_only_when_its_mount_is_dea
     assert f"cleared: files of a mount that is gone: {store}" in said
     assert not store.exists()
     assert cli("umount", "--force", point).returncode == 0
+
+
+def test_what_another_machine_uses_is_left_alone(settings: Settings) -> None:
+    mount = processes.directory(settings) / "12345678-host0"
+    with processes.making(mount):
+        Task("host0", "/source", "/point", "/store", "bind", 1.0, False, 0.0).write(mount)
+    hosts = settings.private_runtime() / "hosts-12345678"
+    hosts.mkdir(mode=0o700)
+    shared.mark(hosts)
+    for path in mount, hosts:
+        mine = (path / MACHINE).read_text()
+        (path / MACHINE).write_text("another machine\n")
+        os.utime(path, (1, 1))
+        assert path not in [left.path for left in doctor.leftovers(settings)]
+        assert path not in processes.find(settings)
+        (path / MACHINE).write_text(mine)
+        assert path in [left.path for left in doctor.leftovers(settings)]
+    assert processes.find(settings) == [mount]
+    for left in doctor.leftovers(settings):
+        doctor.clear(left)
 
 
 def test_what_is_in_the_making_is_not_left(settings: Settings, workplace: Path) -> None:

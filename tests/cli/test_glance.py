@@ -34,6 +34,19 @@ pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
 COMMAND = [sys.executable, "-m", "wheelmount.cli.main"]
 
 
+def test_status_calls_a_mount_dead_only_where_that_is_known() -> None:
+    late = {"identity": "1", "host": "a", "source": "/s", "mntpoint": "/m", "error": "no answer"}
+
+    def line(**more: bool) -> str:
+        (only,) = _lines({"sessions": [], "mounts": [late | more]}, True)
+        return only
+
+    assert "umount --force" in line(dead=True)
+    assert "does not answer yet" in line(dead=False)
+    assert "no answer" in line()
+    assert "dead" not in line()
+
+
 def test_status_has_one_line_for_hosts_that_say_the_same(
     cli: Cli, source: Path, workplace: Path
 ) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import read_terminal
 from wheelmount.cli.main import INTERRUPTED
 
 AT_IMPORT = """
@@ -78,3 +82,33 @@ def test_a_process_with_threads_of_monarch_s_ends_without_a_clean_up(
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (code, "hello\nat exit\n"), done.stderr
     assert "clean-up" not in done.stderr
+
+
+@pytest.mark.hosts
+def test_a_shell_on_a_terminal_while_its_hosts_start(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ssh = workplace / "begun", workplace / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\ntouch {begun}; exec sleep 600\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("WHEELMOUNT_START_TIMEOUT", "10")
+    image = workplace / "image.sif"
+    image.touch()
+    leader, follower = pty.openpty()
+    words = ["shell", "--image", str(image), "--hosts", "ssh:elsewhere"]
+    command = ["setsid", "--ctty", sys.executable, "-m", "wheelmount.cli.main", *words]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower) as shell:
+        os.close(follower)
+        shown = threading.Thread(target=read_terminal, args=[leader])  # or it could write no more
+        shown.start()
+        try:
+            while not begun.exists():
+                assert shell.poll() is None
+                time.sleep(0.05)
+            os.write(leader, b"\x03")
+            assert shell.wait(60) == INTERRUPTED
+        finally:
+            shell.kill()
+            shown.join()

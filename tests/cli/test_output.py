@@ -46,6 +46,16 @@ def test_goes_where_it_is_wanted(cli: Cli, source: Path, workplace: Path, script
     assert cli("down").returncode == 0
 
 
+def test_files_hold_the_output_of_this_run_only(cli: Cli, source: Path, workplace: Path) -> None:
+    folder = workplace / "work" / "out"
+    into = ("run", "-q", "--hosts", "local:2", "--output-dir", folder, source, "-")
+    assert cli(*into, stdin=None, input="echo earlier; echo earlier >&2").returncode == 0
+    done = cli(*into, stdin=None, input="[ $WHEELMOUNT_HOST = host0 ] || echo later")
+    assert done.stdout.splitlines() == [f"host{n} 0 {folder}/host{n}.out" for n in range(2)]
+    shown = {each.name: each.read_text() for each in folder.iterdir()}
+    assert shown == {"host0.out": "", "host0.err": "", "host1.out": "later\n", "host1.err": ""}
+
+
 @pytest.mark.parametrize(
     "words",
     [["status"], ["status", "--json"], ["config"], ["doctor"], ["--help"], ["mount", "--help"]],

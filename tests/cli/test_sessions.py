@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import CHECKOUT, Cli, mounts_shown
+from tests.conftest import CHECKOUT, UP_AND_DIE, Cli, mounts_shown
 from tests.mount.conformance import assert_same, await_last
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
@@ -116,6 +117,29 @@ def test_mounts_of_a_session_can_be_made_refreshed_and_taken_down(cli: Cli, sour
     assert cli("down").returncode == 0
 
 
+def test_a_mount_of_a_session_is_not_taken_for_one_with_other_options(
+    cli: Cli, source: Path
+) -> None:
+    cli("up", "--hosts", "local:1")
+    assert cli("mount", source).returncode == 0
+    (mount,) = mounts_shown(cli)
+    shown = Path(f"/proc/{mount['pid']}/root{source}")
+    for options, setting in {("--private",): "access", ("--adapter", "devfuse"): "adapter"}.items():
+        done = cli("mount", *options, source)
+        assert (done.returncode, f"already, with another {setting}" in done.stderr) == (73, True)
+        assert f"run `wheelmount umount {mount['identity']}` first" in done.stderr
+    assert cli("mount", "--public", source).returncode == 0
+    assert shown.stat().st_mode & 0o777 == 0o755
+    assert cli("umount", source).returncode == 0
+    assert cli("mount", "--private", source).returncode == 0
+    for again in [], ["--private"]:
+        assert cli("mount", *again, source).returncode == 0
+    (mount,) = mounts_shown(cli)
+    assert Path(f"/proc/{mount['pid']}/root{source}").stat().st_mode & 0o777 == 0o700
+    assert cli("mount", "--public", source).returncode == 73
+    assert cli("down").returncode == 0
+
+
 def test_one_command_reaches_several_sessions(cli: Cli, source: Path) -> None:
     for name in ("a", "b"):
         assert cli("up", "--name", name, "--hosts", "local:1").returncode == 0
@@ -146,6 +170,37 @@ def test_a_mount_follows_what_changes(cli: Cli, source: Path) -> None:
         watching.send_signal(signal.SIGINT)
         assert watching.wait(30) == 130
     assert cli("down").returncode == 0
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["of a session", "of no session"])
+def test_a_mount_follows_though_a_file_is_edited_while_it_is_copied(
+    cli: Cli, source: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    if stays:
+        cli("up", "--hosts", "local:1")
+    assert (
+        cli("mount", source, "--hosts", "session:default" if stays else "local:2").returncode == 0
+    )
+    _make_delivery_slow(source, 8 << 20, monkeypatch)
+    command = [sys.executable, "-m", "wheelmount.cli.main", "refresh", "--watch", str(source)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as watching:  # type: ignore[call-overload]
+        said: list[str] = []
+        reader = threading.Thread(target=lambda: said.extend(watching.stderr))
+        reader.start()
+        while not any("large changed while it was copied" in line for line in said):
+            assert watching.poll() is None
+            with (source / "large").open("r+b") as file:
+                file.write(os.urandom(16))
+            time.sleep(0.05)
+        assert any("refreshed" in line for line in iter(watching.stdout.readline, ""))
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 130
+        reader.join()
+    expected = (source / "large").read_bytes()
+    for mount in mounts_shown(cli):
+        assert Path(f"/proc/{mount['pid']}/root{source}/large").read_bytes() == expected
+    assert cli("down" if stays else "umount", *([] if stays else [source])).returncode == 0
 
 
 def test_two_clients_at_once(cli: Cli, source: Path, workplace: Path) -> None:
@@ -306,6 +361,22 @@ with mock.patch.object(Session, "{step}", side_effect=OSError("no space")):
     assert done.stderr.endswith("OSError: no space\n")
     assert not Session("one", settings).exists
     assert not list(workplace.glob("runtime/*/hosts-*"))
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_hosts_of_an_up_that_was_killed_are_ended_by_the_next_command(
+    cli: Cli, settings: Settings, workplace: Path, command: str
+) -> None:
+    program = [sys.executable, "-c", UP_AND_DIE, "up", "--hosts", "local:1"]
+    killed = subprocess.run(program, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not Session("default", settings).exists
+    (left,) = workplace.glob("runtime/*/hosts-*")
+    done = cli(command, *(["--hosts", "local:1"] if command == "up" else []))
+    assert done.returncode == 0
+    assert "ending what a killed `up` had started" in done.stderr
+    assert not left.exists()
+    assert cli("down").returncode == (0 if command == "up" else HostError.exit_code)
 
 
 def test_processes_for_several_sets_of_hosts_end_with_their_command() -> None:

@@ -26,6 +26,8 @@ def test_commands_in_containers_and_installations(
         results = cluster.run(["cat", "word"], mount=workplace / "folder", image=sif)
         assert results.texts == dict.fromkeys(cluster.hosts, "one")
         wheel = str(next(wheels.glob("hello-*.whl")))
-        cluster.install(wheel, venv=str(workplace / "venv")).raise_for_status()
-        for name in cluster.hosts:
-            assert list((workplace / f"venv-{name}").glob("lib/python*/site-packages/hello.py"))
+        for venv in "venv", "again":  # from one mount
+            cluster.install(wheel, venv=str(workplace / venv)).raise_for_status()
+            for name in cluster.hosts:
+                place = workplace / f"{venv}-{name}"
+                assert list(place.glob("lib/python*/site-packages/hello.py"))

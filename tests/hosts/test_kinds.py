@@ -19,6 +19,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from tests.conftest import UP_AND_DIE
 from tests.hosts.told import assert_only_monarch_is_told, environments
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service, start_workers
@@ -224,6 +225,17 @@ def test_a_session_stays_and_goes(lab: Lab, source: Path, spec: str) -> None:
     assert (down.returncode, down.stdout) == (0, ""), down.stderr
     _assert_clean(lab)
     (source / ".hidden").write_text("hidden\n")
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("spec", KINDS)
+def test_hosts_of_an_up_that_was_killed_are_ended(lab: Lab, spec: str) -> None:
+    killed = lab.run(LOGIN, [sys.executable, "-c", UP_AND_DIE, "up", "--hosts", spec])
+    assert killed.returncode != 0
+    assert _call(lab, "status").stdout == "nothing is mounted\n"
+    down = _call(lab, "down")
+    assert (down.returncode, "ending what a killed `up` had started" in down.stderr) == (0, True)
+    _assert_clean(lab)
 
 
 @pytest.mark.costly

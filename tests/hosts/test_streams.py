@@ -446,6 +446,63 @@ def test_a_shorter_interval_counts_at_once(workplace: Path) -> None:
     assert asyncio.run(report()) < 20
 
 
+PAUSE = 0.01
+"""Seconds in which a client asks for more, and a writer fills the pipe."""
+
+LEAVES_A_WRITER = Command(("sh", "-c", "yes & sleep 0.3; echo mine >&2; exit 3"))
+
+
+def test_reports_end_with_the_command_though_it_leaves_a_writer(workplace: Path) -> None:
+    run = _Run(LEAVES_A_WRITER, workplace / "work" / "run", {}, False, {})
+
+    async def read() -> tuple[bytes, int | None]:
+        late, errors = 0, b""
+        while late < 4 * conduit.PIPE:
+            await asyncio.sleep(PAUSE)
+            ended = run._process.poll() is not None
+            report = await run.report(1 << 20, 0)
+            errors += report.stderr
+            late += len(report.stdout) if ended else 0
+            if report.code is not None:
+                return errors, report.code
+        return errors, None
+
+    try:
+        assert asyncio.run(read()) == (b"mine\n", 3)
+    finally:
+        _end_with_descendants(run)
+
+
+def test_a_connection_ends_with_the_command_though_it_leaves_a_writer(workplace: Path) -> None:
+    run = _Run(LEAVES_A_WRITER, workplace / "work" / "run", {}, False, {})
+    ours, theirs = socket.socketpair()
+
+    def give() -> None:
+        with contextlib.suppress(OSError):  # the test has failed
+            run.give(theirs, 1 << 20)
+
+    thread = threading.Thread(target=give)
+    thread.start()
+    try:
+        late, errors = 0, b""
+        while (frame := conduit.receive(ours, 1 << 20)) is not None:
+            time.sleep(PAUSE)
+            late += len(frame[1]) if run._process.poll() is not None else 0
+            errors += frame[1] if frame[0] == "stderr" else b""
+            assert late < 64 * conduit.PIPE  # which are more than sockets hold
+        assert errors == b"mine\n"
+    finally:
+        ours.close()
+        thread.join()
+        theirs.close()
+        _end_with_descendants(run)
+
+
+def _end_with_descendants(run: _Run) -> None:
+    run._kill()
+    run.end()
+
+
 def test_in_order_begins_with_the_first_line(cli: Cli, source: Path, workplace: Path) -> None:
     go = workplace / "go"
     script = workplace / "script"

@@ -18,7 +18,6 @@ from wheelmount.cli.console import ConsoleProgress
 from wheelmount.cli.environments import environment
 from wheelmount.cli.image_options import container
 from wheelmount.cli.launcher import Launcher
-from wheelmount.containers.terminal import Size, raw
 from wheelmount.errors import InputError
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations import (
@@ -126,11 +125,8 @@ def shell(
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = command or ("bash",)
     progress = ConsoleProgress(quiet=quiet)
-    if not terminal:
-        return _pipe(spec, image, argv, packages, launch, progress)
-    if spec.kind != "local":
-        with raw() as size:
-            return _pipe(spec, image, argv, packages, launch, progress, size)
+    if not terminal or spec.kind != "local":
+        return _pipe(spec, image, argv, packages, launch, progress, terminal=terminal)
     return shells.attach(Site(spec, config.load(), progress), image, argv, packages, launch)
 
 
@@ -141,7 +137,8 @@ def _pipe(
     packages: Path | None,
     launch: Launch,
     progress: ConsoleProgress,
-    terminal: Size | None = None,
+    *,
+    terminal: bool = False,
 ) -> int:
     def told(_host: str, stream: str, data: bytes) -> None:
         target = getattr(sys, stream).buffer

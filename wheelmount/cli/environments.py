@@ -79,7 +79,7 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
                 return None
             from wheelmount.operations.environments import Needed
             from wheelmount.wheels.given import file_of
-            from wheelmount.wheels.wanted import PROJECT_NAME, UV_LOCK_NAME, Wanted
+            from wheelmount.wheels.wanted import PROJECT_NAME, UV_LOCK_NAME
 
             packages = [one for text in named for one in _split(text)]
             place = config.load().private_runtime() / "given"
@@ -87,14 +87,15 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
             if project is not None:
                 locked = (project / UV_LOCK_NAME).is_file()
                 paths.append(project / (UV_LOCK_NAME if locked else PROJECT_NAME))
-            own = inline or Inline()
-            packages += own.dependencies
-            newer = own.exclude_newer
-            wanted = None
-            if packages or paths:
-                flags = [f"--exclude-newer={newer}"] if newer else []
-                wanted = Wanted.of(packages, paths, (), extras, groups, flags=flags)
-            return Needed(wanted, own.requires_python, upgrade, interpreter)
+            return Needed.of(
+                packages,
+                paths,
+                inline,
+                extras=extras,
+                groups=groups,
+                upgrade=upgrade,
+                interpreter=interpreter,
+            )
 
         return command(*arguments, needed=needed, **values)
 

@@ -14,7 +14,7 @@ import click
 from wheelmount import config
 from wheelmount.cli import completion, options
 from wheelmount.cli.console import ConsoleProgress
-from wheelmount.errors import InputError, WheelmountError, among
+from wheelmount.errors import InputError, TransferError, WheelmountError, among
 from wheelmount.hosts.spec import HostSpec
 from wheelmount.operations import standing
 from wheelmount.operations.records import Refreshed
@@ -84,9 +84,11 @@ def refresh(targets: tuple[str, ...], watch: bool, as_json: bool, quiet: bool) -
     settings, progress = config.load(), ConsoleProgress(quiet=quiet)
     if watch:
         for each in standing.watch(targets, settings, progress):
-            _say([each], as_json)
-            if each.shortfall is not None:
-                progress.error(each.shortfall)
+            error = each if isinstance(each, TransferError) else each.shortfall
+            if isinstance(each, Refreshed):
+                _say([each], as_json)
+            if error is not None:
+                progress.error(error)
         return
     answers = standing.refresh(targets, settings, progress)
     made = [answer for answer in answers if not isinstance(answer, WheelmountError)]

@@ -38,6 +38,9 @@ LINE = 64 << 10
 PIECE = 1 << 20
 """Bytes of such a file that are printed at a time."""
 
+SUFFIXES = {"stdout": "out", "stderr": "err"}
+"""Of the names of files that receive output, by stream."""
+
 COLOURS = "cyan", "magenta", "green", "yellow", "blue"
 """Of hosts' names on a terminal."""
 
@@ -385,13 +388,23 @@ class _Files:
         for file in self._files.values():
             file.close()
 
+    def begin(self, hosts: Sequence[str]) -> None:
+        """Make all files, empty: a host may write nothing, and an earlier run have left some."""
+        for host in hosts:
+            for stream in SUFFIXES:
+                self._open(host, stream).close()
+
+    def end(self, host: str, *, lost: bool) -> None:
+        """Do nothing: what has come is in the files."""
+
     def __call__(self, host: str, stream: str, data: bytes) -> None:
         if (host, stream) not in self._files:
-            suffix = {"stdout": "out", "stderr": "err"}[stream]
-            name = self._directory / f"{host}.{suffix}"
-            self._files[host, stream] = open(name, "wb", opener=opener)  # noqa: SIM115 - see above
+            self._files[host, stream] = self._open(host, stream)
         self._files[host, stream].write(data)
         self._files[host, stream].flush()
+
+    def _open(self, host: str, stream: str) -> BinaryIO:
+        return open(self._directory / f"{host}.{SUFFIXES[stream]}", "wb", opener=opener)
 
 
 def _print(name: str, result: Result) -> None:

@@ -89,11 +89,7 @@ def run(
     """
     launch = replace(launch, copies=copies)
     if image is not None:
-        if copies > 1:
-            raise InputError(
-                "containers of one host cannot write to one overlay together",
-                hint="omit --per-host or --image",
-            )
+        launch.check_container()
         image = replace(image, variables=launch.variables)
     words = (source, *((script,) if script is not None else ()), *arguments)
     folder = Path(source) if Path(source).is_dir() else None

@@ -143,9 +143,10 @@ def _words(record: Mapping[str, Any], *, alone: bool) -> tuple[str, ...]:
         mntpoint = re.sub(rf"(?<!\w){re.escape(record['host'])}(?!\w)", "{host}", mntpoint)
     words = [f"{record['source']} at {mntpoint}"]
     if "error" in record:
-        if not record.get("dead", True):
-            return *words, "does not answer yet"
-        return *words, "dead: `wheelmount umount --force` clears it away"
+        if record.get("dead"):
+            return *words, "dead: `wheelmount umount --force` clears it away"
+        # Only on this machine is it known that the mount lives.
+        return *words, "does not answer yet" if "dead" in record else record["error"]
     arrived = "complete"
     if record["held"] != record["size"]:
         least, together = ("at least ", " together") if "all" in record else ("", "")

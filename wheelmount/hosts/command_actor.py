@@ -139,6 +139,7 @@ class _Run:
         self._seconds: float | None = None
         self._scheduled = 0.0  # when the next report of little output would be due, evenly spaced
         self._outputs: dict[str, int] = {}
+        self._left: dict[str, int] | None = None  # bytes to be read, once the command has ended
         self._input = -1
         self._connections: set[socket.socket] = set()
         self._condition = threading.Condition()
@@ -232,12 +233,26 @@ class _Run:
     def _exit_code(self) -> int | None:
         """Return the exit code; None while the command runs.
 
-        After a time-out, None until all descendants have ended, too.
+        After a time-out, None until all descendants have ended, too. From its end on, only what it
+        had written is read: processes that it left running may write without end.
         """
         code = self._process.poll()
-        if code is None or self._timed_out is None:
-            return 128 - code if code is not None and code < 0 else code
-        return OvertimeError.exit_code if self._timed_out.is_set() else None
+        if code is None or (self._timed_out is not None and not self._timed_out.is_set()):
+            return None
+        if self._left is None:
+            outputs = self._outputs.items()
+            self._left = {stream: conduit.held(output) for stream, output in outputs if output >= 0}
+        if self._timed_out is not None:
+            return OvertimeError.exit_code
+        return 128 - code if code < 0 else code
+
+    def _most(self, stream: str, limit: int) -> int:
+        """Return how many bytes of a stream may be read now, up to a limit."""
+        return limit if self._left is None else min(limit, self._left.get(stream, 0))
+
+    def _took(self, stream: str, size: int) -> None:
+        if self._left is not None and stream in self._left:
+            self._left[stream] -= size
 
     async def report(self, limit: int, interval: float) -> Report:
         now = time.monotonic()
@@ -263,7 +278,7 @@ class _Run:
             await _ready([each for each in self._outputs.values() if each >= 0])
 
     def _read_output(self, stream: str, limit: int) -> bytes:
-        found, size = [], 0
+        found, size, limit = [], 0, self._most(stream, limit)
         while self._outputs.get(stream, -1) >= 0 and size < limit:
             try:
                 piece = os.read(self._outputs[stream], limit - size)
@@ -274,6 +289,7 @@ class _Run:
                 self._outputs[stream] = -1
             found.append(piece)
             size += len(piece)
+        self._took(stream, size)
         if stream == "stderr" and not size and self._exit_code() is not None:
             found, self._reason = [self._reason], b""
         return found[0] if len(found) == 1 else b"".join(found)
@@ -303,7 +319,9 @@ class _Run:
                 ended = self._exit_code() is not None
                 more = False
                 for stream, output in self._outputs.items():
-                    if output >= 0 and splicer.send(output, stream):
+                    most = self._most(stream, limit)
+                    if output >= 0 and most and (sent := splicer.send(output, stream, most)):
+                        self._took(stream, sent)
                         more = True
                     elif data := self._read_output(stream, limit):
                         conduit.send(connection, stream, data)
@@ -395,7 +413,9 @@ class _Run:
                 sockets.hang_up(connection)
             self._condition.wait_for(lambda: not self._connections)
         for descriptor in self._outputs.values():
-            if descriptor >= 0:
+            if descriptor >= 0 and conduit.closed(descriptor):
+                os.close(descriptor)
+            elif descriptor >= 0:
                 # Processes that the command left running may still write; nobody reads that output.
                 threading.Thread(target=_drain, args=(descriptor,), daemon=True).start()
         self._outputs = dict.fromkeys(self._outputs, -1)

@@ -21,6 +21,8 @@ import select
 import socket
 import ssl
 import struct
+import sys
+import termios
 from collections.abc import Mapping
 
 from wheelmount.hosts import sockets
@@ -144,8 +146,13 @@ class Splicer:
     def __exit__(self, *_exc: object) -> None:
         self._close()
 
-    def send(self, source: int, stream: str) -> int:
+    def send(self, source: int, stream: str, most: int | None = None) -> int:
         """Send, in one frame, the bytes that a descriptor has ready.
+
+        Args:
+            source: the descriptor.
+            stream: name of the stream that it is.
+            most: maximum bytes to send; default the maximum of a frame.
 
         Returns:
             The number of bytes; 0 if none are ready, the descriptor has ended, or the caller must
@@ -157,7 +164,7 @@ class Splicer:
         if self._writing < 0:
             return 0
         try:
-            size = os.splice(source, self._writing, self._limit, flags=os.SPLICE_F_NONBLOCK)
+            size = os.splice(source, self._writing, most or self._limit, flags=os.SPLICE_F_NONBLOCK)
         except OSError as error:
             if error.errno == errno.EINVAL:  # such as from a terminal
                 self._close()
@@ -318,6 +325,18 @@ def pipe() -> tuple[int, int]:
     with contextlib.suppress(OSError):  # over the user's limit for all pipes
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE)
     return reading, writing
+
+
+def held(reading: int) -> int:
+    """Return how many bytes a pipe holds that were not read yet."""
+    return int.from_bytes(fcntl.ioctl(reading, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def closed(reading: int) -> bool:
+    """Return whether no process can write to a pipe any more."""
+    poll = select.poll()
+    poll.register(reading, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _header(connection: socket.socket, limit: int) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -74,6 +74,8 @@ class Hosts(ABC):
     killed = False
 
     def __init__(self, names: Sequence[str] = ()) -> None:
+        self.begun: Callable[[dict[str, Any]], object] = lambda _record: None
+        """Told the ``record`` before anything is started that stays if this process is killed."""
         self._names = list(names)
         self._hosts: list[Host] = []
         # Of calls given up; kept, so that late answers still have a receiver (see ``settle``).
@@ -109,12 +111,12 @@ class Hosts(ABC):
             log.warning("%s", error)
 
     @abstractmethod
-    def leave(self) -> dict[str, Any]:
-        """Disconnect from the hosts without stopping them.
+    def record(self) -> dict[str, Any]:
+        """Return a record for ``resume``, as JSON has it: for ``stop``, also before they run."""
 
-        Returns:
-            A record for ``resume``, as JSON has it.
-        """
+    def leave(self) -> dict[str, Any]:
+        """Disconnect from the hosts without stopping them; return their ``record``."""
+        return self.record()
 
     @classmethod
     @abstractmethod

@@ -276,7 +276,11 @@ class KubernetesHosts(NetworkHosts):
             _end(self._process)
         self._forget_messages()
         self._process, self._made = None, False
-        return super().leave() | {"order": asdict(self._order)}
+        return self.record()
+
+    def record(self) -> dict[str, Any]:
+        """Return a record for ``resume``."""
+        return super().record() | {"order": asdict(self._order)}
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> KubernetesHosts:

@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, cast
 
-from wheelmount import config, variables
+from wheelmount import config, shared, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WheelmountError
@@ -109,6 +109,7 @@ class Launcher:
             HostError: it cannot be started; the message has its output.
         """
         self.directory.mkdir(mode=0o700, exist_ok=True)
+        shared.mark(self.directory)
         log = worker.log_of(self.mark)
         apart = _namespace()
         environment = {**variables.without_secrets(), worker.MARK: str(self.mark)}

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wheelmount import config, disk, linux, subordinate, variables
+from wheelmount import config, disk, linux, shared, subordinate, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError, WheelmountError
@@ -80,9 +80,11 @@ class LocalHosts(Hosts):
             self._start(timeout * (1 - FIRST_PART))
 
     def _start(self, timeout: float) -> None:
+        self.begun(self.record())
         self.directory.mkdir(mode=0o700)
         guard = None
         try:
+            shared.mark(self.directory)
             if self._guarded:
                 guard, self._guard = os.pipe()
             for name in self._names:
@@ -172,6 +174,10 @@ class LocalHosts(Hosts):
     def leave(self) -> dict[str, Any]:
         """Disconnect from the hosts without stopping them; they must not be guarded."""
         self._processes = []
+        return self.record()
+
+    def record(self) -> dict[str, Any]:
+        """Return a record for ``resume``."""
         return {"directory": str(self.directory), "names": self._names}
 
     @classmethod

@@ -179,8 +179,8 @@ class NetworkHosts(Hosts):
         self.settle()
         self._hosts = []
 
-    def leave(self) -> dict[str, Any]:
-        """Let go of them."""
+    def record(self) -> dict[str, Any]:
+        """What ``resume`` needs."""
         record: dict[str, Any] = {"addresses": self.addresses, "names": self._names}
         if self._authority is not None:
             record["authority"] = self._authority.encode().decode()
@@ -194,7 +194,7 @@ class NetworkHosts(Hosts):
         return hosts
 
     def recall(self, record: dict[str, Any]) -> None:
-        """Take from a record of ``leave`` where they are."""
+        """Take from a record where they are."""
         self._names = record["names"]
         self._addresses = [Address.parse(text) for text in record["addresses"]]
         if "authority" in record:

@@ -36,7 +36,7 @@ DEFAULT = "default"
 POLL_INTERVAL = 0.05
 """Seconds between tries to lock a session."""
 
-_RECORD, _HANDLES, _LOCK = "session.json", "handles", "lock"
+_RECORD, _BEGUN, _HANDLES, _LOCK = "session.json", "begun.json", "handles", "lock"
 
 
 @dataclass(slots=True)
@@ -126,7 +126,9 @@ class Session:
         Raises:
             HostError: the session does not exist, is of another version, or its record is damaged.
         """
-        path = self.directory / _RECORD
+        return self._decode(self.directory / _RECORD)
+
+    def _decode(self, path: Path) -> Record:
         try:
             record = typed.decode(path.read_bytes(), dict[str, Any])
             if record["version"] == VERSION:
@@ -151,7 +153,28 @@ class Session:
 
     def write(self, record: Record) -> None:
         """Write the record; the caller must hold ``lock``."""
-        disk.write(self.directory / _RECORD, json.dumps(asdict(record), indent=1), mode=0o600)
+        self._encode(self.directory / _RECORD, record)
+        (self.directory / _BEGUN).unlink(missing_ok=True)
+
+    def begin(self, record: Record) -> None:
+        """Note hosts that are about to be started; the caller must hold ``lock``.
+
+        If it is killed, ``begun`` tells the next process what to end.
+        """
+        self._encode(self.directory / _BEGUN, record)
+
+    def begun(self) -> Record | None:
+        """Return the record of hosts that a killed process may have begun to start, if any.
+
+        Raises:
+            HostError: it is of another version, or damaged.
+        """
+        path = self.directory / _BEGUN
+        return self._decode(path) if path.exists() and not self.exists else None
+
+    @staticmethod
+    def _encode(path: Path, record: Record) -> None:
+        disk.write(path, json.dumps(asdict(record), indent=1), mode=0o600)
 
     def check(self, record: Record) -> None:
         """Check that this is still the session that was read.
@@ -202,13 +225,14 @@ class Session:
         try:
             yield
         finally:
-            if not self.exists:  # before the lock is released, or others would lock a removed file
+            # Before the lock is released, or others would lock a removed file.
+            if not self.exists and not (self.directory / _BEGUN).exists():
                 shutil.rmtree(self.directory, ignore_errors=True)
             os.close(lock)
 
     def forget(self) -> None:
         """Delete the record and handles; the caller must hold ``lock``, and have stopped hosts."""
-        for name in (_RECORD, _HANDLES):
+        for name in (_RECORD, _BEGUN, _HANDLES):
             (self.directory / name).unlink(missing_ok=True)
 
 

@@ -260,6 +260,7 @@ class SlurmHosts(NetworkHosts):
             WaitError: the job did not run within ``queue_timeout``.
         """
         self._start_authority()
+        self.begun(self.record())  # of a step, which is found by its name
         first, *others = _ports()
         try:
             self._start_at(first)
@@ -414,6 +415,7 @@ class SlurmHosts(NetworkHosts):
         log.debug("run: %s, which runs %s", shlex.join(command), shlex.join(run))
         said = ask(command, script, environ=self._environment())
         self._job = said.strip().partition(";")[0]
+        self.begun(self.record())
 
     def _bring(self, job: str) -> None:
         """Send wheelmount to nodes without it; their launchers wait for it.
@@ -763,11 +765,15 @@ class SlurmHosts(NetworkHosts):
         """Disconnect from the nodes without stopping the job; it must not be guarded."""
         self._step = None
         self._keep_job()
+        return self.record()
+
+    def record(self) -> dict[str, Any]:
+        """Return a record for ``resume``."""
         return {
             "count": self._count,
             "job": self._job,
             "token": self._token,
-            **super().leave(),
+            **super().record(),
         }
 
     @classmethod

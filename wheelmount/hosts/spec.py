@@ -64,6 +64,14 @@ class HostSpec:
         return 0 < len(machines) < self.count
 
     @property
+    def lasting(self) -> str | None:
+        """What tells mounts that stay on these hosts for later commands from mounts of others.
+
+        None if the hosts end with the command.
+        """
+        return None if self.session is None else ""
+
+    @property
     def local_names(self) -> list[str]:
         """Names of the hosts, if they are on this machine."""
         return [f"host{number}" for number in range(self.count)]

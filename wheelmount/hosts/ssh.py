@@ -131,6 +131,7 @@ class SshHosts(NetworkHosts):
             HostError: a worker cannot be started, or does not answer in time.
         """
         self._start_authority()
+        self.begun(self.record())
         mode = launcher.GUARDED if self._guarded else launcher.DETACHED
         try:
             for name, target in zip(self._names, self._targets, strict=True):
@@ -262,10 +263,10 @@ class SshHosts(NetworkHosts):
             reasons = "; ".join(dict.fromkeys(left.values()))
             log.warning("workers may be left on %s: %s", ", ".join(left), reasons)
 
-    def leave(self) -> dict[str, Any]:
-        """Disconnect from the workers without stopping them; they must not be guarded."""
+    def record(self) -> dict[str, Any]:
+        """Return a record for ``resume``."""
         own = {"targets": list(map(str, self._targets)), "token": self._token}
-        return super().leave() | own
+        return super().record() | own
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> SshHosts:

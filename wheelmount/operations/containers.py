@@ -40,6 +40,7 @@ def execute(
         launch: how to run it.
     """
     spec, settings = site.spec, site.settings
+    launch.check_container()
     with pulled.here(image, site) as image:
         check(spec, image, argv)
         if launch.collect is not None and launch.collect.output and image.instance is not None:
@@ -107,6 +108,7 @@ def script(
         launch: how to run it.
     """
     spec, settings = site.spec, site.settings
+    launch.check_container()
     with pulled.here(image, site) as image:
         inside = scripts.is_environment(source)
         argv = program.inside(program.through(environment=inside))

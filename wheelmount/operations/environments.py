@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from wheelmount.operations.scripts import Program
 from wheelmount.operations.site import Site
 from wheelmount.wheels import carried, venv
 from wheelmount.wheels.carried import Carried
+from wheelmount.wheels.inline import Inline
 from wheelmount.wheels.interpreter import base_executable
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.venv import Environment
@@ -50,6 +51,40 @@ class Needed:
     python: str = ""
     upgrade: bool = False
     interpreter: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        packages: Iterable[str],
+        files: Sequence[Path] = (),
+        script: Inline | None = None,
+        *,
+        extras: Iterable[str] = (),
+        groups: Iterable[str] = (),
+        upgrade: bool = False,
+        interpreter: str = "",
+    ) -> Needed:
+        """Return what a request and the metadata of a script ask for together.
+
+        Args:
+            packages: requirements, or paths of wheels and projects.
+            files: requirements files, ``pyproject.toml`` files or locks.
+            script: the script's metadata, if it has any.
+            extras: of the projects among the files.
+            groups: likewise.
+            upgrade: see above.
+            interpreter: see above.
+
+        Raises:
+            WheelmountError: a requirement or a file cannot be understood.
+        """
+        own = script or Inline()
+        packages = [*packages, *own.dependencies]
+        wanted = None
+        if packages or files:
+            flags = [f"--exclude-newer={own.exclude_newer}"] if own.exclude_newer else []
+            wanted = Wanted.of(packages, files, (), tuple(extras), tuple(groups), flags=flags)
+        return cls(wanted, own.requires_python, upgrade, interpreter)
 
 
 def run(
@@ -175,6 +210,8 @@ def _on_mounts(
     launch: Launch,
 ) -> Results:
     """Mount the environment and maybe a directory, and run a command on each host."""
+    if image is not None:
+        launch.check_container()
     if image is not None and image.instance is not None:
         raise InputError(
             "an environment cannot be shown to an instance that may run already",

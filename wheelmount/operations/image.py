@@ -250,13 +250,14 @@ def _inside(path: Path, folder: Path) -> str | None:
 
 
 def packages_point(spec: HostSpec, packages: Path) -> str:
-    """Return the mount point of a wheelhouse on hosts, the same for all commands of a session."""
+    """Return the mount point of a wheelhouse on hosts; the same for all commands if they stay."""
     return point_of(spec, packages, "packages")
 
 
 def point_of(spec: HostSpec, directory: Path, kind: str) -> str:
     """Return the mount point of a directory in the user's own directory on hosts."""
-    mark = secrets.token_hex(4) if spec.session is None else mark_of(directory)
+    stays = spec.lasting
+    mark = secrets.token_hex(4) if stays is None else stays + mark_of(directory)
     return f"{PRIVATE}/{kind}-{mark}-{{host}}"
 
 

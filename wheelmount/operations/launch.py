@@ -38,6 +38,18 @@ class Launch:
     copies: int = 1
     collect: Collection | None = None
 
+    def check_container(self) -> None:
+        """Check that a container on each host can run the command.
+
+        Raises:
+            InputError: there are several copies for one container's overlay.
+        """
+        if self.copies > 1:
+            raise InputError(
+                "containers of one host cannot write to one overlay together",
+                hint="omit --per-host or --image",
+            )
+
     def within(self, usual: str | None) -> str | None:
         """Return the directory in which the command starts.
 

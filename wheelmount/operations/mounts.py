@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from wheelmount.config import Settings
-from wheelmount.errors import WaitError, WheelmountError
+from wheelmount.errors import MountError, TransferError, WaitError, WheelmountError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.remote import RemoteMount, remotemount
@@ -36,6 +36,7 @@ def mount(
         Where it is, by host, and an error that names the files which cannot be read there.
 
     Raises:
+        MountError: the session has the mount already, with another access or adapter.
         WheelmountError: it could not be; nothing stays mounted.
     """
     spec, settings, progress = site.spec, site.settings, site.progress
@@ -46,9 +47,14 @@ def mount(
             pools.at(site, namespaces=True) as pool,
             pool.mount(source, mntpoint) as standing,
         ):
-            mount = standing
+            mount, other = standing, standing.differs()
             if spec.kind != "local" and _apart(mount):
                 progress.log("only what wheelmount runs on these hosts sees it, see `status`")
+        if other is not None:
+            raise MountError(
+                f"{source} is mounted in session {spec.session} already, with another {other}",
+                hint=f"run `wheelmount umount {mount.identity}` first",
+            )
         return mount.mntpoints, mount.shortfall()
     # A node of a job may be this machine, which has the directory at that path.
     alike = spec.shared or (mntpoint is None and spec.kind != "local")
@@ -82,8 +88,8 @@ def refresh(
     progress: Progress,
     occasions: Iterable[object] = (None,),
     seen: Seen | None = None,
-) -> Iterator[Refreshed]:
-    """Refresh an existing mount repeatedly.
+) -> Iterator[Refreshed | TransferError]:
+    """Refresh an existing mount repeatedly, also after a file was edited while it was copied.
 
     Args:
         directories: private directories of the mount, one for each host, all on this machine.
@@ -94,8 +100,12 @@ def refresh(
     """
     with _standing(directories, settings, progress, seen) as mount:
         for _ in occasions:
-            changed = mount.refresh(warn=False)
-            yield Refreshed(changed, mount.mntpoints, mount.shortfall())
+            try:
+                changed = mount.refresh(warn=False)
+            except TransferError as error:
+                yield error
+            else:
+                yield Refreshed(changed, mount.mntpoints, mount.shortfall())
 
 
 @contextlib.contextmanager
@@ -150,6 +160,8 @@ def refreshed(
 ) -> Refreshed:
     """Refresh an existing mount once; ``seen`` as of ``RemoteMount.adopt``."""
     (found,) = refresh(directories, settings, progress, seen=seen)
+    if isinstance(found, TransferError):
+        raise found
     return found
 
 

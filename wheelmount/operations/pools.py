@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy as duplicate
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from wheelmount.config import Settings
@@ -162,6 +164,15 @@ class HostPool(ABC):
         results.shortfall = results.shortfall or mount.shortfall()  # all of a session's arrive
         return results
 
+    def _remember(self, made: RemoteMount) -> None:
+        """Have the results of commands tell what this mount lacks, in place of an earlier one."""
+        others = [
+            each
+            for each in self._mounts
+            if (each.source, each.mntpoint) != (made.source, made.mntpoint)
+        ]
+        self._mounts[:] = [*others, made]  # which a narrowed pool shares
+
     def narrowed(self, only: Sequence[str]) -> HostPool:
         """Return this pool with fewer hosts that run commands.
 
@@ -273,9 +284,16 @@ class Held(HostSpec):
 
     Attributes:
         pool: the hosts.
+        token: their own, as others may run on the same machines.
     """
 
     pool: HostPool
+    token: str = field(default_factory=partial(secrets.token_hex, 4))
+
+    @property
+    def lasting(self) -> str | None:
+        """See ``HostSpec``."""
+        return self.token if self.session is None else ""
 
 
 @contextlib.contextmanager
@@ -289,7 +307,7 @@ def hold(site: Site, *, namespaces: bool) -> Iterator[Held]:
     Yields:
         Replaces the hosts of ``site`` during the context.
     """
-    fields = {field.name: getattr(site.spec, field.name) for field in dataclasses.fields(HostSpec)}
+    fields = {each.name: getattr(site.spec, each.name) for each in dataclasses.fields(HostSpec)}
     with contextlib.ExitStack() as ends:
         pool = ends.enter_context(at(site, namespaces=namespaces, visible=not namespaces))
         if isinstance(pool, _Passing):
@@ -311,7 +329,7 @@ class _Passing(HostPool):
         settings, progress = self._settings, self._progress
         made = remotemount(self.chosen, source, mntpoint, settings=settings, progress=progress)
         made.killed, made.make = self.hosts.killed, make
-        self._mounts.append(made)
+        self._remember(made)
         return made
 
 
@@ -348,7 +366,7 @@ class _Lasting(HostPool):
                 make()
             if not fixed:
                 made.refresh(warn=False)
-        self._mounts = [*(each for each in self._mounts if each is not made), made]
+        self._remember(made)
         yield made
 
 
@@ -393,6 +411,19 @@ def join(session: Session, progress: Progress, only: Sequence[str] = ()) -> Iter
 
 class Standing(HostPool):
     """Hosts of a session, which also keeps mounts.
+
+    Several processes may work on a session. Two kinds of locks keep them apart (decision 0074):
+
+    - *the lock of the session*, held to read and change its record, to unmount, and by ``up`` and
+      ``down``; never while bytes travel.
+    - *the turn on a mount*, the lock ``delivery-IDENTITY``, held by the process that makes,
+      refreshes or delivers the mount, until all bytes have arrived. It is only tried, never waited
+      for, while the session is locked, so the two cannot wait for each other.
+
+    A mount is noted, with its identity, before it is made, so that no other process makes it too. A
+    lock ends with its process: a mount that is noted, whose agents are not and whose turn is free,
+    was left half made, and is taken down. Unmounting does not wait for a turn, unless the agents
+    are not noted yet; the process whose turn it is then finds the note gone.
 
     Args:
         session: the session.
@@ -443,61 +474,125 @@ class Standing(HostPool):
         make: Callable[[], Tree | None] | None = None,
     ) -> Iterator[RemoteMount]:
         """Mount a directory, or refresh its mount; the mount stays after the context."""
-        session, path = self._session, os.path.abspath(source)  # noqa: PTH100 - as remotemount does
+        path = os.path.abspath(source)  # noqa: PTH100 - as remotemount does
         key = records.key(path, mntpoint or path)
-        with self._settled(key):
-            if make is not None and key in mounts_of(session.read()):
-                make()
-            made = self._mounted(key, fixed=fixed)
-            resumed = made is not None and made.delivering  # what a client left that was killed
-            if made is None:
-                made = self._new(path, mntpoint)
-                made.make = make
+        with contextlib.ExitStack() as turn:
+            made = None
+            while made is None:
+                turn.close()  # of a mount that was gone, and is forgotten now
+                new = MountNote(secrets.token_hex(4), path, mntpoint or path, os.getpid())
+                note = self._take_turn(key, turn, new)
+                if note is new:
+                    made = self._make(key, note, make)
+                else:
+                    if make is not None:
+                        make()
+                    made = self._mounted(key, note, fixed=fixed)
+            resumed = note is not new and made.delivering  # what a client left that was killed
+            if not (note is new or resumed or fixed):
+                self._refresh(key, made)
+            self._remember(made)
+            with self._delivery(key, made, turn, refresh=resumed):
+                yield made
+
+    def _take_turn(
+        self,
+        key: str,
+        turn: contextlib.ExitStack,
+        new: MountNote | None = None,
+        *,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> MountNote:
+        """Wait until no other process makes, refreshes or delivers a mount; keep others from it.
+
+        Args:
+            key: of the mount.
+            turn: others may go on when it is closed.
+            new: noted if the session does not have the mount.
+            unless: called while the session is locked; if it returns true, the wait ends although
+                it is another process's turn.
+
+        Returns:
+            The session's note of the mount.
+
+        Raises:
+            MountError: the session does not have the mount, and ``new`` is not given.
+            HostError: the session has ended.
+            WaitError: another process still works on the mount.
+        """
+        session = self._session
+        deadline = time.monotonic() + session.settings.start_timeout
+        while True:
+            with session.lock():
+                record = session.read()
+                found = mounts_of(record).get(key)
+                note = found or new
+                if note is None:
+                    raise self._gone(key)
+                file = session.directory / f"delivery-{note.identity}"
+                lock = try_lock(file)
+                if lock is not None:
+                    turn.callback(os.close, lock)
+                    turn.callback(file.unlink, missing_ok=True)  # before others can lock it
+                if found is None:
+                    self._write(record, key, note)
+                if lock is not None or note.client == os.getpid() or unless():
+                    return note
+            if time.monotonic() > deadline:
+                who = "another process" if note.client is None else f"process {note.client}"
+                raise WaitError(
+                    f"{who} still delivers or refreshes {key}", hint="wait for it, or end it"
+                )
+            time.sleep(POLL_INTERVAL)
+
+    def _make(
+        self, key: str, note: MountNote, make: Callable[[], Tree | None] | None
+    ) -> RemoteMount:
+        """Make a mount that is noted already."""
+        made = self._new(note)
+        made.make = make
+        try:
+            with self._said_if_unmounted(key, made):
                 made.open()
-            elif not (resumed or fixed):
-                self.refreshed += made.refresh(warn=False)
-            delivery = self._delivery(key, made, refresh=resumed)
-        self._mounts.append(made)
-        with delivery:
-            yield made
+        except BaseException:
+            self._forget(key, made.identity)
+            raise
+        return made
+
+    def _refresh(self, key: str, made: RemoteMount) -> None:
+        with self._said_if_unmounted(key, made):
+            self.refreshed += made.refresh(warn=False)
+        self._check_note(key, made)  # nothing had changed, so no host had anything to do
 
     def _delivery(
-        self, key: str, made: RemoteMount, *, refresh: bool = False, stays: bool = False
+        self,
+        key: str,
+        made: RemoteMount,
+        turn: contextlib.ExitStack,
+        *,
+        refresh: bool = False,
+        stays: bool = False,
     ) -> AbstractContextManager[None]:
-        """Have other processes leave a mount alone while this one delivers it, if it does.
-
-        Must be called while the session is locked.
+        """Deliver a mount, if this process does, and end its turn.
 
         Args:
             key: of the mount.
             made: the mount.
+            turn: this process's turn on the mount.
             refresh: whether to refresh it first.
             stays: whether it stays as it is if this fails.
 
         Returns:
             A context for all that is done with the mount; after it, all bytes have arrived.
         """
-        if not made.delivering:
-            return contextlib.nullcontext()
-        lock = try_lock(self._lock_of(made.identity))
-        self._note(key, made, client=os.getpid())
-        return self._delivering(key, made, lock, refresh=refresh, stays=stays)
-
-    @contextlib.contextmanager
-    def _delivering(
-        self, key: str, made: RemoteMount, lock: int | None, *, refresh: bool, stays: bool
-    ) -> Iterator[None]:
-        try:
-            with self._kept_once_whole(key, made, refresh=refresh, stays=stays):
-                yield
-        finally:
-            if lock is not None:
-                self._lock_of(made.identity).unlink(missing_ok=True)
-                os.close(lock)
+        if made.delivering:
+            return self._kept_once_whole(key, made, turn, refresh=refresh, stays=stays)
+        turn.close()
+        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _kept_once_whole(
-        self, key: str, made: RemoteMount, *, refresh: bool, stays: bool
+        self, key: str, made: RemoteMount, turn: contextlib.ExitStack, *, refresh: bool, stays: bool
     ) -> Iterator[None]:
         """Leave a mount to other clients as soon as all its bytes have arrived.
 
@@ -507,26 +602,27 @@ class Standing(HostPool):
         Args:
             key: of the mount.
             made: the mount, which this process delivers.
+            turn: this process's turn on the mount, which then ends.
             refresh: whether to refresh it first.
             stays: whether it stays if this fails.
         """
-        session, turn = self._session, threading.Lock()
+        session, once = self._session, threading.Lock()
         kept = failed = False
 
         def keep() -> None:
             nonlocal kept
-            made.wait(warn=False)
-            with session.lock(), turn:
-                if not kept and not failed:
-                    note = mounts_of(session.read()).get(key)
-                    if note is None or note.identity != made.identity:
-                        raise MountError(
-                            f"another command unmounted {made.source} while its bytes arrived",
-                            hint="run it again",
-                        )
+            with self._said_if_unmounted(key, made):
+                made.wait(warn=False)
+                with once:
+                    if kept or failed:
+                        return
+                    self._check_note(key, made)
                     made.keep()
-                    self._note(key, made)
                     kept = True
+            # It stays whatever the note says: the next client finds that all bytes are there.
+            with contextlib.suppress(WheelmountError, OSError), session.lock():
+                self._note(key, made)
+            turn.close()
 
         def keep_early() -> None:
             with contextlib.suppress(WheelmountError):  # ``keep`` below raises it
@@ -534,54 +630,24 @@ class Standing(HostPool):
 
         early = threading.Thread(target=keep_early, daemon=True)
         try:
+            with session.lock():
+                self._note(key, made, client=os.getpid())
             if refresh:
-                self.refreshed += made.refresh(warn=False)
+                self._refresh(key, made)
             early.start()
             yield
             if not kept:
                 keep()
         except BaseException:
-            with turn:
+            with once:
                 failed = True
             if not kept and not stays:
                 made.clear()
-                with contextlib.suppress(HostError), session.lock():  # the session has ended
-                    self._drop(key, made.identity)
+                self._forget(key, made.identity)
             raise
         finally:
             if early.ident is not None:
                 early.join()
-
-    @contextlib.contextmanager
-    def _settled(self, key: str) -> Iterator[None]:
-        """Lock the session when no other process delivers this mount."""
-        deadline = time.monotonic() + self._session.settings.start_timeout
-        while True:
-            with self._session.lock():
-                note = mounts_of(self._session.read()).get(key)
-                if note is None or not self._delivered_elsewhere(note):
-                    yield
-                    return
-            if time.monotonic() > deadline:
-                raise WaitError(
-                    f"process {note.client} still delivers {key}", hint="wait for it, or end it"
-                )
-            time.sleep(POLL_INTERVAL)
-
-    def _delivered_elsewhere(self, note: MountNote) -> bool:
-        """Return whether another process delivers a mount: whether it has locked the delivery.
-
-        Its number may belong to another process by now, or to one that has ended as a zombie.
-        """
-        if note.client in (None, os.getpid()):
-            return False
-        lock = try_lock(self._lock_of(note.identity))
-        if lock is not None:
-            os.close(lock)
-        return lock is None
-
-    def _lock_of(self, identity: str) -> Path:
-        return self._session.directory / f"delivery-{identity}"
 
     def unmount(self, identity: str, *, force: bool) -> None:
         """Unmount one of the session's mounts.
@@ -593,24 +659,33 @@ class Standing(HostPool):
         Raises:
             MountError: a host's mount is in use; the message names the processes.
             HostError: a host is lost, and the mount may stay there; the session forgets that host.
-            WaitError: a host does not answer.
+            WaitError: a host does not answer, or another process still makes the mount.
         """
-        with self._session.lock():
-            for key, note in mounts_of(self._session.read()).items():
-                if note.identity == identity:
-                    mount = self._new(note.source, note.mntpoint, identity)
-                    try:
-                        handles = self._session.handles().get(identity)
-                        if handles is None:  # the client was killed before it left them
-                            mount.adopt()
-                        else:
-                            mount.take(handles)
-                        mount.close(force=force)
-                    finally:
-                        if mount.handles:  # the mount stays on these hosts
-                            self._session.keep(self._session.handles() | {identity: mount.handles})
-                        else:
-                            self._drop(key, identity)
+        session = self._session
+        key = self._key_of(identity)
+        if key is None:
+            return
+
+        def reachable() -> bool:
+            return identity in session.handles()
+
+        with contextlib.ExitStack() as turn:
+            if not reachable():  # it is being made, or the command that made it was killed
+                with contextlib.suppress(MountError):  # it was given up
+                    self._take_turn(key, turn, unless=reachable)
+            with session.lock():
+                note = mounts_of(session.read()).get(key)
+                if note is None or note.identity != identity:
+                    return
+                mount = self._new(note)
+                try:
+                    mount.take(session.handles().get(identity))
+                    mount.close(force=force)
+                finally:
+                    if mount.handles:  # the mount stays on these hosts
+                        session.keep(session.handles() | {identity: mount.handles})
+                    else:
+                        self._drop(key, identity)
 
     def verify(self, identity: str, *, repair: bool) -> tuple[dict[str, Verified], dict[str, str]]:
         """Verify one of the session's mounts.
@@ -626,54 +701,106 @@ class Standing(HostPool):
             MountError: the session no longer has the mount.
             WaitError: another process still delivers it.
         """
-        for key, found in mounts_of(self._session.read()).items():
-            if found.identity != identity:
-                continue
-            with self._settled(key):
-                note = mounts_of(self._session.read()).get(key)
-                if note is None or note.identity != identity:  # taken down meanwhile
-                    break
-                mount = self._new(note.source, note.mntpoint, identity)
-                mount.adopt(self._session.handles().get(identity))
-                delivery = self._delivery(key, mount, stays=True)
-            with delivery:
+        key = self._key_of(identity)
+        if key is None:
+            raise self._gone(identity)
+        with contextlib.ExitStack() as turn:
+            note = self._take_turn(key, turn)
+            handles = self._session.handles().get(identity)
+            if note.identity != identity or handles is None:  # taken down meanwhile, or half made
+                raise self._gone(identity)
+            mount = self._new(note)
+            mount.adopt(handles)
+            with self._delivery(key, mount, turn, stays=True):
                 return mount.verify(repair=repair), mount.mntpoints
-        raise MountError(f"session {self._session.name} no longer has the mount {identity}")
 
-    def _new(self, source: str, mntpoint: str | None, identity: str | None = None) -> RemoteMount:
-        settings, progress = self._settings, self._progress
-        return RemoteMount(self.hosts, source, mntpoint, settings, progress, identity=identity)
+    def _key_of(self, identity: str) -> str | None:
+        """Return the key of a mount that the session has."""
+        notes = mounts_of(self._session.read())
+        return next((key for key, note in notes.items() if note.identity == identity), None)
 
-    def _mounted(self, key: str, *, fixed: bool) -> RemoteMount | None:
+    def _gone(self, what: str) -> MountError:
+        return MountError(f"session {self._session.name} no longer has the mount {what}")
+
+    def _new(self, note: MountNote) -> RemoteMount:
+        return RemoteMount(
+            self.hosts,
+            note.source,
+            note.mntpoint,
+            self._settings,
+            self._progress,
+            identity=note.identity,
+        )
+
+    def _mounted(self, key: str, note: MountNote, *, fixed: bool) -> RemoteMount | None:
         """Return the mount that an earlier command left; None if it is gone, or incomplete."""
-        note = mounts_of(self._session.read()).get(key)
-        if note is None:
-            return None
-        mount = self._new(note.source, note.mntpoint, note.identity)
+        mount = self._new(note)
         handles = self._session.handles().get(note.identity)
-        if handles is not None and len(handles) < len(self.hosts.names):
-            self._progress.log(f"mounting {note.source} anew: some hosts have it no more")
-            mount.take(handles)
-            mount.clear()
+        reason = None
+        if handles is None:
+            reason = "the command that made it was killed"
+        elif len(handles) < len(self.hosts.names):
+            reason = "some hosts have it no more"
+        else:
+            try:
+                mount.adopt(handles, fixed=fixed)
+            except MountError as error:
+                reason = error.message
+        if reason is None:
+            return mount
+        self._progress.log(f"mounting {note.source} anew: {reason}")
+        mount.take(handles)
+        mount.clear()
+        with self._session.lock():
             self._drop(key, note.identity)
-            return None
+        return None
+
+    @contextlib.contextmanager
+    def _said_if_unmounted(self, key: str, mount: RemoteMount) -> Iterator[None]:
+        """If the context fails because another command unmounted a mount, say so."""
         try:
-            mount.adopt(handles, fixed=fixed)
-        except MountError as error:
-            self._progress.log(f"mounting {note.source} anew: {error.message}")
-            mount.clear()
-            self._drop(key, note.identity)
-            return None
-        return mount
+            yield
+        except WheelmountError:
+            self._check_note(key, mount)
+            raise
+
+    def _check_note(self, key: str, mount: RemoteMount) -> None:
+        """Check that the session still has a mount.
+
+        Raises:
+            MountError: another command unmounted it.
+            HostError: the session has ended.
+        """
+        note = mounts_of(self._session.read()).get(key)
+        if note is None or note.identity != mount.identity:
+            raise MountError(
+                f"another command unmounted {mount.source} while its bytes arrived",
+                hint="run it again",
+            )
 
     def _note(self, key: str, mount: RemoteMount, client: int | None = None) -> None:
+        """Note the agents of a mount, and who delivers it; the session must be locked.
+
+        Raises:
+            MountError: another command unmounted it.
+        """
+        self._check_note(key, mount)
         session, record = self._session, self._session.read()
-        note = MountNote(mount.identity, mount.source, mount.mntpoint, client)
-        record.notes.setdefault(MOUNTS, {})[key] = dataclasses.asdict(note)
-        session.write(record)
         session.keep(session.handles() | {mount.identity: mount.handles})
+        note = MountNote(mount.identity, mount.source, mount.mntpoint, client)
+        self._write(record, key, note)
+
+    def _write(self, record: Record, key: str, note: MountNote) -> None:
+        record.notes.setdefault(MOUNTS, {})[key] = dataclasses.asdict(note)
+        self._session.write(record)
+
+    def _forget(self, key: str, identity: str) -> None:
+        """Drop a mount after an error, which counts."""
+        with contextlib.suppress(HostError, WaitError), self._session.lock():
+            self._drop(key, identity)
 
     def _drop(self, key: str, identity: str) -> None:
+        """Have the session forget a mount; it must be locked."""
         session = self._session
         record, handles = session.read(), session.handles()
         note = mounts_of(record).get(key)

@@ -9,7 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wheelmount.errors import HostError, InputError, MountError, WaitError, WheelmountError
+from wheelmount.errors import (
+    HostError,
+    InputError,
+    MountError,
+    TransferError,
+    WaitError,
+    WheelmountError,
+)
 from wheelmount.hosts import handshake, runtime
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Commands
@@ -61,14 +68,20 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
                     )
                 apart.alone(partial(_check, session))
                 return record, False
+        _end_begun(session, progress)
         return _make(spec, session, progress), True
 
 
 def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
     settings = session.settings
     hosts = spec.make(settings, namespaces=True, guarded=False, progress=progress)
+    hosts.begun = lambda begun: session.begin(Record(str(spec), spec.kind, hosts.names, begun))
     with runtime.to_stay(), progress.task("start", unit="host") as task:
-        hosts.start()
+        try:
+            hosts.start()
+        except BaseException:
+            session.forget()
+            raise
         try:
             with Commands(list(hosts), settings.start_timeout) as commands:
                 ready = {host.name: Command(("true",)) for host in hosts}
@@ -77,6 +90,7 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
             record = Record.leaving(spec, hosts)
         except BaseException:
             hosts.give_up()
+            session.forget()
             raise
         try:
             record.notes[VERSIONS] = dict(handshake.here())
@@ -88,6 +102,17 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
             raise
         task.advance(len(ready))
     return record
+
+
+def _end_begun(session: Session, progress: Progress) -> bool:
+    """End hosts that an ``up`` which was killed may have started; return whether there was one."""
+    record = session.begun()
+    if record is None:
+        return False
+    progress.log(f"session {session.name}: ending what a killed `up` had started")
+    hosts_of(session, record).give_up()
+    session.forget()
+    return True
 
 
 def _check(session: Session) -> None:
@@ -113,13 +138,15 @@ def _check(session: Session) -> None:
 
 
 def down(session: Session, progress: Progress) -> None:
-    """End a session with its mounts and hosts, even if hosts do not answer.
+    """End a session with its mounts and hosts, even if hosts do not answer, or never came up.
 
     Raises:
         HostError: there is no such session.
         MountError: a process that serves a mount here cannot be killed; all else has ended.
     """
     with session.lock():
+        if _end_begun(session, progress):
+            return
         record = session.read()
         with progress.task("stop", unit="host") as task:
             _end(session, record)
@@ -165,8 +192,8 @@ def refresh(
     note: MountNote,
     progress: Progress,
     occasions: Iterable[object] = (None,),
-) -> Iterator[Refreshed]:
-    """Refresh a session's mount repeatedly.
+) -> Iterator[Refreshed | TransferError]:
+    """Refresh a session's mount repeatedly, also after a file was edited while it was copied.
 
     Args:
         session: the session.
@@ -177,13 +204,20 @@ def refresh(
     with join(session, progress) as pool:
         for _ in occasions:
             before = pool.refreshed
-            with pool.mount(Path(note.source), note.mntpoint) as mount:
+            try:
+                with pool.mount(Path(note.source), note.mntpoint) as mount:
+                    pass
+            except TransferError as error:
+                yield error
+            else:
                 yield Refreshed(pool.refreshed > before, mount.mntpoints, mount.shortfall())
 
 
 def refreshed(session: Session, note: MountNote, progress: Progress) -> Refreshed:
     """Refresh one of the session's mounts once."""
     (found,) = refresh(session, note, progress)
+    if isinstance(found, TransferError):
+        raise found
     return found
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from wheelmount.containers.terminal import Size, Terminal
+from wheelmount.containers.terminal import Terminal, raw
 from wheelmount.errors import InputError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.commands import Results
@@ -30,7 +30,7 @@ def pipe(
     packages: Path | None,
     launch: Launch,
     *,
-    terminal: Size | None = None,
+    terminal: bool = False,
 ) -> Results:
     """Run a command in a container of one host, with input; output is passed on as it comes.
 
@@ -40,7 +40,8 @@ def pipe(
         argv: the command.
         packages: directory of wheels for the container, as for ``containers.execute``.
         launch: how to run it.
-        terminal: size of the command's terminal, whose keys are the input; None for no terminal.
+        terminal: whether the command gets a terminal, of the size of this process's; all keys are
+            its input then, but ``^C`` interrupts this process until the hosts have started.
 
     Raises:
         InputError: more than one host is chosen.
@@ -65,9 +66,10 @@ def pipe(
                     )
                     shown = Shown(packages, mount.mntpoints[chosen])
                 ordered = order(chosen, image, shown, launch, site.settings)
-                if terminal is not None:
+                if terminal:
+                    size = stack.enter_context(raw())
                     ordered = dataclasses.replace(
-                        ordered, terminal=terminal, environment={**ordered.environment, **_kind()}
+                        ordered, terminal=size, environment={**ordered.environment, **_kind()}
                     )
                 command = dataclasses.replace(carry_out(ordered, argv), environment=_ALONE)
                 lent = {} if image.instance else launch.lent  # what it leaves there runs on

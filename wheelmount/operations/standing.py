@@ -18,6 +18,7 @@ from wheelmount.errors import (
     MountError,
     SourceError,
     StoreError,
+    TransferError,
     WheelmountError,
     among,
 )
@@ -60,13 +61,16 @@ def find(settings: Settings, targets: Sequence[str] = ()) -> dict[str, Mount]:
     for target in targets or [""]:
         path = os.path.abspath(target)  # noqa: PTH100 - a dead mount must not be touched
         names = (path, target) if target else ()
-        for session, note in of_sessions:
-            if not names or {note.identity, note.source, note.mntpoint}.intersection(names):
-                found[note.identity] = OfSession(session, note)
+        elsewhere: dict[str, Mount] = {
+            note.identity: OfSession(session, note)
+            for session, note in of_sessions
+            if not names or {note.identity, note.source, note.mntpoint}.intersection(names)
+        }
+        found |= elsewhere
         try:
             here = processes.find(settings, *names)
         except MountError:
-            if not found:
+            if not elsewhere:
                 for error in unreadable(settings):
                     raise error from None
                 raise
@@ -164,8 +168,13 @@ def _refresh_here(
     return direct.refresh(directories, seen, progress) or None, None
 
 
-def watch(targets: Sequence[str], settings: Settings, progress: Progress) -> Iterator[Refreshed]:
+def watch(
+    targets: Sequence[str], settings: Settings, progress: Progress
+) -> Iterator[Refreshed | TransferError]:
     """Refresh a mount at once, and again whenever a file of its directory changes.
+
+    Yields the result of each refresh; or an error if a file was edited while it was copied: hosts
+    show the old tree then, and the edit is the next change.
 
     Args:
         targets: see ``find``; of one mount.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from wheelmount import typed
@@ -27,22 +27,41 @@ def survey(site: Site) -> dict[str, Report | WheelmountError]:
     Returns:
         Reports by host, or errors.
     """
-    results = each_host.run(site, ["doctor", "--json"])
-    now = time.time()
+    heard = _Heard()
+    results = each_host.run(site, ["doctor", "--json"], heard)
     found: dict[str, Report | WheelmountError] = {}
     for name, result in results.items():
         if isinstance(result, WheelmountError):
             found[name] = result
             continue
         try:
-            report = typed.decode(result.stdout, Report)
+            report = typed.decode(bytes(heard.said[name]), Report)
         except ValueError:
             found[name] = HostError(f"doctor said {last_words(result.stderr, 'nothing')} there")
         else:
-            ahead = report.time - now
-            skew = ahead if ahead > 0 else min(0, ahead + result.seconds)
-            found[name] = replace(report, skew=skew)
+            late, early = report.time - heard.at[name], report.time - heard.began
+            found[name] = replace(report, skew=max(0.0, late) or min(0.0, early))
     return found
+
+
+class _Heard:
+    """Keeps what hosts say, and when they do: what is done before and after may take long."""
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.said: defaultdict[str, bytearray] = defaultdict(bytearray)
+        self.at: dict[str, float] = {}
+
+    def begin(self, hosts: Sequence[str]) -> None:  # noqa: ARG002 - a ``Listener``
+        self.began = time.time()
+
+    def end(self, host: str, *, lost: bool) -> None:
+        pass
+
+    def __call__(self, host: str, stream: str, data: bytes) -> None:
+        self.at[host] = time.time()
+        if stream == "stdout":
+            self.said[host] += data
 
 
 def differences(reports: Mapping[str, Report]) -> list[str]:

@@ -30,6 +30,7 @@ from wheelmount.mount.client.seen import Seen, read
 from wheelmount.mount.host import reattach
 from wheelmount.mount.host.reattach import Apart
 from wheelmount.mount.kernel import points
+from wheelmount.mount.serve import adapters
 from wheelmount.mount.snapshot import access
 from wheelmount.mount.snapshot.diff import Doubt, Succession
 from wheelmount.mount.snapshot.layout import Layout
@@ -296,9 +297,17 @@ class RemoteMount:
         """The requested mount point, maybe with ``{host}``; ``mntpoints`` has the actual ones."""
         return self._mntpoint
 
-    def take(self, handles: Handles) -> None:
-        """Use the agents that another process started, for ``status`` or ``close``."""
-        self._agents.take(handles, self.hosts)
+    def take(self, handles: Handles | None) -> None:
+        """Use agents of a mount, which may be half made, for ``status`` or ``close``.
+
+        Args:
+            handles: agents that another process started; None: start some.
+        """
+        if handles is None:
+            runtime.start()
+            self._agents.spawn(self.hosts)
+        else:
+            self._agents.take(handles, self.hosts)
 
     def adopt(
         self, handles: Handles | None = None, *, fixed: bool = False, seen: Seen | None = None
@@ -322,10 +331,7 @@ class RemoteMount:
         runtime.start()
         self._keep = True
         try:
-            if handles is None:
-                self._agents.spawn(self.hosts)
-            else:
-                self._agents.take(handles, self.hosts)
+            self.take(handles)
             self._agents.greet()
             if fixed:
                 found = reattach.ask(self._agents, self._settings.start_timeout)
@@ -648,6 +654,17 @@ class RemoteMount:
     def status(self) -> dict[str, Any]:
         """Return, by host, the state of the mount, as in ``status --json``, or an error."""
         return self._agents.call(lambda agent: agent.status.call_one())
+
+    def differs(self) -> str | None:
+        """Return a setting of this process that the mount, made by another one, does not follow."""
+        layout, settings = self._layout, self._settings
+        if layout is not None and access.differs(layout.tree, self.source, settings.access):
+            return "access"
+        if settings.adapter in adapters.SERVERS:
+            states = (each for each in self.status().values() if isinstance(each, dict))
+            if any(each["adapter"] != settings.adapter for each in states):
+                return "adapter"
+        return None
 
     def close(self, *, force: bool = False) -> None:
         """Unmount on all hosts.

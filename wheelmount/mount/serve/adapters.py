@@ -25,6 +25,9 @@ AUTO = "auto"
 NAMES = (AUTO, "bind", "devfuse", "pyfuse3")
 """Values of ``--adapter``."""
 
+SERVERS = ("devfuse", "pyfuse3")
+"""Those that serve a tree throughout, by FUSE."""
+
 FOREVER = 10**8
 """Seconds that the kernel may cache names and attributes; a refresh drops those that change."""
 

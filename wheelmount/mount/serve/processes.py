@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wheelmount import errors
+from wheelmount import errors, shared
 from wheelmount.child import last_words
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import MountError, UnavailableError
@@ -51,7 +51,7 @@ def identity(directory: Path) -> str:
 
 
 def find(settings: Settings, *targets: str) -> list[Path]:
-    """Return directories of mounts, sorted by name.
+    """Return directories of this machine's mounts, sorted by name.
 
     Args:
         settings: settings, which name the user's runtime directory.
@@ -66,6 +66,8 @@ def find(settings: Settings, *targets: str) -> list[Path]:
         try:
             task = Task.read(path)
         except (OSError, ValueError):  # a mount that is being made or removed
+            continue
+        if shared.elsewhere(path) and _process(path) is None:  # the name of this one may change
             continue
         names = {task.mntpoint, task.source, identity(path)}
         if not targets or names.intersection(wanted):
@@ -99,13 +101,16 @@ def making(directory: Path) -> Iterator[None]:
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        shared.mark(directory)
         yield
     finally:
         os.close(descriptor)
 
 
 def dead(directory: Path) -> bool:
-    """Return whether a mount is dead: no process makes it or serves it."""
+    """Return whether a mount is dead: no process makes it or serves it, also elsewhere."""
+    if shared.elsewhere(directory):
+        return False
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

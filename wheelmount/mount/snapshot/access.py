@@ -39,7 +39,7 @@ def limit(tree: Tree, source: str, access: str, before: Tree | None) -> None:
         before: the tree that the mount shows now, if any; its permission is kept.
     """
     if before is not None:
-        private = not before.inodes[ROOT].mode & OTHERS
+        private = _is_private(before)
     else:
         private = access == PRIVATE or (access == SOURCE and closed(source) is not None)
     mode = os.stat(source).st_mode  # noqa: PTH116 - as the scan does
@@ -48,3 +48,21 @@ def limit(tree: Tree, source: str, access: str, before: Tree | None) -> None:
         tree.inodes[ROOT] = tree.inodes[ROOT]._replace(mode=wanted)
     if before is not None and tree.inodes[ROOT] == before.inodes[ROOT]:
         tree.inodes[ROOT] = before.inodes[ROOT]  # one object for equal values
+
+
+def differs(tree: Tree, source: str, access: str) -> bool:
+    """Return whether a mount lets in other users than it would if it were made now.
+
+    Args:
+        tree: what it shows.
+        source: its directory.
+        access: as of ``limit``; with ``source``, nothing is asked for.
+    """
+    if access == SOURCE:
+        return False
+    mode = os.stat(source).st_mode  # noqa: PTH116 - as the scan does
+    return _is_private(tree) != (access == PRIVATE or not mode & OTHERS)
+
+
+def _is_private(tree: Tree) -> bool:
+    return not tree.inodes[ROOT].mode & OTHERS

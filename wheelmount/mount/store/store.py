@@ -19,7 +19,6 @@ import json
 import mmap
 import os
 import shutil
-import socket
 import threading
 import time
 import weakref
@@ -30,7 +29,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from wheelmount import disk
+from wheelmount import disk, shared
 from wheelmount.errors import StoreError, TransferError
 from wheelmount.lock import try_lock
 from wheelmount.mount.kernel import syscalls
@@ -48,10 +47,6 @@ LAST = "last"
 CURRENT = "current"
 """Name of the file in a store that contains the number of the current generation. Without this
 file, the first one is current."""
-
-MACHINE = "machine"
-"""Name of the file in a store that contains the name of the machine whose store it is: several
-machines may share a file system."""
 
 LOCKED, LOCK_INTERVAL = 5.0, 0.05
 """Seconds that ``growing`` waits for the lock of a store, and between its attempts. The serving
@@ -166,7 +161,7 @@ class Store:
         if mounted:
             syscalls.mount_tmpfs(directory, need.file_system)
         store = cls._begin(directory, 1, layout, description, set_attributes=set_attributes)
-        (directory / MACHINE).write_text(socket.gethostname())
+        shared.mark(directory)
         return store
 
     @classmethod
@@ -596,9 +591,8 @@ def earlier(directory: Path, generation: int) -> list[int]:
 
 def in_use(directory: Path) -> bool:
     """Return whether a process has a store open, or may have: the store is another machine's."""
-    with contextlib.suppress(FileNotFoundError):  # its creation did not end
-        if (directory / MACHINE).read_text() != socket.gethostname():
-            return True
+    if shared.elsewhere(directory):
+        return True
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:  # deleted meanwhile
