@@ -201,7 +201,7 @@ class Cluster:
                     hint="give the directory that it is in: mount=…",
                 )
             return containers.execute(site, shown, program.words, None, launch)
-        command = program.command(program.through(), launch.variables, launch, None)
+        command = program.command(program.through(), launch.variables, launch, None, site.settings)
         return self._open.pool.run(dict.fromkeys(self.hosts, command), "run", launch)
 
     def exec(

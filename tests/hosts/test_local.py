@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,8 @@ import pytest
 from monarch.actor import Future
 
 from tests.hosts.lost import Lost
-from wheelmount.config import Settings
+from wheelmount import entry
+from wheelmount.config import Settings, private_directory
 from wheelmount.errors import HostError, WaitError
 from wheelmount.hosts import handshake, host, launcher, runtime
 from wheelmount.hosts.address import Address
@@ -164,6 +166,24 @@ def test_a_host_that_dies_is_an_error_soon_though_monarch_waits_for_it(settings:
     assert isinstance(first, Result), first
     assert isinstance(second, HostError), second
     assert second.message.startswith("the host died: ipc://")
+
+
+def test_a_command_starts_in_no_mount_that_is_just_being_replaced(settings: Settings) -> None:
+    directory = private_directory(settings.private_runtime() / "mounts") / "mount-host0"
+    directory.mkdir()
+    entry.make(directory)
+    command = replace(_script("pwd"), cwd="/", runtime_dir=settings.runtime_dir)
+    results: dict[str, Any] = {}
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        commands.run({"host0": command})  # it has its process
+        running = threading.Thread(target=lambda: results.update(commands.run({"host0": command})))
+        with entry.replacing(directory):
+            running.start()
+            running.join(entry.PATIENCE / 2)
+            assert running.is_alive()
+        running.join()
+    assert results["host0"].stdout == b"/\n", results
+    shutil.rmtree(directory)
 
 
 def test_a_launcher_that_is_ended_while_its_worker_starts_leaves_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -248,12 +249,11 @@ def test_a_mount_can_be_left_standing_and_taken_down_there(lab: Lab, source: Pat
 
 def test_a_session_leaves_workers_as_they_were(lab: Lab, source: Path) -> None:
     command = [sys.executable, "-m", "wheelmount.cli.main"]
-    assert lab.run(LOGIN, [*command, "up", "--hosts", _spec(lab, 2)]).returncode == 0
     run = [*command, "run", str(source), "--mntpoint", PATH, "--quiet", "-"]
-    for _ in range(2):
-        done = lab.run(LOGIN, run, stdin=None, input="cat .hidden")
-        assert done.stdout.count("hidden\n") == 2, done.stderr
-    assert lab.run(LOGIN, [*command, "down"]).returncode == 0
+    with _session(lab, LOGIN):
+        for _ in range(2):
+            done = lab.run(LOGIN, run, stdin=None, input="cat .hidden")
+            assert done.stdout.count("hidden\n") == 2, done.stderr
     _assert_clean(lab)
 
 
@@ -279,15 +279,33 @@ def test_a_mount_on_this_machine_is_shown_once_though_its_session_shows_it_too(
     lab: Lab, source: Path
 ) -> None:
     command = [sys.executable, "-m", "wheelmount.cli.main"]
-    assert lab.run("host0", [*command, "up", "--hosts", _spec(lab, 2)]).returncode == 0
-    done = lab.run("host0", [*command, "mount", str(source), PATH])
-    assert done.returncode == 0, done.stderr
-    mounts = json.loads(lab.run("host0", [*command, "status", "--json"]).stdout)["mounts"]
-    assert sorted(mount["host"] for mount in mounts) == sorted(
-        lab.address(name) for name in ("host0", "host1")
-    )
-    assert lab.run("host0", [*command, "down"]).returncode == 0
+    with _session(lab, "host0"):
+        done = lab.run("host0", [*command, "mount", str(source), PATH])
+        assert done.returncode == 0, (done.stderr, [_log(lab, host) for host in lab.hosts[:2]])
+        mounts = json.loads(lab.run("host0", [*command, "status", "--json"]).stdout)["mounts"]
+        assert sorted(mount["host"] for mount in mounts) == sorted(
+            lab.address(name) for name in ("host0", "host1")
+        )
     _assert_clean(lab)
+
+
+def _log(lab: Lab, host: str) -> str:
+    """What a host's worker printed."""
+    return lab.run(host, ["cat", f"/var/log/service-{WORKER_PORT}"]).stdout
+
+
+@contextlib.contextmanager
+def _session(lab: Lab, host: str) -> Iterator[None]:
+    """A session of the first two hosts, started on a host; later tests find nothing of it."""
+    command = [sys.executable, "-m", "wheelmount.cli.main"]
+    try:
+        done = lab.run(host, [*command, "up", "--hosts", _spec(lab, 2)])
+        assert done.returncode == 0, (done.stderr, [_log(lab, each) for each in lab.hosts[:2]])
+        yield
+        assert lab.run(host, [*command, "down"]).returncode == 0
+    except BaseException:
+        lab.run(host, [*command, "down"], timeout=200)
+        raise
 
 
 def _assert_clean(lab: Lab) -> None:
@@ -302,7 +320,7 @@ def _assert_clean(lab: Lab) -> None:
             if (seen.split().count(python) <= 3 and not left) or time.monotonic() > deadline:
                 break
             time.sleep(0.2)
-        assert (seen.split().count(python), left) == (3, []), seen
+        assert (seen.split().count(python), left) == (3, []), (seen, _log(lab, host))
 
 
 def test_a_host_without_a_worker_is_named(lab: Lab, source: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 import trio
 
 from tests.mount.test_server import Served
+from wheelmount import entry
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
 from wheelmount.mount.kernel import points, syscalls, users, views
@@ -492,6 +493,7 @@ def standing(tree: Path, workplace: Path, settings: Settings) -> Iterator[tuple[
         pytest.skip("needs root")
     directory, place = processes.directory(settings) / "test-host0", workplace / "shown"
     directory.mkdir()
+    entry.make(directory)
     place.mkdir()
     layout = Layout(scan(os.fsencode(tree)), settings.block_size)
     store = settings.private_store(mounted=False) / directory.name
@@ -555,6 +557,19 @@ def test_a_mount_stays_for_a_process_that_enters_while_another_takes_over(
     found = points.standing(directory)
     assert found is not None
     assert found.kind == points.FILE_SYSTEM
+
+
+def test_a_mount_stays_while_a_command_starts(
+    standing: tuple[Path, Task], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, task = standing
+    generations = Generations(directory, task)
+    monkeypatch.setattr(entry, "PATIENCE", 0.1)
+    with entry.starting(settings):
+        trio.run(generations.show, 1)
+        assert points.mounted(task.mntpoint) == points.FILE_SYSTEM
+    trio.run(generations.show, 1)
+    assert points.mounted(task.mntpoint) != points.FILE_SYSTEM
 
 
 def test_a_mount_that_goes_leaves_others_alone_that_begin_meanwhile(

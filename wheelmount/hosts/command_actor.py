@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from wheelmount import entry
 from wheelmount.config import Settings
 from wheelmount.errors import FILE, HostError, OvertimeError, WheelmountError, handed_over
 from wheelmount.hosts import capabilities, collection, conduit, process, runtime, sockets, worker
@@ -82,6 +83,7 @@ class Command:
             to the arguments.
         environment: variables to set.
         cwd: working directory; default the host's temporary directory, for ``python`` the root.
+        runtime_dir: the client's setting, if ``cwd`` may be in one of its mounts; see ``entry``.
         timeout: seconds after which the command and its descendants are ended; None for no bound.
             The exit code is that of ``OvertimeError`` then, and the last line of standard error
             is the reason.
@@ -95,6 +97,7 @@ class Command:
     private_file: bytes | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    runtime_dir: str | None = None
     timeout: float | None = None
     collect: str | None = None
 
@@ -195,7 +198,11 @@ class _Run:
                 os.set_blocking(own_end, False)
             streams = {**child_ends, **lent}
             own = tuple(argv[1:3]) == COMMAND_LINE
-            with contextlib.nullcontext() if own else capabilities.lowered():
+            with contextlib.ExitStack() as start:
+                if command.runtime_dir is not None:
+                    start.enter_context(entry.starting(Settings(runtime_dir=command.runtime_dir)))
+                if not own:
+                    start.enter_context(capabilities.lowered())
                 return subprocess.Popen(
                     argv,
                     stdin=streams.get("stdin", subprocess.DEVNULL),

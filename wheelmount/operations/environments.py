@@ -131,7 +131,7 @@ def run(
         if path is not None:
             variables["WHEELMOUNT_MOUNT"] = path
         activated = scripts.activated(environment, through, variables)
-        return program.command(activated, variables, launch, path)
+        return program.command(activated, variables, launch, path, site.settings)
 
     return _on_mounts(site, needed, source, mntpoint, command, image, launch)
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wheelmount.config import Settings
 from wheelmount.errors import InputError, SourceError
 from wheelmount.hosts.command_actor import Command
 from wheelmount.hosts.commands import Results
@@ -58,6 +59,7 @@ class Program:
         variables: Mapping[str, str],
         launch: Launch,
         usual: str | None,
+        settings: Settings,
     ) -> Command:
         """Return the command that runs it on a host.
 
@@ -66,6 +68,7 @@ class Program:
             variables: environment variables to set.
             launch: how to run it.
             usual: directory in which it starts by default, as for ``Launch.within``.
+            settings: those of the mounts that it may start in.
         """
         return Command(
             through if self.text is None else self.words[1:],
@@ -73,6 +76,7 @@ class Program:
             through,
             environment=variables,
             cwd=launch.within(usual),
+            runtime_dir=settings.runtime_dir,
             timeout=launch.timeout,
         )
 
@@ -101,7 +105,7 @@ def run(
         if inside:
             through = activated(path, through, launch.variables)
         variables = {**launch.variables, "WHEELMOUNT_MOUNT": path}
-        return program.command(through, variables, launch, path)
+        return program.command(through, variables, launch, path, site.settings)
 
     with hosts_for(site, mntpoint) as pool:
         return pool.run_on_mounts(source, mntpoint, command, "run", launch)

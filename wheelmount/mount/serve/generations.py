@@ -18,6 +18,7 @@ from pathlib import Path
 
 import trio
 
+from wheelmount import entry
 from wheelmount.mount.kernel import points, users, views
 from wheelmount.mount.kernel.users import Tree, Users
 from wheelmount.mount.kernel.views import Root, Space
@@ -201,10 +202,11 @@ class Generations:
         if mount is None:
             raise OSError(errno.ENOENT, "the mount is gone")
         served = mount.kind == points.FILE_SYSTEM
-        if served and users.inhabited(mount):
-            return False
-        with views.held(mount):
-            return self._take_place(mount, store, served=served)
+        with entry.replacing(self._directory) as free:
+            if served and (not free or users.inhabited(mount)):
+                return False
+            with views.held(mount):
+                return self._take_place(mount, store, served=served)
 
     def _take_place(self, mount: points.Mounted, store: Store, *, served: bool) -> bool:
         root = Root.of(store.root)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wheelmount import errors, shared
+from wheelmount import entry, errors, shared
 from wheelmount.child import last_words
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import MountError, UnavailableError
@@ -102,6 +102,7 @@ def making(directory: Path) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         shared.mark(directory)
+        entry.make(directory)
         yield
     finally:
         os.close(descriptor)
