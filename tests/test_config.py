@@ -344,6 +344,33 @@ def test_places_where_others_may_replace_what_is_private_are_refused(
         assert make(settings).stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory to a group")
+def test_places_that_a_group_may_replace_are_used_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As directories of projects on clusters are."""
+    shared = tmp_path / "project"
+    shared.mkdir()
+    os.chown(shared, -1, 12345)
+    shared.chmod(0o2770)
+    settings = replace(Settings(), runtime_dir=str(shared))
+    for _ in range(2):
+        assert settings.private_runtime().stat().st_mode & 0o777 == 0o700
+    warned = f"users of its group may rename and replace what is in {shared}"
+    assert caplog.text.count(warned) == 1
+
+
+def test_volumes_of_a_pod_may_be_writable_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)  # as an emptyDir is
+    settings = replace(Settings(), runtime_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="other users may rename"):
+        settings.private_runtime()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert settings.private_runtime().stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("kind", _classes(WheelmountError))
 def test_errors_survive_the_way_between_processes(kind: type[WheelmountError]) -> None:
     error = pickle.loads(pickle.dumps(kind("what", hint="do")))  # noqa: S301

@@ -39,6 +39,9 @@ log = logging.getLogger("wheelmount")
 
 MIB = 1 << 20
 
+POD = "KUBERNETES_SERVICE_HOST"
+"""Variable that Kubernetes sets in pods."""
+
 FILE = "wheelmount.toml"
 """Name of a file that holds only settings."""
 
@@ -299,12 +302,26 @@ def _checked(path: Path, found: os.stat_result) -> Path:
 
 
 def _check_place(path: Path, setting: str) -> None:
-    """Check that no other user can replace a private directory: that would make it theirs."""
-    if (shared := shared_above(path)) is not None:
-        raise ConfigError(
-            f"other users may rename and replace what is in {shared}, where {setting} is",
-            hint=f"run: chmod +t {shared}; or set WHEELMOUNT_{setting.upper()} elsewhere",
-        )
+    """Check that no other user can replace a private directory: that would make it theirs.
+
+    Of a group that may, such as that of a project, a line warns. In a pod there are no other users,
+    and volumes may be writable for all.
+    """
+    for shared, all_users in shared_above(path):
+        if not all_users:
+            _warn_of_group(shared, setting)
+        elif POD not in os.environ:
+            raise ConfigError(
+                f"other users may rename and replace what is in {shared}, where {setting} is",
+                hint=f"run: chmod +t {shared}; or set WHEELMOUNT_{setting.upper()} elsewhere",
+            )
+
+
+@functools.cache
+def _warn_of_group(directory: Path, setting: str) -> None:
+    """Warn, once in a process, of a group that may replace private directories."""
+    text = "security: users of its group may rename and replace what is in %s, where %s is"
+    log.warning(text, directory, setting)
 
 
 def _private_place(parent: Path, setting: str | None = None) -> Path:

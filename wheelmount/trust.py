@@ -130,15 +130,15 @@ def is_own(path: Path) -> bool:
     return own and not _open_to_others(path, state)
 
 
-def shared_above(path: Path) -> Path | None:
-    """Return a directory in which others may put something else in the place of what is there.
+def shared_above(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield directories in which others may put something else in the place of what is there.
 
     Args:
         path: the directories above it, symlinks followed, are looked at. Those that are missing
             count for nothing.
 
-    Returns:
-        The nearest such directory; None if there is none.
+    Yields:
+        Such a directory, the nearest one first, and whether all users may, not only a group.
     """
     for directory in path.parent.resolve().joinpath(path.name).parents:
         try:
@@ -146,8 +146,7 @@ def shared_above(path: Path) -> Path | None:
         except FileNotFoundError:
             continue
         if not state.st_mode & stat.S_ISVTX and _open_to_others(directory, state):
-            return directory
-    return None
+            yield directory, bool(state.st_mode & stat.S_IWOTH)
 
 
 def is_private(path: Path) -> bool:
