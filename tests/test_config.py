@@ -344,6 +344,23 @@ def test_places_where_others_may_replace_what_is_private_are_refused(
         assert make(settings).stat().st_mode & 0o777 == 0o700
 
 
+def test_a_link_that_others_may_replace_is_refused(tmp_path: Path) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "target"
+    shared.mkdir()
+    own.mkdir()
+    (shared / "link").symlink_to("../target")
+    shared.chmod(0o777)
+    for place in shared / "link", shared / "link" / "below":
+        settings = replace(Settings(), runtime_dir=str(place))
+        with pytest.raises(ConfigError, match=f"replace what is in {shared}, where runtime_dir is"):
+            settings.private_runtime()
+    shared.chmod(0o755)
+    own.chmod(0o777)
+    settings = replace(Settings(), runtime_dir=str(shared / "link"))
+    with pytest.raises(ConfigError, match=f"replace what is in {own}, where runtime_dir is"):
+        settings.private_runtime()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory to a group")
 def test_places_that_a_group_may_replace_are_used_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from wheelmount import entry
+from wheelmount import entry, shared
 from wheelmount.config import Settings, private_directory
 
 
@@ -71,6 +71,16 @@ def test_a_command_waits_for_no_server_that_hangs(
     monkeypatch.setattr(entry, "PATIENCE", 0.1)
     with entry.replacing(mounts[0]), entry.starting(settings):
         pass
+
+
+def test_mounts_of_other_machines_are_not_waited_for(
+    mounts: list[Path], settings: Settings
+) -> None:
+    (mounts[0] / shared.MACHINE).write_text("elsewhere\n")
+    with entry.starting(settings):
+        with entry.replacing(mounts[0]) as free:
+            assert free
+        shared.mark(mounts[1])
 
 
 def test_mounts_of_earlier_versions_have_no_lock(mounts: list[Path], settings: Settings) -> None:

@@ -42,6 +42,9 @@ MIB = 1 << 20
 POD = "KUBERNETES_SERVICE_HOST"
 """Variable that Kubernetes sets in pods."""
 
+POD_SECRETS = Path("/var/run/secrets/kubernetes.io")
+"""Where Kubernetes places the credentials of a pod."""
+
 FILE = "wheelmount.toml"
 """Name of a file that holds only settings."""
 
@@ -310,11 +313,16 @@ def _check_place(path: Path, setting: str) -> None:
     for shared, all_users in shared_above(path):
         if not all_users:
             _warn_of_group(shared, setting)
-        elif POD not in os.environ:
+        elif not _in_pod():
             raise ConfigError(
                 f"other users may rename and replace what is in {shared}, where {setting} is",
                 hint=f"run: chmod +t {shared}; or set WHEELMOUNT_{setting.upper()} elsewhere",
             )
+
+
+def _in_pod() -> bool:
+    # A shell of ssh has no such variable.
+    return POD in os.environ or POD_SECRETS.exists()
 
 
 @functools.cache

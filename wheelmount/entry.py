@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from wheelmount import shared
 from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
 
@@ -41,14 +42,15 @@ def make(directory: Path) -> None:
 
 @contextlib.contextmanager
 def starting(settings: Settings) -> Iterator[None]:
-    """Keep all FUSE mounts of this user in place during the context, in which a command starts.
+    """Keep this user's FUSE mounts in place during the context, in which a command starts.
 
     Args:
         settings: those of the mounts.
     """
     mounts: list[Path] = []
     with contextlib.suppress(WheelmountError):  # this machine has none of them
-        mounts = settings.listed("mounts")
+        # Locks of other machines' mounts in a shared directory would be locks over the network.
+        mounts = [each for each in settings.listed("mounts") if not shared.elsewhere(each)]
     with _held((each / FILE for each in mounts), fcntl.LOCK_SH):
         yield
 

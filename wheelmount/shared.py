@@ -24,7 +24,7 @@ def mark(directory: Path) -> None:
 
 
 def elsewhere(directory: Path) -> bool:
-    """Return whether another machine uses a directory, or did so last."""
+    """Return whether another machine has ever used a directory, and so may use it now."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = (directory / MACHINE).read_text().splitlines()
         return any(name != socket.gethostname() for name in names)

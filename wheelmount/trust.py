@@ -134,19 +134,27 @@ def shared_above(path: Path) -> Iterator[tuple[Path, bool]]:
     """Yield directories in which others may put something else in the place of what is there.
 
     Args:
-        path: the directories above it, symlinks followed, are looked at. Those that are missing
-            count for nothing.
+        path: an absolute path; the directories above it are looked at, also those of symlinks on
+            the way and of what they lead to. Those that are missing count for nothing.
 
     Yields:
-        Such a directory, the nearest one first, and whether all users may, not only a group.
+        Such a directory, and whether all users may, not only a group.
     """
-    for directory in path.parent.resolve().joinpath(path.name).parents:
-        try:
-            state = directory.lstat()
-        except FileNotFoundError:
-            continue
-        if not state.st_mode & stat.S_ISVTX and _open_to_others(directory, state):
-            yield directory, bool(state.st_mode & stat.S_IWOTH)
+    pending, seen = [path], set[Path]()
+    while pending:
+        for directory in pending.pop().parents:
+            if directory in seen:
+                continue
+            seen.add(directory)
+            try:
+                state = directory.lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISLNK(state.st_mode):
+                target = Path(os.path.normpath(directory.parent / directory.readlink()))
+                pending.append(target / path.name)
+            elif not state.st_mode & stat.S_ISVTX and _open_to_others(directory, state):
+                yield directory, bool(state.st_mode & stat.S_IWOTH)
 
 
 def is_private(path: Path) -> bool:

@@ -678,6 +678,18 @@ def test_a_job_that_is_cancelled_while_hosts_start_is_noticed_at_once(
     _assert_clean(lab)
 
 
+@pytest.mark.costly
+def test_a_step_of_an_up_that_was_killed_is_ended(lab: Lab) -> None:
+    up_and_die = shlex.join([sys.executable, "-c", UP_AND_DIE, "up", "--hosts", "slurm:2"])
+    steps = "squeue --steps --noheader --format %j | grep wheelmount || echo no step"
+    commands = [f"{up_and_die} || true", steps, shlex.join(_command("down", "--all")), steps]
+    done = lab.run(LOGIN, ["salloc", "--nodes=2", "--quiet", "bash", "-ec", "\n".join(commands)])
+    before, after = done.stdout.splitlines()
+    assert before.startswith("wheelmount-"), done.stderr
+    assert after == "no step", done.stderr
+    _assert_clean(lab)
+
+
 def test_a_session_within_an_allocation_is_a_step_of_it(lab: Lab, source: Path) -> None:
     tool = shlex.join(_command())
     commands = [

@@ -90,9 +90,9 @@ class Session:
 
     @classmethod
     def all(cls, settings: Settings) -> list[Session]:
-        """Return all sessions, sorted by name."""
+        """Return all sessions, sorted by name, also those that a killed ``up`` only began."""
         found = [cls(path.name, settings) for path in settings.listed("sessions")]
-        return [session for session in found if session.exists]
+        return [each for each in found if each.exists or (each.directory / _BEGUN).exists()]
 
     @classmethod
     def records(cls, settings: Settings) -> list[tuple[Session, Record]]:

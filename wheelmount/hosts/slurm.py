@@ -260,7 +260,6 @@ class SlurmHosts(NetworkHosts):
             WaitError: the job did not run within ``queue_timeout``.
         """
         self._start_authority()
-        self.begun(self.record())  # of a step, which is found by its name
         first, *others = _ports()
         try:
             self._start_at(first)
@@ -278,6 +277,7 @@ class SlurmHosts(NetworkHosts):
             _BusyPortError: another program of a node has the port.
         """
         self._addresses, self._token = [], secrets.token_hex(4)
+        self.begun(self.record())  # of a step, which is found by its name
         try:
             inside = None if self._new_job else os.environ.get("SLURM_JOB_ID")
             if inside is not None:

@@ -65,9 +65,9 @@ class HostSpec:
 
     @property
     def lasting(self) -> str | None:
-        """What tells mounts that stay on these hosts for later commands from mounts of others.
+        """Part of the mount points of mounts that later commands on these hosts find again.
 
-        None if the hosts end with the command.
+        Empty for a session, a token for a ``Cluster``; None if no mount stays.
         """
         return None if self.session is None else ""
 

@@ -40,8 +40,8 @@ COMMANDS = "commands"
 
 ARRIVAL = 1.0
 """Longest wait for all bytes, in seconds, of a command whose working directory is in a mount. After
-the last byte the kernel alone serves the mount, without FUSE. A command that starts during that
-change would be in a directory whose path the kernel no longer knows."""
+the last byte the kernel alone serves the mount, without FUSE, unless a command works there by then:
+such a command keeps FUSE in place for as long as it runs."""
 
 POLL_INTERVAL = 0.1
 """Seconds between checks whether another process has finished."""
@@ -536,12 +536,13 @@ class Standing(HostPool):
                     turn.callback(file.unlink, missing_ok=True)  # before others can lock it
                 if found is None:
                     self._write(record, key, note)
-                if lock is not None or note.client == os.getpid() or unless():
+                own = note.client == os.getpid() and note.identity in session.handles()
+                if lock is not None or own or unless():
                     return note
             if time.monotonic() > deadline:
-                who = "another process" if note.client is None else f"process {note.client}"
                 raise WaitError(
-                    f"{who} still delivers or refreshes {key}", hint="wait for it, or end it"
+                    f"another process still delivers or refreshes {key}",
+                    hint=f"wait for it, or end it: `fuser {file}` names it",
                 )
             time.sleep(POLL_INTERVAL)
 

@@ -105,12 +105,16 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
 
 
 def _end_begun(session: Session, progress: Progress) -> bool:
-    """End hosts that an ``up`` which was killed may have started; return whether there was one."""
+    """End hosts that an ``up`` which was killed may have started; return whether there was one.
+
+    Raises:
+        HostError: hosts may be left; the note of them stays for the next attempt.
+    """
     record = session.begun()
     if record is None:
         return False
     progress.log(f"session {session.name}: ending what a killed `up` had started")
-    hosts_of(session, record).give_up()
+    hosts_of(session, record).stop()
     session.forget()
     return True
 
