@@ -48,7 +48,7 @@ def starting(settings: Settings) -> Iterator[None]:
         settings: those of the mounts.
     """
     mounts: list[Path] = []
-    with contextlib.suppress(WheelmountError):  # this machine has none of them
+    with contextlib.suppress(WheelmountError, OSError):  # this machine has none of them
         # Locks of other machines' mounts in a shared directory would be locks over the network.
         mounts = [each for each in settings.listed("mounts") if not shared.elsewhere(each)]
     with _held((each / FILE for each in mounts), fcntl.LOCK_SH):

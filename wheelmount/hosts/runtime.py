@@ -457,7 +457,7 @@ def gather(
             that dies ends the wait all the same).
         ended: called with the key and the result, or error, of each call at its end.
         lost: called now and then (``LOST_INTERVAL``) with the keys of calls that have not ended;
-            returns errors of those that never will. Monarch itself may need a minute.
+            returns errors of those that never will. Monarch itself may need half a minute.
 
     Returns:
         For each key what the call returned, or the ``WheelmountError`` it ended with.
