@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from wheelmount.containers import sif
 from wheelmount.containers.container import Container
 from wheelmount.containers.overlay import MIB, Kind, Overlay, default_kind, remove_tree
 from wheelmount.errors import ConfigError, ContainerError, InputError, StoreError
+from wheelmount.operations import overlays as operations
 from wheelmount.operations.overlays import prune
 
 
@@ -181,13 +183,31 @@ def test_one_that_is_deleted_in_part_is_not_used_again(
     assert list((overlay.state_dir / "overlays").iterdir()) == []
 
 
+def test_one_that_cannot_be_deleted_does_not_keep_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(tree: Path) -> None:
+        if tree.name.startswith(".n1"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(tree))
+        shutil.rmtree(tree)
+
+    monkeypatch.setattr(overlays, "remove_tree", fails)
+    state = Path(settings.state_dir)
+    for host in ("n1", "n2"):
+        Overlay(state, "mine", host).create()
+    gone, failed = operations.remove(settings, ["mine"], None)
+    assert [each["host"] for each in gone] == ["n2"]
+    assert "overlay mine of n1 cannot be deleted" in failed[0].message
+    assert "n1" in operations.prune(settings, 0.0)[1][0].message
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="acts as another user")
 def test_why_one_is_not_deleted_is_said(cli: Cli, workplace: Path) -> None:
     state = workplace / "state"
     for name in ("good", "shared"):
         (Overlay(state, name, "n1").create() / "upper").mkdir()
     foreign = state / "overlays" / "shared" / "n1" / "upper" / "foreign"
-    foreign.mkdir(mode=0o700)
+    foreign.mkdir(mode=0o744)  # its files may be listed, and not looked at
     (foreign / "file").touch()
     own = [workplace / "runtime", state, *state.rglob("*")]
     for path in own:
@@ -196,7 +216,7 @@ def test_why_one_is_not_deleted_is_said(cli: Cli, workplace: Path) -> None:
     for command in (("prune", "--unused", "0"), ("prune",), ("rm", "shared")):
         done = cli("overlay", *command, user=NOBODY)
         assert done.returncode == ContainerError.exit_code
-        assert "foreign cannot be removed: it belongs to another user" in done.stderr
+        assert "file cannot be removed: it belongs to another user" in done.stderr
         assert ("good n1 removed" in done.stdout) == ("--unused" in command)
         assert Overlay.all(state) == []
     os.chown(next(state.rglob("foreign")), NOBODY, NOBODY)
@@ -314,6 +334,15 @@ def test_an_overlay_goes_with_one_image(tmp_path: Path) -> None:
     Overlay(state, "mine", "n1").create()
     assert own.remove()
     Overlay(state, "mine", "n1", base=second).create()
+
+
+def test_a_removal_that_is_killed_leaves_the_name_to_others(tmp_path: Path) -> None:
+    first, second = make_sif(tmp_path / "a.sif", 1), make_sif(tmp_path / "b.sif", 2)
+    own = Overlay(tmp_path / "state", "mine", "n1", base=first)
+    own.create()
+    own.path.rename(own.path.with_name(".n1.removed-01234567"))  # the first step of a removal
+    own.clear()
+    Overlay(tmp_path / "state", "mine", "n1", base=second).create()
 
 
 def test_reproducible_images_have_overlays_of_their_own(tmp_path: Path) -> None:
