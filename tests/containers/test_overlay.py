@@ -102,6 +102,17 @@ def test_it_is_used_until_the_end_of_a_use(
     assert [each["name"] for each in prune(settings, 3600)[0]] == ["mine"]
 
 
+def test_a_use_whose_end_cannot_be_noted_is_no_failure(
+    overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(_descriptor: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "utime", stale)
+    with overlay.lock("a container"):
+        pass
+
+
 FIRST_USE = """
 import sys
 from pathlib import Path

@@ -383,7 +383,9 @@ class Overlay:
             try:
                 yield descriptor
             finally:
-                os.utime(descriptor)  # used until now
+                # Used until now; if its file system fails, the result of the use counts.
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)
         finally:
             os.close(descriptor)
 
