@@ -316,7 +316,9 @@ def test_a_build_that_writes_nothing_any_more_ends(
 KILLED = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
 echo partial >"$1"
-echo partial >"$APPTAINER_TMPDIR/partial"
+mkdir "$APPTAINER_TMPDIR/usr"
+echo partial >"$APPTAINER_TMPDIR/usr/partial"
+chmod 0555 "$APPTAINER_TMPDIR/usr"
 if grep -q SLOW "$2"; then echo $$ >"$(dirname "$0")/session"; exec sleep 60; fi
 cat "$2" >"$1"
 """

@@ -29,7 +29,7 @@ from wheelmount import disk
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.errors import ContainerError, InputError, OverlayInUseError
-from wheelmount.owned import make_folders
+from wheelmount.owned import make_folders, unlock_folders
 
 Kind = Literal["directory", "image", "memory"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -486,12 +486,7 @@ def remove_tree(tree: Path) -> None:
     Raises:
         ContainerError: a part of it belongs to another user.
     """
-    for folder, names, _ in os.walk(tree):
-        for name in names:
-            inner = Path(folder, name)
-            if not inner.is_symlink() and inner.stat().st_mode & 0o700 != 0o700:
-                with contextlib.suppress(PermissionError):
-                    inner.chmod(0o700)
+    unlock_folders(tree)
     try:
         shutil.rmtree(tree)
     except PermissionError as error:
