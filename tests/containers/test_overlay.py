@@ -364,8 +364,12 @@ def test_reproducible_images_have_overlays_of_their_own(tmp_path: Path) -> None:
         file.truncate(5 * MIB)
         file.seek(0, os.SEEK_END)
         file.write(b"its end")
-    made = {sif.identity(each) for each in (one, other, large)}
-    assert len(made) == 3
+    middle = Path(shutil.copy(large, tmp_path / "middle.sif"))
+    with middle.open("r+b") as file:
+        file.seek(2 * MIB)
+        file.write(b"another" * (MIB // 10))
+    made = {sif.identity(each) for each in (one, other, large, middle)}
+    assert len(made) == 4
     assert None not in made
     copied = Path(shutil.copy(one, tmp_path / "copied.sif"))
     state = tmp_path / "state"
