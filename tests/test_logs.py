@@ -82,3 +82,8 @@ def test_logs_of_a_directory_are_bounded_as_long_as_a_process_runs(tmp_path: Pat
             assert bounding.wait(60) == 0
     assert lock.stat().st_mtime > time.time() - 3600, "it was in use until then"
     assert log.read_text().splitlines()[-1] == "the last"
+
+
+def test_a_lock_whose_file_system_fails_is_no_failure(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        logs.main(process.pid, str(tmp_path), 999)

@@ -77,7 +77,7 @@ def main(pid: int, directory: str, lock: int) -> None:
     noted = time.monotonic()
     while not select.select([process], [], [], POLL_INTERVAL)[0]:
         if time.monotonic() > noted + USE_INTERVAL:
-            os.utime(lock)
+            _note_use(lock)
             noted = time.monotonic()
         for place, _, names in os.walk(directory):
             for name in names:
@@ -88,7 +88,13 @@ def main(pid: int, directory: str, lock: int) -> None:
                         cut(log)
                     finally:
                         os.close(log)
-    os.utime(lock)
+    _note_use(lock)
+
+
+def _note_use(lock: int) -> None:
+    """Set the times of a lock; where its file system fails, holding the lock matters more."""
+    with contextlib.suppress(OSError):
+        os.utime(lock)
 
 
 if __name__ == "__main__":

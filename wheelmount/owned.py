@@ -7,6 +7,7 @@ user's own program, and is therefore never changed here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -34,6 +35,19 @@ def make_folders(path: Path, *, exist_ok: bool = True) -> None:
             raise
         make_folders(path.parent)
         path.mkdir(FOLDER, exist_ok=exist_ok)
+
+
+def unlock_folders(tree: Path) -> None:
+    """Let their owner enter all directories below one, and write to them, before it is deleted.
+
+    Those of other users stay as they are.
+    """
+    for folder, names, _ in os.walk(tree):
+        for name in names:
+            inner = Path(folder, name)
+            with contextlib.suppress(OSError):
+                if not inner.is_symlink() and inner.stat().st_mode & 0o700 != 0o700:
+                    inner.chmod(0o700)
 
 
 def opener(path: str, flags: int) -> int:

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from tests.cli.test_launcher import ODD
 from tests.conftest import Cli
 from tests.containers.conftest import make_wheel
 from tests.containers.test_running import processes, wait_until
+from wheelmount import config
 from wheelmount.containers.overlay import name_for
+from wheelmount.hosts.session import Session
 
 pytestmark = [pytest.mark.containers, pytest.mark.hosts, pytest.mark.timeout(600)]
 
@@ -297,6 +300,7 @@ def test_an_instance_shows_packages_as_they_are_now(
 ) -> None:
     if not hosts:
         assert cli("up", "--hosts", "local:1").returncode == 0
+    other = Session("other", config.load()).directory
     wheel = job / "packages" / "hello-1.0-py3-none-any.whl"
     command = ["exec", *hosts, "--instance", "one", "--packages", job, "--image", sif, "-q", "--"]
     look = [*command, "sh", "-c", f"sha256sum </packages/{wheel.name}"]
@@ -305,9 +309,13 @@ def test_an_instance_shows_packages_as_they_are_now(
         wheel.unlink()
         make_wheel(wheel.parent, "hello", "1.0", requires="greeting")
         made = f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  -\n"
+        if hosts:  # another session, whose mounts are unknown, is none of the instance's business
+            other.mkdir(parents=True, mode=0o700)
+            (other / "session.json").write_text("{")
         assert cli(*look).stdout == made
         assert cli(*look).stdout == made
     finally:
+        shutil.rmtree(other, ignore_errors=True)
         assert cli("instance", "stop", "one").returncode == 0
         if not hosts:
             assert cli("down").returncode == 0

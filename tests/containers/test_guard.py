@@ -131,7 +131,8 @@ def test_a_guard_imports_nothing_from_the_working_directory(tmp_path: Path) -> N
     private.mkdir()
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "ends", "none"]
-    command += ["free", str(private), "", "", "sh", "-c", "echo up; exec sleep 60"]
+    unnoted = "999"  # no descriptor, as if the file system of a lock failed
+    command += ["free", str(private), "", unnoted, "sh", "-c", "echo up; exec sleep 60"]
     with subprocess.Popen(
         command, pass_fds=[reading], stdout=subprocess.PIPE, cwd=planted
     ) as guarded:

@@ -307,15 +307,18 @@ def test_a_build_that_writes_nothing_any_more_ends(
 ) -> None:
     monkeypatch.setattr(apptainer, "BUILD_TIMEOUT", 1.0)
     definition.write_text(DEFINITION + "# SLOW\n")
-    with pytest.raises(WaitError, match="for 1 s"):
+    with pytest.raises(WaitError, match="the build has written nothing for 1 s") as error:
         image.build(definition, tmp_path / "x.sif")
+    assert f"the full log is {tmp_path / 'x.sif.log'}" in str(error.value.hint)
     assert not (tmp_path / "x.sif").exists()
 
 
 KILLED = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
 echo partial >"$1"
-echo partial >"$APPTAINER_TMPDIR/partial"
+mkdir "$APPTAINER_TMPDIR/usr"
+echo partial >"$APPTAINER_TMPDIR/usr/partial"
+chmod 0555 "$APPTAINER_TMPDIR/usr"
 if grep -q SLOW "$2"; then echo $$ >"$(dirname "$0")/session"; exec sleep 60; fi
 cat "$2" >"$1"
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from wheelmount.containers import sif
 from wheelmount.containers.container import Container
 from wheelmount.containers.overlay import MIB, Kind, Overlay, default_kind, remove_tree
 from wheelmount.errors import ConfigError, ContainerError, InputError, StoreError
+from wheelmount.operations import overlays as operations
 from wheelmount.operations.overlays import prune
 
 
@@ -98,6 +100,17 @@ def test_it_is_used_until_the_end_of_a_use(
     assert Overlay.all(overlay.state_dir) == [overlay]
     os.utime(overlay.path.with_name(".n1.lock"), (1, 1))
     assert [each["name"] for each in prune(settings, 3600)[0]] == ["mine"]
+
+
+def test_a_use_whose_end_cannot_be_noted_is_no_failure(
+    overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(_descriptor: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "utime", stale)
+    with overlay.lock("a container"):
+        pass
 
 
 FIRST_USE = """
@@ -181,13 +194,31 @@ def test_one_that_is_deleted_in_part_is_not_used_again(
     assert list((overlay.state_dir / "overlays").iterdir()) == []
 
 
+def test_one_that_cannot_be_deleted_does_not_keep_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(tree: Path) -> None:
+        if tree.name.startswith(".n1"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(tree))
+        shutil.rmtree(tree)
+
+    monkeypatch.setattr(overlays, "remove_tree", fails)
+    state = Path(settings.state_dir)
+    for host in ("n1", "n2"):
+        Overlay(state, "mine", host).create()
+    gone, failed = operations.remove(settings, ["mine"], None)
+    assert [each["host"] for each in gone] == ["n2"]
+    assert "overlay mine of n1 cannot be deleted" in failed[0].message
+    assert "n1" in operations.prune(settings, 0.0)[1][0].message
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="acts as another user")
 def test_why_one_is_not_deleted_is_said(cli: Cli, workplace: Path) -> None:
     state = workplace / "state"
     for name in ("good", "shared"):
         (Overlay(state, name, "n1").create() / "upper").mkdir()
     foreign = state / "overlays" / "shared" / "n1" / "upper" / "foreign"
-    foreign.mkdir(mode=0o700)
+    foreign.mkdir(mode=0o744)  # its files may be listed, and not looked at
     (foreign / "file").touch()
     own = [workplace / "runtime", state, *state.rglob("*")]
     for path in own:
@@ -196,7 +227,7 @@ def test_why_one_is_not_deleted_is_said(cli: Cli, workplace: Path) -> None:
     for command in (("prune", "--unused", "0"), ("prune",), ("rm", "shared")):
         done = cli("overlay", *command, user=NOBODY)
         assert done.returncode == ContainerError.exit_code
-        assert "foreign cannot be removed: it belongs to another user" in done.stderr
+        assert "file cannot be removed: it belongs to another user" in done.stderr
         assert ("good n1 removed" in done.stdout) == ("--unused" in command)
         assert Overlay.all(state) == []
     os.chown(next(state.rglob("foreign")), NOBODY, NOBODY)
@@ -316,6 +347,15 @@ def test_an_overlay_goes_with_one_image(tmp_path: Path) -> None:
     Overlay(state, "mine", "n1", base=second).create()
 
 
+def test_a_removal_that_is_killed_leaves_the_name_to_others(tmp_path: Path) -> None:
+    first, second = make_sif(tmp_path / "a.sif", 1), make_sif(tmp_path / "b.sif", 2)
+    own = Overlay(tmp_path / "state", "mine", "n1", base=first)
+    own.create()
+    own.path.rename(own.path.with_name(".n1.removed-01234567"))  # the first step of a removal
+    own.clear()
+    Overlay(tmp_path / "state", "mine", "n1", base=second).create()
+
+
 def test_reproducible_images_have_overlays_of_their_own(tmp_path: Path) -> None:
     one, other, large = (make_sif(tmp_path / f"{n}.sif", 0) for n in ("one", "other", "large"))
     with other.open("ab") as file:
@@ -324,8 +364,12 @@ def test_reproducible_images_have_overlays_of_their_own(tmp_path: Path) -> None:
         file.truncate(5 * MIB)
         file.seek(0, os.SEEK_END)
         file.write(b"its end")
-    made = {sif.identity(each) for each in (one, other, large)}
-    assert len(made) == 3
+    middle = Path(shutil.copy(large, tmp_path / "middle.sif"))
+    with middle.open("r+b") as file:
+        file.seek(2 * MIB)
+        file.write(b"another" * (MIB // 10))
+    made = {sif.identity(each) for each in (one, other, large, middle)}
+    assert len(made) == 4
     assert None not in made
     copied = Path(shutil.copy(one, tmp_path / "copied.sif"))
     state = tmp_path / "state"

@@ -8,6 +8,7 @@ import pytest
 
 from tests.containers.conftest import make_sif
 from wheelmount.config import Settings
+from wheelmount.errors import InputError
 from wheelmount.hosts import spec
 from wheelmount.operations.image import Image
 from wheelmount.operations.installs import _growing_tree
@@ -29,3 +30,6 @@ def test_all_links_of_an_overlay_lead_to_one_tree(
         assert tree(_=path) == tree(host0=path, host1=image) == first
     assert len({first, tree(_=other), tree(host0=image, host1=other)}) == 3
     assert tree("mine", _=image) == tree("mine", host0=image, host1=Path("a.sif"))
+    assert tree("mine") == tree("mine", _=image)
+    with pytest.raises(InputError, match="no image to install in"):
+        tree()

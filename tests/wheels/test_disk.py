@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import NOBODY
 from wheelmount import disk
 from wheelmount.lock import try_lock
 from wheelmount.wheels.scratch import abandoned, scratch
@@ -123,6 +124,36 @@ def test_scratch_that_was_left_is_locked_while_it_is_deleted(tmp_path: Path) -> 
             shutil.rmtree(each)
             assert list(abandoned(tmp_path)) == []
     assert not list(tmp_path.iterdir())
+
+
+READ_ONLY = """
+import shutil, tempfile
+from pathlib import Path
+from wheelmount.wheels import scratch
+for turn in range(2):
+    with scratch.scratch() as place:
+        (place / "image" / "usr").mkdir(parents=True)
+        (place / "image" / "usr" / "file").touch()
+        (place / "image" / "usr").chmod(0o555)
+        if turn == 0:  # as a killed run leaves it
+            shutil.copytree(place, place.with_name(f"{place.name}0"))
+print(len(list(Path(tempfile.gettempdir()).iterdir())))
+"""
+
+
+def test_read_only_directories_do_not_stay() -> None:
+    user = NOBODY if os.getuid() == 0 else os.getuid()  # root may do what modes forbid
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:
+        os.chown(temporary, user, -1)
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY],
+            env={**os.environ, "TMPDIR": temporary},
+            user=user,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def test_scratch_is_locked_by_a_file(tmp_path: Path) -> None:

@@ -197,7 +197,12 @@ def build(
         WaitError: the build writes nothing any more.
     """
     command = [str(find()), "build", *build_privileges(), *options, str(image), str(definition)]
-    written = _Written([scratch, image, log, _cache()], BUILD_TIMEOUT)
+    written = _Written(
+        [scratch, image, log, _cache()],
+        BUILD_TIMEOUT,
+        "the build has written nothing",
+        f"check the network if it downloads, then run it again; the full log is {log}",
+    )
     if code := _logged(command, definition.parent, log, scratch, on_line, written):
         reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
         raise ContainerError(
@@ -223,7 +228,12 @@ def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], ob
     log = scratch / "log"
     # Without apptainer's own cache, which would keep all of it a second time.
     command = [str(find()), "pull", "--force", "--disable-cache", str(image), reference]
-    written = _Written([scratch, image], PULL_TIMEOUT)
+    written = _Written(
+        [scratch, image],
+        PULL_TIMEOUT,
+        "nothing of the image has arrived",
+        "check the network and the registry's address, then run it again",
+    )
     if code := _logged(command, scratch, log, scratch, on_line, written):
         reason, advice = _explain(log.read_text(encoding="utf-8", errors="replace"))
         raise ContainerError(
@@ -234,10 +244,19 @@ def pull(reference: str, image: Path, *, scratch: Path, on_line: Callable[[], ob
 
 
 class _Written(NamedTuple):
-    """Files and directories that a command writes to, and how many seconds it may write nothing."""
+    """What a command writes, and the error if it writes nothing any more.
+
+    Attributes:
+        paths: files and directories that it writes to.
+        timeout: seconds for which it may write nothing.
+        message: says that it has written nothing.
+        hint: what to do then.
+    """
 
     paths: Sequence[Path]
     timeout: float
+    message: str
+    hint: str
 
 
 def _logged(
@@ -306,10 +325,7 @@ def _ended_if_still(session: int, written: _Written) -> Iterator[None]:
         left.set()
         watching.join()
     if still.is_set():
-        raise WaitError(
-            f"nothing of the image has arrived for {written.timeout:g} s",
-            hint="check the network and the registry's address, then run it again",
-        )
+        raise WaitError(f"{written.message} for {written.timeout:g} s", hint=written.hint)
 
 
 def _cache() -> Path:

@@ -103,7 +103,10 @@ def _leave(owner: int, directory: str, locks: str) -> int:
     if os.read(owner, 1):
         return 128 + signal.SIGKILL
     for lock in filter(None, locks.split(",")):
-        os.utime(int(lock))
+        try:
+            os.utime(int(lock))
+        except OSError:  # its file system fails; the rest is deleted nevertheless
+            pass
     if directory:
         os.chdir("/")  # Python imports from its working directory, which others may write to
         where = [sys.executable, "-m", "wheelmount.containers.leftovers", directory]

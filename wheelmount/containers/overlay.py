@@ -21,6 +21,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,7 +29,7 @@ from wheelmount import disk
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.errors import ContainerError, InputError, OverlayInUseError
-from wheelmount.owned import make_folders
+from wheelmount.owned import make_folders, unlock_folders
 
 Kind = Literal["directory", "image", "memory"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -248,12 +249,15 @@ class Overlay:
             fresh.unlink(missing_ok=True)
 
     def used(self) -> int:
-        """Return the bytes that the overlay takes on the disk or in memory."""
+        """Return the bytes that the overlay takes on the disk or in memory, as far as is known.
+
+        Files that are being deleted, or that this user may not see, do not count.
+        """
         layer = self.layer
-        files = [layer, *layer.rglob("*")] if layer.is_dir() else [layer]
+        files = (Path(place, name) for place, *names in os.walk(layer) for name in chain(*names))
         total = 0
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
+        for file in chain([layer], files):
+            with contextlib.suppress(OSError):
                 total += file.lstat().st_blocks * 512
         return total
 
@@ -285,7 +289,8 @@ class Overlay:
 
         Raises:
             OverlayInUseError: a container is using it, or has just used it.
-            ContainerError: a part of it belongs to another user. No container will use the rest.
+            ContainerError: a part of it cannot be deleted, as another user's. No container will use
+                the rest.
         """
         if not (self.path.is_dir() or self._removed()):
             return False
@@ -294,7 +299,6 @@ class Overlay:
                 # In one step, because it must not be used once a part of it is deleted.
                 mark = f"{_REMOVED}{secrets.token_hex(4)}"
                 self.path.rename(self.path.with_name(f".{self.host}{mark}"))
-            self._base_file.unlink(missing_ok=True)
         return True
 
     def clear(self) -> None:
@@ -302,26 +306,38 @@ class Overlay:
 
         Raises:
             OverlayInUseError: a container is using a new overlay of this name.
-            ContainerError: a part of it belongs to another user.
+            ContainerError: a part of it cannot be deleted.
         """
         with self._removing():
             pass
 
     @contextlib.contextmanager
     def _removing(self, unused: float = 0.0) -> Iterator[None]:
-        """Lock the overlay during the context, and delete what is removed in it."""
-        with self.lock("remove", unused):
-            yield
-            for left in self._removed():
-                link = left / _MEMORY
-                memory = link.readlink() if link.is_symlink() else None
-                if memory is not None and memory.is_dir():
-                    remove_tree(memory)
-                    with contextlib.suppress(OSError):  # other overlays are still there
-                        memory.parent.rmdir()
-                remove_tree(left)
-            if not self.path.is_dir():
-                self._lock_file.unlink()
+        """Lock the overlay during the context, and delete what is removed in it.
+
+        Raises:
+            OverlayInUseError: a container is using it, or has just used it.
+            ContainerError: a part of it cannot be deleted.
+        """
+        try:
+            with self.lock("remove", unused):
+                yield
+                if not self.path.is_dir():  # also what a removal that was killed has left
+                    self._base_file.unlink(missing_ok=True)
+                for left in self._removed():
+                    link = left / _MEMORY
+                    memory = link.readlink() if link.is_symlink() else None
+                    if memory is not None and memory.is_dir():
+                        remove_tree(memory)
+                        with contextlib.suppress(OSError):  # other overlays are still there
+                            memory.parent.rmdir()
+                    remove_tree(left)
+                if not self.path.is_dir():
+                    self._lock_file.unlink()
+        except OSError as error:
+            raise ContainerError(
+                f"overlay {self.name} of {self.host} cannot be deleted: {error}"
+            ) from error
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
 
@@ -367,7 +383,9 @@ class Overlay:
             try:
                 yield descriptor
             finally:
-                os.utime(descriptor)  # used until now
+                # Used until now; if its file system fails, the result of the use counts.
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)
         finally:
             os.close(descriptor)
 
@@ -468,12 +486,7 @@ def remove_tree(tree: Path) -> None:
     Raises:
         ContainerError: a part of it belongs to another user.
     """
-    for folder, names, _ in os.walk(tree):
-        for name in names:
-            inner = Path(folder, name)
-            if not inner.is_symlink() and inner.stat().st_mode & 0o700 != 0o700:
-                with contextlib.suppress(PermissionError):
-                    inner.chmod(0o700)
+    unlock_folders(tree)
     try:
         shutil.rmtree(tree)
     except PermissionError as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -63,6 +65,7 @@ def attend(
     """
     if terminal is not None:
         stdin = stdout = stderr = terminal.inner
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
     reading, writing = os.pipe()
     try:
         with undisturbed():
@@ -88,8 +91,8 @@ def attend(
         reading = -1
         try:
             if terminal is not None:
-                terminal.relay(process, timeout)
-            return process.wait(timeout)
+                terminal.relay(process, deadline)
+            return process.wait(None if timeout is None else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise OvertimeError(
                 f"the command was ended: it took longer than {timeout:g} s"

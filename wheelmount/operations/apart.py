@@ -1,50 +1,66 @@
-"""Work on several sets of hosts by one command."""
+"""Work on hosts in processes of its own: several sets of hosts, or some beside those in use.
+
+The processes are not of ``multiprocessing``, which would run the program of a user of ``Cluster``
+from its beginning in each of them.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
-from typing import TypeVar
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import IO, NoReturn, TypeVar, cast
 
 from wheelmount.errors import HostError, WheelmountError
+from wheelmount.hosts import runtime
 from wheelmount.mount.kernel.syscalls import die_with_parent
 from wheelmount.progress import SILENT, Progress
+
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from wheelmount.operations.apart import main; main(*map(int, sys.argv[1:3]))"
+)
+"""What such a process runs; it finds modules where this one does."""
 
 Found = TypeVar("Found")
 
 
 def each(
-    works: Sequence[Callable[[Progress], Found]], progress: Progress, step: str
+    works: Sequence[Callable[[Progress], Found]],
+    progress: Progress,
+    step: str,
+    *,
+    alone: bool = False,
 ) -> list[Found | WheelmountError]:
-    """Do some work on several sets of hosts, each in a new process if there are several.
+    """Do some work on sets of hosts, each in a new process if there are several.
 
     A process that has stopped Monarch cannot use other hosts afterwards: its calls are never
     answered.
 
     Args:
         works: functions that do the work, each called with a progress object. They must be
-            picklable if there are several.
+            picklable, unless there is one that this process does.
         progress: told about each step.
         step: name of the step in the progress.
+        alone: start a new process even for one.
 
     Returns:
         For each function its result, or the error that it raised.
     """
-    if len(works) == 1:
+    if len(works) == 1 and not alone:
         try:
             return [works[0](progress)]
         except WheelmountError as error:
             return [error]
     with ExitStack() as stack:
         task = stack.enter_context(progress.task(step, unit="set of hosts"))
-        pools = [stack.enter_context(_pool()) for _ in works]
-        pairs = zip(pools, works, strict=True)
-        futures = [pool.submit(work, SILENT) for pool, work in pairs]
-        found = list(map(_settled, futures))
+        answers = [stack.enter_context(_working(partial(work, SILENT))) for work in works]
+        found: list[Found | WheelmountError] = [_settled(each) for each in answers]
         task.advance(len(found))
     return found
 
@@ -58,32 +74,76 @@ def alone(work: Callable[[], Found]) -> Found:
     Raises:
         WheelmountError: the work failed.
     """
-    with _pool() as pool:
-        found = _settled(pool.submit(work))
+    with _working(work) as answer:
+        found: Found | WheelmountError = _settled(answer)
     if isinstance(found, WheelmountError):
         raise found
     return found
 
 
-def _pool() -> ProcessPoolExecutor:
-    """Return one process, which would wait for further work for ever if this one were killed."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent)
+@contextmanager
+def _working(work: Callable[[], object]) -> Iterator[IO[bytes]]:
+    """Have a new process do some work, and wait for its end when the context ends.
+
+    Yields:
+        What ``_settled`` reads.
+    """
+    path = [each or os.getcwd() for each in sys.path]  # noqa: PTH109 - as Python itself
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as answer:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _PROGRAM, str(os.getpid()), str(writing), *path],
+                stdin=subprocess.PIPE,
+                pass_fds=[writing],
+            )
+        finally:
+            os.close(writing)
+        try:
+            with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as given:
+                given.write(pickle.dumps(work))
+            yield answer
+        finally:
+            answer.close()  # or else it could wait for its reader
+            process.wait()  # after ^C it takes down what it has made
 
 
-def _end_with_parent() -> None:
-    die_with_parent()
-    parent = multiprocessing.parent_process()
-    if parent is None or os.getppid() != parent.pid:  # it was killed before this
-        os._exit(1)
-
-
-def _settled(future: Future[Found]) -> Found | WheelmountError:
-    try:
-        return future.result()
-    except WheelmountError as error:
-        return error
-    except BrokenProcessPool:
+def _settled(answer: IO[bytes]) -> Found | WheelmountError:
+    """Return the result of a process's work, or the error of wheelmount's that ended it."""
+    text = answer.read()
+    if not text:
         return HostError(
             "the process that worked on these hosts was killed",
             hint="is the memory of this machine exhausted? then run it again",
         )
+    found, error = pickle.loads(text)  # noqa: S301 - from a child of this process
+    if error is not None and not isinstance(error, WheelmountError):
+        raise error
+    return cast("Found | WheelmountError", found if error is None else error)
+
+
+def main(parent: int, answer: int) -> NoReturn:
+    """Do the work that standard input holds, and end this process.
+
+    Args:
+        parent: the process that waits for the result, with which this one ends.
+        answer: descriptor of a pipe, for the result or the error.
+    """
+    die_with_parent()
+    if os.getppid() != parent:  # it was killed before this
+        os._exit(1)
+    os.set_inheritable(answer, False)
+    try:
+        runtime.own_process()
+        try:
+            work = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the parent
+            text = pickle.dumps((work(), None))
+        except Exception as error:
+            text = pickle.dumps((None, error))
+        with os.fdopen(answer, "wb") as file:
+            file.write(text)
+        atexit._run_exitfuncs()
+    except KeyboardInterrupt:  # the parent got it, too
+        pass
+    finally:
+        os._exit(0)  # as the command line ends: a thread of Monarch's would abort the process

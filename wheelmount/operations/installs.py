@@ -103,6 +103,7 @@ def install(
                 f"different Pythons: {', '.join(map(str, found))}",
                 hint="install for one of them at a time, or use --tool uv",
             )
+        growing = _growing_tree(spec, into, link_mode, settings) if tool == "wheelmount" else None
         house = Wheelhouse(directory or _wheelhouse(spec, settings, wanted, found))
         report = house.add(wanted, targets=found, progress=progress)
         house.check(wanted, targets=found, progress=progress).raise_if_any()
@@ -114,7 +115,7 @@ def install(
                 Path(settings.cache_dir) / "unpacked",
                 progress,
                 bytecode=bytecode,
-                tree=_growing_tree(spec, into, link_mode, settings),
+                tree=growing,
             )
             return _place(site, hosts, shipment, into, link_mode, target, output)
         if len(found) == 1:  # exactly the packages that were proven to be complete
@@ -168,10 +169,19 @@ def _targets(
 
 
 def _of_images(image: Image) -> list[Target]:
-    if not image.paths:
-        raise InputError("no image to install in", hint=ONE)
+    _check_named(image)
     pythons = dict.fromkeys(map(probe.python, dict.fromkeys(image.paths.values())))
     return [Target.parse(python.version, python.platform) for python in pythons]
+
+
+def _check_named(image: Image) -> None:
+    """Refuse to install where no image is given.
+
+    Raises:
+        InputError: none is.
+    """
+    if not image.paths:
+        raise InputError("no image to install in", hint=ONE)
 
 
 def _place(
@@ -228,10 +238,18 @@ def _program(target: Target | None) -> tuple[str, ...]:
 def _growing_tree(
     spec: HostSpec, into: Venv | Image, link_mode: LinkMode, settings: Settings
 ) -> str | None:
-    """Return the name of a tree that serves several installations; None for a tree of its own."""
+    """Return the name of a tree that serves several installations; None for a tree of its own.
+
+    Raises:
+        InputError: neither an overlay nor an image is given, whose links the tree is for.
+    """
     if isinstance(into, Image) and link_mode != "copy":  # all links of an overlay are to one path
-        # Named as the overlay, which goes by the image itself: it may be given by several paths.
-        names = {into.overlay or name_for(image) for image in into.paths.values()}
+        if into.overlay:
+            return f"overlay-{into.overlay}"
+        _check_named(into)
+        # Named as the image's overlay: the image may be given by several paths. Of an image that
+        # is not on this machine, only the name of its file is known here.
+        names = set(map(name_for, into.paths.values()))
         if len(names) > 1:
             names = {blake3("\0".join(sorted(names)).encode()).hexdigest()[:16]}
         return f"overlay-{names.pop()}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from wheelmount.config import Settings
@@ -15,7 +14,7 @@ from wheelmount.hosts.commands import Result, Results
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.mount.serve import processes
-from wheelmount.operations import apart, pools, pulled, standing
+from wheelmount.operations import pools, pulled, standing
 from wheelmount.operations.image import Image, Shown, carry_out, mark_of, order, packages_point
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.pools import HostPool
@@ -102,10 +101,11 @@ def _refreshed(site: Site, pool: HostPool, packages: Path, where: str) -> Iterat
     points = pool.places(where).values()
     if site.spec.kind != "local":
         site.progress.log("packages are as they were when the instance was started")
-    elif mounted := [point for point in points if _mounts(site.settings, Path(point))]:
-        # In another process: if it needs hosts, it stops Monarch, which this one uses.
-        refresh = partial(standing.refresh, mounted, site.settings, SILENT)
-        for error in among(apart.alone(refresh)):
+    else:
+        mounted: dict[str, list[Path]] = {}
+        for directory in _mounts(site.settings, *points):
+            mounted.setdefault(processes.identity(directory), []).append(directory)
+        for error in among(standing.refresh_found(mounted, site.settings, SILENT, alone=True)):
             raise error
     yield
 
@@ -145,13 +145,13 @@ def stop(instance: Instance, settings: Settings) -> None:
     for mntpoint in (shown, shown.parent):
         if not mntpoint.name.startswith(_OWN):  # that of a session stays
             continue
-        for directory in _mounts(settings, mntpoint):
+        for directory in _mounts(settings, str(mntpoint)):
             processes.stop(directory, force=False)
 
 
-def _mounts(settings: Settings, mntpoint: Path) -> list[Path]:
-    """Return the directories of a mount's processes; none if it is taken down."""
+def _mounts(settings: Settings, *mntpoints: str) -> list[Path]:
+    """Return the directories of the processes of mounts that are not taken down."""
     try:
-        return processes.find(settings, str(mntpoint))
+        return processes.find(settings, *mntpoints)
     except MountError:
         return []

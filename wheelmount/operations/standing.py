@@ -125,6 +125,24 @@ def refresh(
         MountError: a target is not mounted.
     """
     found = find(settings, targets)
+    return [*refresh_found(found, settings, progress), *unreadable(settings)]
+
+
+def refresh_found(
+    found: Mapping[str, Mount], settings: Settings, progress: Progress, *, alone: bool = False
+) -> list[Refreshed | WheelmountError]:
+    """Update mounts, given by identity, as ``refresh`` does.
+
+    Args:
+        found: the mounts.
+        settings: in force.
+        progress: told about each step.
+        alone: leave work on hosts to another process, as this one uses hosts, too: it could not
+            go on with them.
+
+    Returns:
+        For each mount the result, or the error by which it was not refreshed.
+    """
     seen: dict[str, Seen | None] = {}
     answers: dict[str, Refreshed | WheelmountError] = {}
     for identity, mount in found.items():
@@ -136,16 +154,17 @@ def refresh(
     if left:
         from wheelmount.operations import apart, mounts, sessions
 
-        alone = len(left) == 1
+        here = len(left) == 1 and not alone
         works = [
             partial(sessions.refreshed, *mount)
             if isinstance(mount, OfSession)
             # Another process is faster to scan again than to be sent a tree.
-            else partial(mounts.refreshed, mount, settings, seen[identity] if alone else None)
+            else partial(mounts.refreshed, mount, settings, seen[identity] if here else None)
             for identity, mount in left.items()
         ]
-        answers |= dict(zip(left, apart.each(works, progress, "refresh"), strict=True))
-    return [*(answers[identity] for identity in found), *unreadable(settings)]
+        done = apart.each(works, progress, "refresh", alone=alone)
+        answers |= dict(zip(left, done, strict=True))
+    return [answers[identity] for identity in found]
 
 
 def _refresh_here(
