@@ -62,7 +62,7 @@ def replacing(directory: Path) -> Iterator[bool]:
     Args:
         directory: private directory of the mount.
 
-    Returns:
+    Yields:
         Whether the mount may be replaced: commands that were starting have started.
     """
     with _held([directory / FILE], fcntl.LOCK_EX) as held:

@@ -152,7 +152,7 @@ def shared_above(path: Path) -> Iterator[tuple[Path, bool]]:
                 continue
             if stat.S_ISLNK(state.st_mode):
                 target = Path(os.path.normpath(directory.parent / directory.readlink()))
-                pending.append(target / path.name)
+                pending.append(target / path.name)  # so that the target is above it, too
             elif not state.st_mode & stat.S_ISVTX and _open_to_others(directory, state):
                 yield directory, bool(state.st_mode & stat.S_IWOTH)
 

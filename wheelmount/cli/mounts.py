@@ -84,11 +84,12 @@ def refresh(targets: tuple[str, ...], watch: bool, as_json: bool, quiet: bool) -
     settings, progress = config.load(), ConsoleProgress(quiet=quiet)
     if watch:
         for each in standing.watch(targets, settings, progress):
-            error = each if isinstance(each, TransferError) else each.shortfall
-            if isinstance(each, Refreshed):
-                _say([each], as_json)
-            if error is not None:
-                progress.error(error)
+            if isinstance(each, TransferError):
+                progress.error(each)
+                continue
+            _say([each], as_json)
+            if each.shortfall is not None:
+                progress.error(each.shortfall)
         return
     answers = standing.refresh(targets, settings, progress)
     made = [answer for answer in answers if not isinstance(answer, WheelmountError)]

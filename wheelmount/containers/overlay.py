@@ -282,7 +282,7 @@ class Overlay:
         """Delete the overlay with everything installed in it.
 
         Args:
-            unused: seconds for which no container must have used it.
+            unused: seconds that must have passed since a container last used it.
 
         Returns:
             Whether there was one, or a part of one whose removal had failed.
@@ -353,7 +353,7 @@ class Overlay:
 
         Args:
             purpose: shown to other commands that wait for it.
-            unused: seconds for which nobody must have held the lock.
+            unused: seconds that must have passed since a process last held the lock.
 
         Yields:
             The descriptor that holds the lock. A child process that inherits it keeps the overlay

@@ -180,7 +180,7 @@ class NetworkHosts(Hosts):
         self._hosts = []
 
     def record(self) -> dict[str, Any]:
-        """What ``resume`` needs."""
+        """Return a record for ``resume``."""
         record: dict[str, Any] = {"addresses": self.addresses, "names": self._names}
         if self._authority is not None:
             record["authority"] = self._authority.encode().decode()
