@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import socket
 import struct
@@ -163,3 +164,12 @@ def test_a_socket_of_a_network_is_left_to_certificates() -> None:
         socket.create_connection(server.getsockname()[:2]) as caller,
     ):
         assert socketguard.own(caller)
+
+
+def test_the_name_of_a_mapped_file_may_contain_any_characters(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"a b\rc\x0bd\x1ce\x85f\xffg\xe2\x80\xa8h\ni")
+    odd.write_bytes(b"x")
+    with odd.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
+        lines = socketguard._maps()
+    assert [len(line.split()) >= 5 for line in lines] == [True] * len(lines)
+    assert any("a b\rc" in line for line in lines)

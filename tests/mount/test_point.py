@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,3 +102,28 @@ def test_another_mount_above_is_never_touched(
         assert (where / "page").read_text() == "new\n"
         mount.close()
     assert points.find(str(where)) is None
+
+
+def test_mount_points_with_blanks_that_the_kernel_does_not_escape(workplace: Path) -> None:
+    odd = workplace / os.fsdecode(b"a b\rc\x0bd\x0ce\x85f\xffg\nh")
+    odd.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", odd], check=True)
+    try:
+        found = points.find(str(odd))
+        assert found is not None
+        assert (found.path, found.root, found.kind) == (str(odd), "/", "tmpfs")
+        assert "rw" in found.options
+    finally:
+        subprocess.run(["umount", odd], check=True)
+
+
+def test_a_user_whose_name_is_not_utf_8(workplace: Path) -> None:
+    code = "open('/proc/self/comm', 'wb').write(b'abcdefghijklmn\\xc3\\xa9'); print(); input()"
+    command = [sys.executable, "-S", "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=workplace, **pipes) as user:  # type: ignore[call-overload]
+        assert user.stdout.readline() == b"\n"
+        name = f"abcdefghijklmn\N{REPLACEMENT CHARACTER} ({user.pid})"
+        assert points.name_of(user.pid) == name
+        assert name in points.holders(str(workplace))
+        user.communicate(b"\n")

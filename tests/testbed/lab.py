@@ -176,6 +176,7 @@ class Lab:
         for name in names or [name for name, space in self._spaces.items() if space.alive]:
             network.order("tc", network.make_rate(network.CARD, rate), self.pid(name))
             network.order("tc", network.make_rate(name, rate), self.outer)
+            network.order("ip", network.make_packets(rate), self.pid(name))
 
     def unplug(self, name: str) -> None:
         """Pull a host's cable: nothing reaches it or comes from it, and nobody is told."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import subprocess
 
 from wheelmount.errors import UnavailableError
@@ -16,6 +17,17 @@ SUBNET = ipaddress.ip_network("10.77.0.0/24")
 
 BURST, LATENCY = "512kb", "50ms"
 """What a shaped link lets through at once, and how long it queues what is above its rate."""
+
+FRAMES_UP_TO = 200e6
+"""Bits a second of a link up to which hosts give it single frames, as network cards do. TCP gives a
+device packets of up to 64 KB: the queue of a link of 10 Mbit/s holds one of these, and a connection
+whose packet is dropped whole each time stands still for ten seconds. Faster links have queues for
+many, and single frames would take much of a processor."""
+
+SUPPLIED = 65_535
+"""Segments of a packet that a device takes by default."""
+
+UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 TIMEOUT = 20.0
 """Seconds that such an order may take; milliseconds are usual."""
@@ -50,6 +62,13 @@ def make_rate(device: str, rate: str | None) -> str:
     if rate is None:
         return f"qdisc replace dev {device} root noqueue\n"
     return f"qdisc replace dev {device} root tbf rate {rate} burst {BURST} latency {LATENCY}\n"
+
+
+def make_packets(rate: str | None) -> str:
+    """Orders for ``ip -batch`` on a host: the size of packets that it gives a link of a rate."""
+    bits = re.fullmatch(r"([\d.]+)([kmg]?)bit", rate or "")
+    fast = rate is None or (bits and float(bits[1]) * UNITS[bits[2]] > FRAMES_UP_TO)
+    return f"link set {CARD} gso_max_segs {SUPPLIED if fast else 1}\n"
 
 
 def order(program: str, orders: str, pid: int) -> None:

@@ -311,7 +311,8 @@ def _base(library: Path) -> int:
 
 
 def _maps() -> list[str]:
-    return Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    # Not by ``splitlines``: paths may contain any character but a newline, which is escaped.
+    return os.fsdecode(Path("/proc/self/maps").read_bytes()).removesuffix("\n").split("\n")
 
 
 def _write(slot: int, value: int | None) -> None:

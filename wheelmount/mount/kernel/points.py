@@ -206,9 +206,10 @@ class Mounted:
 def table(process: int | str = "self") -> list[Mounted]:
     """Return all mounts that a process sees; a mount comes after those that it covers."""
     found = []
-    for line in Path(f"/proc/{process}/mountinfo").read_bytes().splitlines():
+    # Not by ``splitlines`` and ``split``: paths may contain all blanks but those that are escaped.
+    for line in Path(f"/proc/{process}/mountinfo").read_bytes().removesuffix(b"\n").split(b"\n"):
         fields, _, rest = line.partition(b" - ")
-        number, parent, device, root, path, options, *_ = fields.split()
+        number, parent, device, root, path, options, *_ = fields.split(b" ")
         found.append(
             Mounted(
                 int(number),
@@ -217,7 +218,7 @@ def table(process: int | str = "self") -> list[Mounted]:
                 _unescaped(root),
                 _unescaped(path),
                 frozenset(options.decode().split(",")),
-                rest.split()[0].decode(),
+                rest.split(b" ")[0].decode(),
             )
         )
     return found
@@ -395,8 +396,16 @@ def holders(path: str) -> list[str]:
             links += (process / "fd").iterdir()
             mapped = (process / "maps").read_bytes()
             if any(_below(link, path) for link in links) or os.fsencode(path) + b"/" in mapped:
-                found.append(f"{(process / 'comm').read_text().strip()} ({process.name})")
+                found.append(name_of(process.name))
     return found
+
+
+def name_of(process: int | str) -> str:
+    """Return name and id of a process, for messages."""
+    with contextlib.suppress(OSError):
+        # The kernel cuts names at 15 bytes, also inside a character.
+        return f"{Path(f'/proc/{process}/comm').read_text(errors='replace').strip()} ({process})"
+    return f"({process})"
 
 
 def _below(link: Path, path: str) -> bool:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from wheelmount.mount.kernel import syscalls, views
-from wheelmount.mount.kernel.points import Mounted
+from wheelmount.mount.kernel.points import Mounted, name_of
 from wheelmount.mount.kernel.views import Root, Space
 
 _TRIES = 3
@@ -94,7 +94,7 @@ class Users:
                 if any(d == tree.device and inode in tree.directories for d, inode in held):
                     users[tree].append(process)
         self._last |= users
-        return {tree: [name(process) for process in found] for tree, found in users.items()}
+        return {tree: [name_of(process) for process in found] for tree, found in users.items()}
 
 
 def covered(tree: Tree) -> set[str]:
@@ -135,14 +135,7 @@ def viewers(mount: Mounted) -> list[str]:
 
 
 def _place(space: Space, mount: Mounted) -> str:
-    return f"{name(space.process) if space.process else 'the mount'} at {mount.path}"
-
-
-def name(process: int) -> str:
-    """Return name and id of a process, for messages."""
-    with contextlib.suppress(OSError):
-        return f"{Path(f'/proc/{process}/comm').read_text().strip()} ({process})"
-    return f"({process})"
+    return f"{name_of(space.process) if space.process else 'the mount'} at {mount.path}"
 
 
 def _held(
