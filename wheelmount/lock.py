@@ -7,12 +7,16 @@ process has removed meanwhile, readable for all users; ``try_lock`` does not.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wheelmount.errors import WaitError
+
+NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL
+"""Error numbers of flock(2) in file systems without locks: some network file systems."""
 
 
 def try_lock(path: Path) -> int | None:

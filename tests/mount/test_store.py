@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -482,3 +484,65 @@ def test_numbers_that_grow_for_ever_take_no_memory(first: tuple[Store, Layout]) 
         assert psutil.Process().memory_info().rss - before < 64 << 20
     finally:
         _clear(store)
+
+
+def test_a_trimmed_store_in_memory_has_room_for_its_notes(source: Path, workplace: Path) -> None:
+    (source / "sparse").unlink()  # no room is left for holes
+    layout = Layout(scan(os.fsencode(source)), BLOCK)
+    store = Store.create(workplace / "store" / "test", layout.encode(), mounted=True)
+    try:
+        arrive(store, source, layout)
+        store.trim()
+        stores.NextCurrent(store.directory, 1).take()
+        assert stores.current(store.directory) == 1
+        assert (store.directory / "current").read_text() == "1"
+        store.trim()
+        proofs.copy(store.directory, 1, dict.fromkeys(range(10_000, 24_000), 9999))
+        store.trim()
+        assert proofs.size(store.directory) < 1000 * proofs.RECORD.size
+        assert not (store.directory / "proofs.new").exists()
+    finally:
+        stores.remove(store.directory)
+
+
+def test_a_log_without_room_keeps_whole_records_only(
+    first: tuple[Store, Layout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = first
+    before, write = proofs.read(store.directory), os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) - 10]))
+    with pytest.raises(OSError, match="No space"):
+        proofs.copy(store.directory, 1, {10_000: 9999, 10_001: 9999})
+    monkeypatch.undo()
+    proofs.copy(store.directory, 1, {10_000: min(before)})
+    assert proofs.read(store.directory) == before | {10_000: before[min(before)]}
+    _clear(store)
+
+
+def test_a_store_on_a_file_system_without_locks(
+    first: tuple[Store, Layout], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, layout = first
+
+    def flock(_descriptor: int, _kind: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with store.growing(wait=0):
+        made, _ = follow(store, layout, source)
+    _same(source, made)
+    assert stores.in_use(store.directory), "that no process has it open cannot be known"
+    monkeypatch.undo()
+    _clear(store)
+
+
+def test_an_ordinary_user_can_delete_directories_that_are_not_for_writing() -> None:
+    def act(place: Path) -> None:
+        (place / "store" / "1" / "outer" / "inner").mkdir(parents=True)
+        (place / "store" / "1" / "outer" / "inner" / "file").touch()
+        for folder in ("outer/inner", "outer"):
+            (place / "store" / "1" / folder).chmod(0o555)
+        stores.remove(place / "store")
+        assert not (place / "store").exists()
+
+    as_nobody(act)

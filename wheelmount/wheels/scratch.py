@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from wheelmount.lock import try_lock
+from wheelmount.lock import NO_LOCKS, try_lock
 from wheelmount.owned import unlock_folders
 
 _PREFIX = ".wheelmount-temporary-"
@@ -20,9 +19,6 @@ _PREFIX = ".wheelmount-temporary-"
 
 _LOCK = ".lock"
 """File in each, which its maker locks: NFS has locks between machines of files only."""
-
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-"""Error numbers of file systems without locks."""
 
 
 @contextlib.contextmanager
@@ -65,7 +61,7 @@ def _make(folder: Path) -> tuple[Path, int | None]:
         try:
             held = try_lock(place / _LOCK)
         except OSError as error:
-            if error.errno in _NO_LOCKS:  # and no other process can take it for abandoned
+            if error.errno in NO_LOCKS:  # and no other process can take it for abandoned
                 return place, None
             shutil.rmtree(place, ignore_errors=True)
             raise

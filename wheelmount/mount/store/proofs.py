@@ -8,8 +8,10 @@ block's bytes after they were compared with the client's hash, and before reader
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+import threading
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +34,8 @@ SMALL = 64 << 10
 
 _MIN_SIZE = 1 << 16
 """Size of a log, in bytes, up to which it is not shortened."""
+
+_appending = threading.Lock()
 
 
 class Proof(NamedTuple):
@@ -75,9 +79,14 @@ def copy(store: Path, generation: int, copies: Mapping[int, int]) -> None:
 
 
 def _append(store: Path, records: list[bytes]) -> None:
+    data = b"".join(records)
     fd = os.open(store / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, b"".join(records))  # a single write, because several threads append
+        with _appending:
+            written = os.write(fd, data)
+            if written < len(data):  # later records could not be read behind a part of one
+                os.ftruncate(fd, os.fstat(fd).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(fd)
 
@@ -120,6 +129,12 @@ def _read(store: Path) -> dict[int, _File]:
     return files
 
 
+def size(store: Path) -> int:
+    """Return the bytes of a log."""
+    log = store / LOG
+    return log.stat().st_size if log.exists() else 0
+
+
 def is_long(store: Path, expected: int) -> bool:
     """Return whether most records of a log are of deleted files, so that ``trim`` shortens it.
 
@@ -127,9 +142,7 @@ def is_long(store: Path, expected: int) -> bool:
         store: directory of the store.
         expected: number of records that one generation may need.
     """
-    log = store / LOG
-    size = log.stat().st_size if log.exists() else 0
-    return size > max(_MIN_SIZE, 2 * expected * RECORD.size)
+    return size(store) > max(_MIN_SIZE, 2 * expected * RECORD.size)
 
 
 def trim(store: Path, expected: int, numbers: Container[int]) -> None:
@@ -143,9 +156,13 @@ def trim(store: Path, expected: int, numbers: Container[int]) -> None:
     if not is_long(store, expected):
         return
     new = store / f"{LOG}.new"
-    with new.open("wb") as file:
-        for number, proofs in read(store).items():
-            if number in numbers:
-                for offset, length, digest in proofs:
-                    file.write(RECORD.pack(0, number, offset, length, digest))
-    new.replace(store / LOG)
+    try:
+        with new.open("wb") as file:
+            for number, proofs in read(store).items():
+                if number in numbers:
+                    for offset, length, digest in proofs:
+                        file.write(RECORD.pack(0, number, offset, length, digest))
+        new.replace(store / LOG)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

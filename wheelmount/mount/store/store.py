@@ -31,7 +31,7 @@ from blake3 import blake3
 
 from wheelmount import disk, shared
 from wheelmount.errors import StoreError, TransferError
-from wheelmount.lock import try_lock
+from wheelmount.lock import NO_LOCKS, try_lock
 from wheelmount.mount.kernel import syscalls
 from wheelmount.mount.snapshot.bursts import BurstLock
 from wheelmount.mount.snapshot.encoded import Mapped, Summary
@@ -40,6 +40,7 @@ from wheelmount.mount.snapshot.tree import TreeView, many_objects
 from wheelmount.mount.store import capacity, proofs
 from wheelmount.mount.store.capacity import Need
 from wheelmount.mount.store.files import Files, NewFiles
+from wheelmount.owned import unlock_folders
 
 LAST = "last"
 """Name of the file in a store that contains the highest generation number used so far."""
@@ -47,6 +48,9 @@ LAST = "last"
 CURRENT = "current"
 """Name of the file in a store that contains the number of the current generation. Without this
 file, the first one is current."""
+
+LOCK = "lock"
+"""Name of the file in a store that ``growing`` locks."""
 
 LOCKED, LOCK_INTERVAL = 5.0, 0.05
 """Seconds that ``growing`` waits for the lock of a store, and between its attempts. The serving
@@ -147,6 +151,7 @@ class Store:
             mounted: keep the bytes in a new tmpfs that is mounted at ``directory``, not in the
                 file system of its parent.
             set_attributes: give arriving files the attributes that they have at the source.
+
         Raises:
             StoreError: the bytes do not fit.
             TransferError: the description is malformed.
@@ -201,8 +206,7 @@ class Store:
         capacity.check(self.directory, need.stored(memory=self.owned), memory=self.owned)
         if set_attributes and self.bindable:  # the kernel may show the files directly
             capacity.check_holes(self.directory, layout, owned=self.owned)
-        if self.owned:
-            syscalls.resize_tmpfs(self.directory, self._used() + self._holes() + need.file_system)
+        self._resize(need.file_system)
         number = self._new_number()
         return self._begin(
             self.directory,
@@ -391,7 +395,7 @@ class Store:
             StoreError: another process has locked the store.
         """
         deadline = time.monotonic() + wait
-        while (lock := try_lock(self.directory / "lock")) is None:
+        while (lock := self._try_lock()) is None:
             if time.monotonic() >= deadline:
                 raise StoreError(
                     f"{self.directory.name} is being refreshed by another process",
@@ -403,16 +407,31 @@ class Store:
         finally:
             os.close(lock)
 
+    def _try_lock(self) -> int | None:
+        """Return a descriptor that holds the lock of the store; None if another process has it."""
+        try:
+            return try_lock(self.directory / LOCK)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        return os.open(self.directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)  # without a lock
+
     def trim(self) -> None:
-        """Shrink the file system and the log of hashes after generations were deleted."""
+        """Shrink the log of hashes and the file system after generations were deleted."""
         expected = self.summary.files + self.summary.size // proofs.SMALL
         # Read ahead of the lock, which a refresh may wait for: a large tree takes seconds.
         inodes = self.tree.inodes if proofs.is_long(self.directory, expected) else None
         with contextlib.suppress(StoreError), self.growing(wait=0):
-            if self.owned:
-                syscalls.resize_tmpfs(self.directory, self._used() + self._holes())
             if inodes is not None:
+                self._resize(proofs.size(self.directory))
                 proofs.trim(self.directory, expected, inodes)
+            self._resize()
+
+    def _resize(self, more: int = 0) -> None:
+        """Leave room in the store's own file system for holes, small files and ``more`` bytes."""
+        if self.owned:
+            room = self._used() + self._holes() + capacity.SLACK + more
+            syscalls.resize_tmpfs(self.directory, room)
 
     def _holes(self) -> int:
         """Return the bytes of all holes, whose pages readers can have the kernel allocate."""
@@ -590,7 +609,10 @@ def earlier(directory: Path, generation: int) -> list[int]:
 
 
 def in_use(directory: Path) -> bool:
-    """Return whether a process has a store open, or may have: the store is another machine's."""
+    """Return whether a process has a store open, or may have.
+
+    That is unknown of another machine's store, and where the file system has no locks.
+    """
     if shared.elsewhere(directory):
         return True
     try:
@@ -599,10 +621,8 @@ def in_use(directory: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # a process holds the lock, or the file system has no locks
         return True
-    except OSError:  # some file systems have no locks
-        return False
     finally:
         os.close(descriptor)
     return False
@@ -613,6 +633,9 @@ def remove(directory: Path) -> None:
     with contextlib.suppress(OSError):
         syscalls.unmount(directory, detach=True)
     shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists():  # it has directories that their owner may not write to
+        unlock_folders(directory)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _map(path: Path) -> mmap.mmap:
