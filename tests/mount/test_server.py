@@ -8,6 +8,7 @@ import importlib.util
 import json
 import mmap
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,12 +27,13 @@ from wheelmount import logs
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import InputError, MountError
 from wheelmount.mount.kernel import points
-from wheelmount.mount.serve import adapters, control, processes
+from wheelmount.mount.serve import adapters, control, processes, server
 from wheelmount.mount.serve.control import Task
 from wheelmount.mount.serve.server import KEPT_LOGS
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.store import capacity
 from wheelmount.mount.store.store import Store
 from wheelmount.mount.transfer.ring import Ring
 
@@ -433,7 +435,7 @@ def test_once_all_is_there_the_kernel_shows_it_alone(bound: Served, source: Path
     if bound.store.owned:
         usage = os.statvfs(bound.mount)
         room = usage.f_bfree * usage.f_frsize
-        assert room == bound.store.summary.holes, "room is kept for holes alone"
+        assert room == bound.store.summary.holes + capacity.SLACK
     before = (bound.mount / "odd").stat()
     os.kill(processes.status(bound.directory)["pid"], signal.SIGKILL)
     assert (bound.mount / "odd").read_bytes() == (source / "odd").read_bytes()
@@ -723,3 +725,83 @@ def test_many_mounts_at_once(workplace: Path, settings: Settings) -> None:
     finally:
         for mount in mounts:
             mount.end()
+
+
+def test_servers_whose_names_begin_alike_are_two(
+    source: Path, workplace: Path, settings: Settings
+) -> None:
+    longer = Served(source, workplace, settings, name="test-host")  # of test-host-host0
+    shorter = processes.directory(settings) / "test-host-host"
+    with processes.making(shorter):
+        Task("host", str(source), "/nowhere", "/nowhere", "devfuse", 1.0, False).write(shorter)
+    assert processes.dead(shorter)
+    assert not processes.dead(longer.directory)
+    shutil.rmtree(shorter)
+    longer.end()
+
+
+def test_a_task_of_another_version(served: Served, settings: Settings) -> None:
+    written = json.loads((served.directory / "task.json").read_text())
+    (served.directory / "task.json").write_text(json.dumps(written | {"later": 1}))
+    assert Task.read(served.directory) == Task(**written)
+    other = processes.directory(settings) / "other-host0"
+    other.mkdir()
+    del written["store"]
+    (other / "task.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="another version"):
+        Task.read(other)
+    assert processes.find(settings) == [served.directory]
+    shutil.rmtree(other)
+
+
+def test_an_answer_that_is_cut_off(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / control.SOCKET))
+        server.listen()
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b'{"ok": tr')
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(MountError, match="ended"):
+            control.ask(tmp_path, {"op": "status"}, 5)
+        thread.join()
+
+
+def test_a_mount_stays_while_what_is_mounted_cannot_be_found_out(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: Path) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as limited:
+        limited.setattr(Path, "read_text", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            points.standing(served.directory)
+        assert server._stands(served.directory)
+
+
+DIES_ONCE = """
+import os, pathlib
+note = pathlib.Path(__file__).with_name("died")
+def end():
+    if not note.exists():
+        note.touch()
+        os._exit(1)
+os.register_at_fork(after_in_child=end)
+"""
+
+
+def test_a_server_that_dies_before_it_listens_is_replaced(
+    source: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(workplace))
+    (workplace / "sitecustomize.py").write_text(DIES_ONCE)
+    served = Served(source, workplace, settings)
+    assert (workplace / "died").exists()
+    assert sorted(os.listdir(served.mount)) == sorted(os.listdir(source))
+    served.end()

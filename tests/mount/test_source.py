@@ -16,7 +16,7 @@ from wheelmount.errors import TransferError, WaitError
 from wheelmount.mount.snapshot.encoded import PAGE
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.scan import scan
-from wheelmount.mount.snapshot.source import Source
+from wheelmount.mount.snapshot.source import Source, file_digest
 from wheelmount.mount.transfer.ring import Ring
 
 
@@ -415,3 +415,11 @@ def test_new_names_of_all_files_of_a_block_have_it_read_a_few_times(tmp_path: Pa
     _overwrite(root / "7", 0, b"8")
     number = source.layout.tree.find(b"7")
     assert source.fill(0, view)[1] == (number,)
+
+
+def test_what_took_the_place_of_a_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"bytes")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    found = {name: file_digest(os.fsencode(tmp_path / name)) for name in os.listdir(tmp_path)}
+    assert found == {"file": blake3(b"bytes").digest(), "link": b"", "pipe": b""}

@@ -14,7 +14,7 @@ import pytest
 from wheelmount.errors import SourceError, TransferError
 from wheelmount.mount.snapshot.encoded import PAGE
 from wheelmount.mount.snapshot.layout import Layout
-from wheelmount.mount.snapshot.scan import data_pieces, scan
+from wheelmount.mount.snapshot.scan import data_pieces, scan, stamp_of
 from wheelmount.mount.snapshot.tree import ROOT, Tree
 
 
@@ -224,3 +224,16 @@ def test_an_earlier_snapshot_changes_nothing_but_the_work(source: Path) -> None:
     assert again.inodes[blank] is before.inodes[before.names[ROOT][b"with blank"]]
     assert found[b"page"] not in before.inodes
     assert again.limit > max(again.inodes)
+
+
+@pytest.mark.parametrize("change", [b"first, and more", b"other"])
+def test_a_change_within_a_tick_of_the_clock_of_ctimes(tmp_path: Path, change: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"first")
+    before = scan(os.fsencode(tmp_path))
+    number = before.names[ROOT][b"file"]
+    path.write_bytes(change)
+    before.stamps[number] = stamp_of(path.lstat())
+    after = scan(os.fsencode(tmp_path), before)
+    assert after.names[ROOT][b"file"] != number
+    assert after.inodes[after.names[ROOT][b"file"]].size == len(change)

@@ -410,7 +410,7 @@ class _Run:
                 if each.status() == psutil.STATUS_ZOMBIE:
                     continue
                 started = os.getsid(each.pid) == self._process.pid or _marked(each, self._mark)
-                if started and worker.SERVER not in each.cmdline():
+                if started and process.SERVER not in each.cmdline():
                     yield each
 
     def _close(self) -> None:

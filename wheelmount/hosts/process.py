@@ -31,6 +31,9 @@ log = logging.getLogger("wheelmount")
 NAME = "wheelmount.hosts.process"
 """Name of this module, also if it is run as a program."""
 
+SERVER = "wheelmount.mount.serve.server"
+"""Module in the command line of a process that serves a mount, which may outlive its host."""
+
 PROGRAM = "FB_XAR_INVOKED_NAME"
 """Variable with the program by which Monarch starts processes, instead of the worker's Python."""
 

@@ -30,9 +30,6 @@ from wheelmount.hosts import keeper, process, runtime, socketguard
 from wheelmount.hosts.address import DANGER, LOCAL, OPEN, Address
 from wheelmount.variables import CREDENTIALS
 
-SERVER = "wheelmount.mount.serve.server"
-"""Module that marks, in a command line, a process that may outlive its host."""
-
 MARK = "WHEELMOUNT_LOCAL_HOST"
 """Variable that marks all processes that a host started; its value is the host's socket."""
 
@@ -202,13 +199,13 @@ def host_of(process: psutil.Process) -> str | None:
     return environment.get(MARK)
 
 
-def _belongs(process: psutil.Process, marks: set[str]) -> bool:
+def _belongs(one: psutil.Process, marks: set[str]) -> bool:
     try:
         return (
-            host_of(process) in marks
-            and process.pid != os.getpid()
-            and process.status() != psutil.STATUS_ZOMBIE
-            and SERVER not in process.cmdline()
+            host_of(one) in marks
+            and one.pid != os.getpid()
+            and one.status() != psutil.STATUS_ZOMBIE
+            and process.SERVER not in one.cmdline()
         )
     except psutil.Error:  # gone, or another user's
         return False

@@ -19,7 +19,7 @@ from wheelmount.mount.serve.control import Task
 from wheelmount.mount.snapshot import access
 from wheelmount.mount.snapshot.diff import Succession
 from wheelmount.mount.snapshot.layout import Layout
-from wheelmount.mount.snapshot.scan import scan
+from wheelmount.mount.snapshot.scan import scan, stamp_of
 from wheelmount.mount.snapshot.tree import Tree
 from wheelmount.progress import Progress, number_of
 
@@ -59,7 +59,7 @@ class Seen:
                     status = os.lstat(folder + inode.path)
                 except OSError:
                     return False
-                if (status.st_dev, status.st_ino, status.st_ctime_ns) != stamp:
+                if stamp_of(status) != stamp or status.st_size != inode.size:
                     return False
         return True
 

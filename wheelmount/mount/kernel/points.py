@@ -11,6 +11,7 @@ import select
 import shutil
 import stat
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -295,6 +296,9 @@ def standing(directory: Path) -> Mounted | None:
 
     Args:
         directory: private directory of the mount.
+
+    Raises:
+        OSError: that cannot be found out now, as where no more files may be opened.
     """
     before = None
     while (note := _note(directory)) != before:  # if the note changed, a new mount took the place
@@ -313,13 +317,18 @@ def standing(directory: Path) -> Mounted | None:
 def _note(directory: Path) -> str:
     try:
         return (directory / MOUNTS).read_text()
-    except OSError:
+    except FileNotFoundError:  # any other error says nothing of the mount
         return "[]"
 
 
 def await_change() -> None:
     """Wait until a file system is mounted or unmounted, for ten seconds at most."""
-    with Path("/proc/self/mountinfo").open("rb") as mounts:
+    try:
+        mounts = Path("/proc/self/mountinfo").open("rb")  # noqa: SIM115 - closed below
+    except OSError:  # no more files may be opened
+        time.sleep(1)
+        return
+    with mounts:
         changes = select.poll()
         changes.register(mounts, select.POLLERR | select.POLLPRI)  # proc(5)
         changes.poll(10_000)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,17 @@ class Task:
 
     @classmethod
     def read(cls, directory: Path) -> Task:
-        """Read the task from the mount's private directory."""
-        return cls(**json.loads((directory / TASK).read_text()))
+        """Read the task from the mount's private directory; fields of later versions are ignored.
+
+        Raises:
+            FileNotFoundError: the mount is gone.
+            ValueError: the file is not a task.
+        """
+        try:
+            said = json.loads((directory / TASK).read_text())
+            return cls(**{each.name: said[each.name] for each in fields(cls) if each.name in said})
+        except TypeError as error:
+            raise ValueError(f"it is of another version of wheelmount: {error}") from None
 
 
 SOCKET = "control"
@@ -120,6 +129,6 @@ def ask(directory: Path, message: Message, timeout: float) -> Message:
             f"the serving process of {directory.name} does not answer: {error.strerror or error}",
             hint="run `wheelmount umount --force` on the mount",
         ) from None
-    if not line:
+    if not line.endswith(b"\n"):
         raise MountError(f"the serving process of {directory.name} ended")
     return decode(line)

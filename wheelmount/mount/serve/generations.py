@@ -410,9 +410,9 @@ class Generations:
 
     def _exchange_again(self, leaving: list[Store]) -> None:
         """Exchange views that appeared during the change, or could not be exchanged then."""
-        mount = points.standing(self._directory)
-        if self.bound is not None and mount is not None:
-            with contextlib.suppress(OSError):  # the next search tries again
+        with contextlib.suppress(OSError):  # the next search tries again
+            mount = points.standing(self._directory)
+            if self.bound is not None and mount is not None:
                 self._exchange_views(leaving, self.bound, mount.id)
 
     def _find_users(self, leaving: list[Store]) -> dict[Store, list[str]]:

@@ -228,7 +228,7 @@ def start(directory: Path, timeout: float) -> None:
     try:
         with (directory / "log").open("ab") as log:
             server = subprocess.Popen(
-                [sys.executable, "-m", "wheelmount.mount.serve.server", str(directory), str(write)],
+                [sys.executable, "-m", process.SERVER, str(directory), str(write)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -340,9 +340,10 @@ def _process(directory: Path) -> int | None:
 
 def _alive(pid: int, directory: Path) -> bool:
     try:
-        return os.fsencode(directory) in Path(f"/proc/{pid}/cmdline").read_bytes()
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    return os.fsencode(process.SERVER) in arguments and os.fsencode(directory) in arguments
 
 
 def discard(directory: Path, store: Path, mntpoint: str | None) -> None:

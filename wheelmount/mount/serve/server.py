@@ -212,7 +212,7 @@ class Server:
 
     async def _watch(self) -> None:
         """Wait until another program unmounts the mount, then end."""
-        while points.standing(self.directory) is not None:
+        while _stands(self.directory):
             await trio.to_thread.run_sync(points.await_change, abandon_on_cancel=True)
         self._unmounted.set()
 
@@ -371,7 +371,11 @@ class Server:
                 return
 
     async def _take_down(self, *, force: bool) -> None:
-        mount, bound = points.standing(self.directory), self.generations.bound
+        bound = self.generations.bound
+        try:
+            mount = points.standing(self.directory)
+        except OSError as error:
+            raise MountError(f"cannot find the mount: {error.strerror}", hint="try again") from None
         if mount is None:
             return
         if not force and not (bound and bound.owned):
@@ -398,6 +402,15 @@ class Server:
             while self.generations.served:
                 await trio.sleep(0.01)
         self.generations.end()
+
+
+def _stands(directory: Path) -> bool:
+    """Return whether a mount stands, or may: that cannot always be found out."""
+    try:
+        return points.standing(directory) is not None
+    except OSError as error:
+        log.warning("cannot find out whether the mount stands: %s", error)
+        return True
 
 
 def _take_down(mount: points.Mounted, *, force: bool) -> None:
@@ -476,7 +489,7 @@ def main() -> None:
     finally:
         if not good:
             _keep_log(directory)  # the reason stays when the directory is deleted
-            with contextlib.suppress(MountError):
+            with contextlib.suppress(MountError, OSError):
                 if (mount := points.standing(directory)) is not None:
                     points.take_down(mount, force=True)
         if task.made:
@@ -545,6 +558,7 @@ def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
         disk.write(note, json.dumps(session))
 
     def serve(resumed: bool) -> None:
+        listened = (directory / control.SOCKET).exists()  # one that died had not, maybe
         server = Server(directory, task, resumed=resumed)
         adapter = DirectFuse(
             fd,
@@ -556,9 +570,9 @@ def _by_devfuse(directory: Path, task: Task, ready: int) -> bool:
             on_forget=server.generations.forgotten,
             counted_from=server.vfs.store.tree.limit,
         )
-        trio.run(server.serve, adapter, None if resumed else ready)
+        trio.run(server.serve, adapter, None if listened else ready)
 
-    return supervise(serve, lambda: points.standing(directory) is not None)
+    return supervise(serve, lambda: _stands(directory))
 
 
 if __name__ == "__main__":

@@ -102,9 +102,12 @@ class _Scan:
         return below
 
     def _same(self, known: int, status: os.stat_result) -> bool:
-        stamp = self._before.stamps[known]
+        inode, stamp = self._before.inodes[known], self._before.stamps[known]
+        # On some file systems, ctimes are whole seconds, in which a file may change twice.
         return (
             stamp.ctime_ns == status.st_ctime_ns
+            and inode.mtime_ns == status.st_mtime_ns
+            and (inode.size == status.st_size or not inode.is_file)
             and stamp.inode == status.st_ino
             and stamp.device == status.st_dev
             and known not in self._lost

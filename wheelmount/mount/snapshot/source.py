@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 from collections import Counter
 
@@ -205,10 +206,12 @@ def unreadable(root: bytes, tree: Tree, number: int) -> bool:
 
 
 def file_digest(path: bytes) -> bytes:
-    """Return the blake3 of a file, 32 bytes; no bytes if the file cannot be read."""
+    """Return the blake3 of a regular file, 32 bytes; no bytes if it cannot be read or is none."""
     hasher = blake3()
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(os.open(path, _FLAGS), "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return b""
             while piece := file.read(1 << 20):
                 hasher.update(piece)
     except OSError:

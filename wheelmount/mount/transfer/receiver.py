@@ -371,7 +371,7 @@ class Receiver:
             self._search = asyncio.ensure_future(asyncio.to_thread(self._look))
         try:
             return await asyncio.shield(self._search)
-        except OSError as error:  # of a disk with kept blocks: all bytes can be fetched
+        except Exception as error:  # all bytes can be fetched
             log.info("local files are not searched: %s", error)
             self._look = None
             return None
