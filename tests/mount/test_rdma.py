@@ -375,6 +375,34 @@ def test_a_peer_to_which_rdma_has_no_way_is_asked_no_more(
     asyncio.run(main())
 
 
+def test_a_search_of_local_files_that_fails_costs_no_block(
+    source: Path, device: type[Device], tmp_path: Path
+) -> None:
+    def look() -> None:
+        raise TypeError("a mount of another version")
+
+    async def main() -> None:
+        client, traffic = Sender(source, Ways(None, True)), Traffic(certain=True)
+        layout = client.layout
+        store = Store.create(tmp_path / "store", layout.encode(), mounted=False)
+        receiver = Receiver(
+            "here",
+            store,
+            Upstream(layout.key, Origin(client, ""), {}, 10, RDMA, traffic),
+            Route(),
+            in_flight=2,
+            compress="never",
+            timeout=10,
+            traffic=traffic,
+            tell=lambda *_: None,
+            look=look,
+        )
+        await receiver.run()
+        assert not store.missing()
+
+    asyncio.run(main())
+
+
 def test_rdma_alone_fails_rather_than_go_another_way(
     source: Path, device: type[Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
