@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import psutil
 
-from wheelmount import logind, shared
+from wheelmount import linux, logind, shared
 from wheelmount.config import MEMORY, Settings
 from wheelmount.containers import apptainer, trial
 from wheelmount.containers import leftovers as containers
@@ -24,7 +24,7 @@ from wheelmount.errors import UnavailableError, WheelmountError
 from wheelmount.hosts import rdma, socketguard
 from wheelmount.hosts.local import for_binds, namespaces_allowed
 from wheelmount.hosts.worker import host_of
-from wheelmount.mount.kernel import points, syscalls
+from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import adapters, processes
 from wheelmount.mount.serve.control import TASK
 from wheelmount.mount.snapshot.scan import scan
@@ -185,7 +185,7 @@ def room(settings: Settings) -> tuple[int, str]:
     Raises:
         WheelmountError, OSError: there is no place for mounts.
     """
-    if settings.store == MEMORY and syscalls.may_mount():
+    if settings.store == MEMORY and linux.may_mount():
         return capacity.available(), "in memory, with huge pages"
     place = settings.private_store(mounted=False)
     return shutil.disk_usage(place).free, f"in {place}"

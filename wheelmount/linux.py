@@ -8,6 +8,7 @@ from pathlib import Path
 
 BENEATH = 6, 5
 """First version that can mount beneath another mount, and so replace a mount in one step."""
+
 SYS_ADMIN = 21
 """Number of the capability to mount (linux/capability.h)."""
 
@@ -23,6 +24,11 @@ def capabilities(kind: str) -> set[int]:
     status = Path("/proc/thread-self/status").read_text(encoding="ascii", errors="replace")
     mask = int(re.findall(rf"^{kind}:\s*(\w+)", status, re.MULTILINE)[0], 16)
     return {number for number in range(mask.bit_length()) if mask >> number & 1}
+
+
+def may_mount() -> bool:
+    """Return whether this process may mount file systems: as root, or in its own namespace."""
+    return SYS_ADMIN in capabilities("CapEff")
 
 
 def maps_root() -> bool:

@@ -12,11 +12,12 @@ import pytest
 
 from tests.conftest import Cli, mounts_shown
 from tests.mount.conformance import assert_same
+from wheelmount import linux
 from wheelmount.config import Settings
 from wheelmount.errors import InputError, MountError
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.remote import remotemount
-from wheelmount.mount.kernel import points, syscalls
+from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
 
 pytestmark = [pytest.mark.fuse, pytest.mark.hosts]
@@ -77,7 +78,7 @@ def test_a_mount_point_in_its_own_source_is_refused(
 def test_another_mount_above_is_never_touched(
     source: Path, workplace: Path, settings: Settings, adapter: str
 ) -> None:
-    if not syscalls.may_mount():
+    if not linux.may_mount():
         pytest.skip("needs root")
     settings = replace(settings, adapter=adapter)
     where = workplace / "w"

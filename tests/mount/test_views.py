@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from tests.mount.test_server import Served
-from wheelmount import entry
+from wheelmount import entry, linux
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError
 from wheelmount.mount.kernel import points, syscalls, users, views
@@ -98,7 +98,7 @@ def served(
     tree: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
 ) -> Iterator[Following]:
     """A mount of ``tree`` whose bytes are all there, through FUSE; ``show`` has it bound."""
-    if not syscalls.may_mount():
+    if not linux.may_mount():
         pytest.skip("needs root")
     if request.param == "memory":
         settings = replace(settings, store=MEMORY)
@@ -359,7 +359,7 @@ def by_server(
     tree: Path, workplace: Path, settings: Settings, request: pytest.FixtureRequest
 ) -> Iterator[Following]:
     """A mount of ``tree`` whose bytes are all there, which stays with its server."""
-    if not syscalls.may_mount():
+    if not linux.may_mount():
         pytest.skip("needs root")
     mount = Following(tree, workplace, settings, request.param)
     try:
@@ -489,7 +489,7 @@ def test_a_view_that_begins_during_a_refresh_follows(
 @pytest.fixture
 def standing(tree: Path, workplace: Path, settings: Settings) -> Iterator[tuple[Path, Task]]:
     """The directory and the task of a mount of ``tree`` through FUSE, which this process holds."""
-    if not syscalls.may_mount():
+    if not linux.may_mount():
         pytest.skip("needs root")
     directory, place = processes.directory(settings) / "test-host0", workplace / "shown"
     directory.mkdir()

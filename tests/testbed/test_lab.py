@@ -165,6 +165,12 @@ def test_what_came_of_a_command_is_told(lab: Lab, shared: Path) -> None:
         lab.run("host0", ["false"], check=True)
 
 
+def _segments(lab: Lab, name: str) -> int:
+    """Most segments of a packet that a host gives its card."""
+    said = _output(lab, name, "ip", "-details", "-json", "link", "show", "eth0")
+    return int(json.loads(said)[0]["gso_max_segs"])
+
+
 def _held_back(lab: Lab, where: str, device: str) -> int:
     """Packets that a device could not send at once, because of its rate."""
     command = ["tc", "-statistics", "-json", "qdisc", "show", "dev", device]
@@ -189,9 +195,12 @@ def test_links_are_shaped_in_both_directions(lab: Lab) -> None:
         assert _held_back(lab, "host1", "eth0") > 0, "what it sends"
         assert _held_back(lab, "bridge", "host1") > 0, "what it receives"
         assert _held_back(lab, "host0", "eth0") == -1, "no other host"
+        assert _segments(lab, "host1") == 1, "as on the wire: the queue of a slow link is short"
+        assert _segments(lab, "host0") > 40
     finally:
         lab.shape(None)
         _end(server)
+    assert _segments(lab, "host1") == _segments(lab, "host0")
     assert _held_back(lab, "host1", "eth0") == _held_back(lab, "bridge", "host1") == -1
 
 

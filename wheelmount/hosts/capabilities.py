@@ -41,11 +41,6 @@ def lowered() -> Iterator[None]:
         _set(_RAISE, taken)
 
 
-def mounting() -> bool:
-    """Return whether this process may mount."""
-    return linux.SYS_ADMIN in linux.capabilities("CapEff")
-
-
 def _set(how: int, numbers: Collection[int]) -> None:
     for number in numbers:
         if _libc.prctl(_PR_CAP_AMBIENT, how, number, 0, 0) != 0:

@@ -22,7 +22,7 @@ from wheelmount import config, disk, linux, shared, subordinate, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError, WheelmountError
-from wheelmount.hosts import capabilities, runtime, worker
+from wheelmount.hosts import runtime, worker
 from wheelmount.hosts.address import LOCAL
 from wheelmount.hosts.host import FIRST_PART, Hosts
 from wheelmount.variables import CREDENTIALS
@@ -226,7 +226,7 @@ def for_binds() -> list[str]:
 
     None help who may mount already, such as root, nor on a kernel or machine that allows no more.
     """
-    if os.geteuid() == 0 or capabilities.mounting() or linux.version() < linux.BENEATH:
+    if os.geteuid() == 0 or linux.may_mount() or linux.version() < linux.BENEATH:
         return []
     return unshare() if namespaces_allowed() else []
 

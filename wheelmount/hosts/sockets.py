@@ -85,9 +85,8 @@ def connect(where: Where) -> socket.socket:
                 connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                 connection.settimeout(CONNECT_TIMEOUT)
                 connection.connect(_abstract(where))
-                if not socketguard.own(
-                    connection
-                ):  # any user may take a name after its owner ended
+                # Any user may take a name after its owner ended.
+                if not socketguard.own(connection):
                     raise UnreachableError(f"{name(where)} belongs to another user")
             else:
                 place = where.host, where.port

@@ -55,6 +55,7 @@ class Agents(Mapping[str, Any]):
         """Check that hosts run the same versions as this process.
 
         Only the hosts on which ``spawn`` started agents since the last call are checked.
+
         Raises:
             HostError: a host has other versions, or is lost.
             WaitError: a host does not answer.

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wheelmount import linux
 from wheelmount.config import MEMORY, Settings
 from wheelmount.errors import MountError, StoreError
 from wheelmount.hosts import handshake, process, runtime
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.mount.host.reattach import Adopted
-from wheelmount.mount.kernel import points, syscalls
+from wheelmount.mount.kernel import points
 from wheelmount.mount.kernel.points import View
 from wheelmount.mount.serve import control, processes
 from wheelmount.mount.serve.adapters import choose
@@ -125,7 +126,7 @@ class Agent(Actor):
             await asyncio.to_thread(processes.stop, self._directory, force=True)
         mntpoint = points.resolve(order.mntpoint)
         await asyncio.to_thread(processes.clear, settings, mntpoint)
-        own = settings.store == MEMORY and syscalls.may_mount()
+        own = settings.store == MEMORY and linux.may_mount()
         store = settings.private_store(mounted=own) / self._directory.name
         description = await fetch_description(source, settings.fetch_timeout)
         made = points.prepare(mntpoint, cover=order.cover)  # last: it is to be taken back

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from wheelmount import linux
-
 _MOUNT_SETATTR, _OPEN_TREE, _MOVE_MOUNT = 442, 428, 429
 _OPEN_TREE_CLONE, _RECURSIVE = 1, 0x8000
 _MOVE_EMPTY_PATH, _MOVE_BENEATH = 0x4, 0x200
@@ -88,11 +86,6 @@ def _statx(fd: int, path: bytes, flags: int) -> Found:
     major, minor, mount = struct.unpack_from("=IIQ", buffer, 136)
     top = bool(attributes & _STATX_ATTR_MOUNT_ROOT)
     return Found(mount, top, os.makedev(major, minor), inode, mode)
-
-
-def may_mount() -> bool:
-    """Return whether this process may mount file systems: as root, or in its own namespace."""
-    return linux.SYS_ADMIN in linux.capabilities("CapEff")
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from wheelmount import linux
 from wheelmount.errors import InputError
-from wheelmount.mount.kernel import syscalls
 
 if TYPE_CHECKING:
     from wheelmount.mount.serve.vfs import (
@@ -97,6 +96,6 @@ def lacking_for_bind() -> str:
     """Return what is missing for ``bind``; empty if nothing is."""
     if linux.version() < linux.BENEATH:
         return f"Linux is {os.uname().release}, not 6.5 or newer"
-    if not syscalls.may_mount():
+    if not linux.may_mount():
         return "mounting is for root, or for users with a mount namespace of their own"
     return ""

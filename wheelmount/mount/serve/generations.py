@@ -126,9 +126,8 @@ class Generations:
             await adapter.serve()
         finally:
             self._adapter = None
-        async with (
-            self.changing
-        ):  # FUSE ended because a bind mount replaces it; wait until that change is complete
+        # FUSE ended because a bind mount replaces it: wait until that change is complete.
+        async with self.changing:
             self._held.clear()
             self._retire()
             await trio.to_thread.run_sync(self.shown.rest)

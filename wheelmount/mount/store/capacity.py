@@ -175,6 +175,7 @@ def cgroup_left(listed: str | None = None, mounts: Iterable[Mounted] | None = No
     """Return the number of bytes that the control groups of this process leave.
 
     That is the least that its own group or any group above it leaves.
+
     Args:
         listed: the process's groups, as in ``/proc/PID/cgroup``; default those of this process.
         mounts: mounts that this process sees; default those of mountinfo.

@@ -25,7 +25,7 @@ SMALL = 1 << 20
 """Bytes for all hosts together up to which the client sends directly, as a tree takes longer."""
 
 LEAST_BLOCK, MOST_BLOCK = 256 << 10, 4 << 20
-"""Largest block, bytes. Larger ones gain nothing, and take memory in all rings."""
+"""Smallest and largest block, bytes. Larger ones gain nothing, and take memory in all rings."""
 
 PARTS = 512
 """Fewest blocks of a delivery by streams. A block for a reader comes behind one or two that

@@ -124,7 +124,6 @@ class Flag(enum.IntFlag):
     EXPLICIT_INVAL_DATA = 1 << 25  # (7.30)
     INIT_EXT = 1 << 30  # (7.36)
     NO_EXPORT_SUPPORT = 1 << 38  # (7.40)
-    HAS_RESEND = 1 << 39  # (7.40)
 
 
 KEEP_CACHE, CACHE_DIR = 1 << 1, 1 << 3
@@ -177,7 +176,7 @@ INVAL_ENTRY_OUT = Struct("=QII")
 """parent, namelen, flags; then the name and a zero"""
 
 NO_ENTRY = bytes(ENTRY_OUT.size + ATTR.size)
-"""Entry without attributes in READDIRPLUS; in LOOKUP, a name that must not be cached."""
+"""Entry without attributes, in READDIRPLUS."""
 
 
 def attributes(number: int, inode: Inode, owner: tuple[int, int]) -> bytes:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+from wheelmount import linux
 from wheelmount.errors import UnavailableError
 from wheelmount.mount.kernel import points, syscalls
 
@@ -36,7 +37,7 @@ def attach(mntpoint: str, *, allow_other: bool | None = None) -> int:
     options = "default_permissions" + (
         ",allow_other" if allow_other or (allow_other is None and root) else ""
     )
-    direct = syscalls.may_mount() and os.access("/dev/fuse", os.R_OK | os.W_OK)
+    direct = linux.may_mount() and os.access("/dev/fuse", os.R_OK | os.W_OK)
     return _mount(mntpoint, options) if direct else _fusermount(mntpoint, options)
 
 
