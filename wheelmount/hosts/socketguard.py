@@ -35,7 +35,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from wheelmount.hosts import doorway
+from wheelmount.hosts import deferred, doorway
 from wheelmount.hosts.address import SECURE
 from wheelmount.hosts.doorway import Doorway
 
@@ -89,6 +89,7 @@ def load() -> None:
     """
     if LIBRARY in sys.modules:
         return
+    deferred.defer()
     with contextlib.ExitStack() as stack:
         try:
             library = _find()
