@@ -101,6 +101,7 @@ class Agent(Actor):
         self._traffic: Traffic | None = None
         self._received = asyncio.Condition()
         self._moving: asyncio.Task[None] | None = None
+        self._stopping = False  # whether the serving process is asked to unmount
         self._verified: Verified | None = None
         self._traced = False  # whether the client is still to be told what was read
 
@@ -274,7 +275,7 @@ class Agent(Actor):
         with contextlib.suppress(MountError):  # it stays as it is, or is gone
             while self._store is store:
                 await asyncio.sleep(POLL_INTERVAL)
-                if await self._show(store):
+                if not self._stopping and await self._show(store):
                     return
 
     @property
@@ -499,9 +500,13 @@ class Agent(Actor):
     async def close(self, force: bool) -> Parts:
         """Unmount, and delete the store; return what ``deliver`` did not."""
         reads = await self._reads()
-        if self._moving is not None:
+        self._stopping = True
+        try:
+            await asyncio.to_thread(processes.stop, self._directory, force=force)
+        finally:
+            self._stopping = False
+        if self._moving is not None:  # not earlier: a mount in use stays, and is to be moved
             self._moving.cancel()
-        await asyncio.to_thread(processes.stop, self._directory, force=force)
         for receiver in self._receivers.values():
             await receiver.stop()
         if self._receiver is not None and self._store is not None:
