@@ -751,7 +751,7 @@ class RemoteMount:
         await asyncio.to_thread(self.wait, timeout)
 
     async def __aenter__(self) -> RemoteMount:
-        await asyncio.to_thread(self.open)
+        await runtime.in_thread(self.open, self.clear)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
