@@ -404,7 +404,8 @@ class RemoteMount:
             warn: log a warning that names the files of ``unreadable``.
 
         Raises:
-            WaitError: the time-out ran out; delivery goes on.
+            WaitError: the time-out ran out; delivery goes on. Or nothing was heard of a host for
+                long, as its disk hangs; the others have all bytes.
             HostError, TransferError, StoreError: a host lacks bytes; the others have all of them.
         """
         if self._delivery is None:
@@ -470,7 +471,8 @@ class RemoteMount:
             TransferError: a file was edited while it was copied; hosts show the old tree.
             HostError: hosts are lost and dropped from the mount; the others show the new tree.
             WaitError, StoreError, MountError: a host could not change over. If only this last step
-                failed, the others show the new tree, and the next refresh repeats it on the host.
+                failed, or nothing was heard of the host for long, the others show the new tree, and
+                the next refresh repeats it on the host.
         """
         if self._layout is None:
             raise MountError("the mount is not open", hint="call open() first")
