@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +18,13 @@ from wheelmount import Cluster
 from wheelmount.config import Settings
 from wheelmount.errors import CommandError, HostError, InputError
 from wheelmount.hosts.commands import Result
+from wheelmount.hosts.host import Host
+from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.operations import containers, installs
 from wheelmount.operations.image import Image, packages_point
 from wheelmount.operations.installs import Venv
 from wheelmount.operations.site import Site
+from wheelmount.progress import SILENT
 from wheelmount.wheels.wanted import Wanted
 
 pytestmark = [pytest.mark.hosts, pytest.mark.fuse]
@@ -152,6 +158,59 @@ def test_in_a_running_loop(settings: Settings, source: Path) -> None:
             return results.texts
 
     assert asyncio.run(work()) == {"host0": "one"}
+
+
+OPENED = {Cluster: ("start", "stop"), RemoteMount: ("open", "clear")}
+"""What begins a context, and what undoes it."""
+
+
+def _context(kind: type[Any], source: Path, settings: Settings) -> Any:
+    if kind is Cluster:
+        return Cluster("local:1", settings=settings)
+    return RemoteMount([Host("host0", None)], source, None, settings, SILENT)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("kind", OPENED)
+def test_what_is_cancelled_while_it_opens_is_closed(
+    source: Path,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Any],
+    fails: bool,
+) -> None:
+    begun, go, done, lost = threading.Event(), threading.Event(), [], []
+
+    def begin(_context: object) -> None:
+        begun.set()
+        assert go.wait(30)
+        done.append("begun")
+        if fails:
+            raise HostError("a host does not start")
+
+    def undo(_context: object) -> None:
+        done.append("undone")
+
+    for name, work in zip(OPENED[kind], (begin, undo), strict=True):
+        monkeypatch.setattr(kind, name, work)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, found: lost.append(found))
+        opening = asyncio.create_task(_context(kind, source, settings).__aenter__())
+        await asyncio.to_thread(begun.wait, 30)
+        for _ in range(2):  # the second while the first is heeded
+            opening.cancel()
+            await asyncio.sleep(0.01)
+        assert not opening.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        del opening
+        gc.collect()
+
+    asyncio.run(main())
+    assert done == (["begun"] if fails else ["begun", "undone"])
+    assert lost == []
 
 
 def test_hosts_of_a_session_stay(cli: Cli, settings: Settings, source: Path) -> None:

@@ -291,7 +291,7 @@ class Cluster:
         self.stop()
 
     async def __aenter__(self) -> Cluster:
-        await asyncio.to_thread(self.start)
+        await runtime.in_thread(self.start, self.stop)
         return self
 
     async def __aexit__(self, *_exc: object) -> None:

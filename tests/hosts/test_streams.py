@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import pty
+import signal
 import socket
 import subprocess
 import sys
@@ -427,6 +428,37 @@ for number in range(2000):
         result = run(sys.executable, "-c", script)
         assert b"".join(pieces) == b"".join(b"%d\n" % number for number in range(2000))
         assert len(pieces) < 30 + result.seconds / 0.05
+
+
+def test_a_command_that_does_not_end_although_it_was_killed_ends_its_time_out(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a network file system hangs."""
+    kills: list[_Run] = []
+    command = Command(("sleep", "100"), timeout=0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "_kill", lambda run: kills.append(run))
+        patch.setattr(subprocess.Popen, "poll", lambda _: None)
+        run = _Run(command, workplace / "work" / "run", {}, True, {})
+
+        async def read() -> tuple[bytes, int]:
+            errors = b""
+            while True:
+                report = await run.report(1 << 20, 0)
+                errors += report.stderr
+                if report.code is not None:
+                    return errors, report.code
+
+        try:
+            errors, code = asyncio.run(asyncio.wait_for(read(), 30))
+            run.end()
+        finally:
+            os.kill(run._process.pid, signal.SIGKILL)
+    run._process.wait()
+    assert code == 124
+    assert errors.startswith(b"error: the command was ended: it took longer than 0.1 s, was killed")
+    assert kills == [run], "the client does not wait for it again"
+    assert not run._directory.exists()
 
 
 def test_a_shorter_interval_counts_at_once(workplace: Path) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from wheelmount import remotemount
 from wheelmount.config import Settings
-from wheelmount.errors import TransferError
+from wheelmount.errors import TransferError, WaitError, WheelmountError
 from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client import delivery
@@ -216,6 +219,87 @@ def test_a_source_that_stalls_fails_nothing(
         assert mount.sent == 10 << 20, "nobody asked the client for what others had to give"
         for path in mount.mntpoints.values():
             _same(large, path)
+
+
+@contextlib.contextmanager
+def _hanging(file: Path) -> Iterator[None]:
+    """Have whatever opens a file wait, as on a disk that hangs; it fails in the end."""
+    saved = file.with_name(f"{file.name}.saved")
+    if file.exists():
+        file.rename(saved)
+    os.mkfifo(file)
+    try:
+        yield
+    finally:
+        ends = os.open(file, os.O_RDWR | os.O_NONBLOCK)
+        file.unlink()
+        if saved.exists():
+            saved.rename(file)
+        os.close(ends)
+
+
+@pytest.mark.costly
+def test_a_host_whose_disk_hangs_ends_the_wait_and_has_all_once_it_goes_on(
+    large: Path, workplace: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(settings, adapter="devfuse", fetch_timeout=1)
+    hangs, deliver = threading.Event(), Delivery.deliver
+
+    def deliver_then(*arguments: Any) -> None:
+        hangs.wait(30)
+        deliver(*arguments)
+
+    monkeypatch.setattr(Delivery, "deliver", deliver_then)
+    with (
+        LocalHosts(2, settings, namespaces=False) as hosts,
+        remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        (store,) = (workplace / "store").glob("*/*-host0")
+        with _hanging(store / "1" / "two"):
+            hangs.set()
+            with pytest.raises(WaitError, match=r"host0: no byte has arrived there for 1\d s"):
+                mount.wait(120)
+            _same(large, mount.mntpoints["host1"])  # which waited for host0
+        deadline = time.monotonic() + 60
+        while (error := _refresh(mount)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert error is None
+        for path in mount.mntpoints.values():
+            _same(large, path)
+
+
+@pytest.mark.costly
+def test_a_host_whose_disk_hangs_keeps_no_other_from_a_refresh_and_follows_later(
+    large: Path, workplace: Path, settings: Settings
+) -> None:
+    settings = replace(settings, adapter="devfuse", fetch_timeout=1)
+    with (
+        LocalHosts(2, settings, namespaces=False) as hosts,
+        remotemount(hosts, large, f"{workplace}/{{host}}", settings=settings) as mount,
+    ):
+        mount.wait(60)
+        (store,) = (workplace / "store").glob("*/*-host1")
+        (large / "new").write_bytes(b"new")
+        shown = [Path(path, "new") for path in mount.mntpoints.values()]
+        with _hanging(store / "1.tree"):
+            with pytest.raises(WaitError, match=r"host1: no byte has arrived there for 1\d s"):
+                mount.refresh()
+            assert [path.exists() for path in shown] == [True, False]
+        deadline = time.monotonic() + 60
+        while (error := _refresh(mount)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert error is None
+        for path in mount.mntpoints.values():
+            _same(large, path)
+
+
+def _refresh(mount: RemoteMount) -> WheelmountError | None:
+    """Refresh a mount; return the error."""
+    try:
+        mount.refresh()
+    except WheelmountError as error:
+        return error
+    return None
 
 
 def test_what_could_not_be_had_is_asked_for_again(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from wheelmount.mount.transfer.laggards import LEAST_BLOCKS, SLOWER, STANDSTILL, Laggards
+from wheelmount.mount.transfer.laggards import LEAST_BLOCKS, SLOWER, STANDSTILL, Laggards, Silence
 
 BLOCK = 1 << 20
 MANY = 100 * BLOCK
@@ -56,3 +56,18 @@ def test_where_many_hosts_are_slow_none_is_avoided() -> None:
 def test_a_host_alone_is_never_slow() -> None:
     assert _find({"a": 0}, {"a": 1}) == [set(), set()]
     assert _find({}) == [set()]
+
+
+def test_silence_ends_with_a_report_and_does_not_grow_while_the_client_reads_or_is_stopped() -> (
+    None
+):
+    silence = Silence("ab", 0)
+
+    def look(now: float, *, reading: bool = False, **reports: int) -> dict[str, float]:
+        return silence.look(reports, now, 5, reading=reading)
+
+    assert look(3) == {"a": 3, "b": 3}
+    assert look(6, a=1) == {"a": 0, "b": 6}
+    assert look(9, a=1, reading=True) == {"a": 0, "b": 6}
+    assert look(1000, a=1) == {"a": 5, "b": 11}
+    assert look(1001, a=1, b=1) == {"a": 6, "b": 0}

@@ -22,8 +22,10 @@ from tests.mount.conformance import assert_read_only, assert_same
 from wheelmount import remotemount
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, MountError, SourceError, StoreError, WaitError
+from wheelmount.hosts import runtime
 from wheelmount.hosts.local import LocalHosts
 from wheelmount.mount.client.delivery import Delivery
+from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import processes
 from wheelmount.mount.serve.server import FEED_TIMEOUT
@@ -288,6 +290,20 @@ def test_an_agent_finds_a_serving_process_that_took_long_to_take_over(
         assert (workplace / "w" / ".hidden").read_text() == "hidden\n"
 
 
+@pytest.fixture
+def held(
+    hosts: LocalHosts,
+    source: Path,
+    workplace: Path,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[RemoteMount]:
+    """A mount to which nothing is delivered by itself."""
+    monkeypatch.setattr(Delivery, "deliver", lambda *_: None)
+    with remotemount(hosts, source, f"{workplace}/{{host}}", settings=settings) as mount:
+        yield mount
+
+
 def test_a_busy_mount_is_not_taken_down_unasked(
     hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
 ) -> None:
@@ -331,6 +347,25 @@ def test_a_working_directory_in_a_mount_stays_what_it_is(
             out, _ = process.communicate("\n", timeout=30)
         assert out.startswith(f"{path}\n")
         assert "blocks" in out
+
+
+def test_a_mount_that_was_too_busy_to_be_taken_down_is_shown_by_the_kernel_in_the_end(
+    held: RemoteMount, workplace: Path
+) -> None:
+    agent, path = held.handles["host0"], workplace / "host0"
+    holder = subprocess.Popen(["sleep", "60"], cwd=path)
+    try:
+        runtime.one(agent.deliver.call_one(), 30)
+        assert held.status()["host0"]["adapter"] == "devfuse", "for it is a working directory"
+        with pytest.raises(MountError, match="in use by sleep"):
+            runtime.one(agent.close.call_one(False), 30)
+    finally:
+        holder.kill()
+        holder.wait()
+    deadline = time.monotonic() + 20
+    while held.status()["host0"]["adapter"] != "bind" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert held.status()["host0"]["adapter"] == "bind"
 
 
 def test_two_mounts_on_the_same_hosts(

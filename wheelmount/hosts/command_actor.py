@@ -231,25 +231,29 @@ class _Run:
         if self._process.poll() is not None:
             return
         ended = self._timed_out = threading.Event()
-        self._reason = f"error: the command was ended: it took longer than {timeout:g} s\n".encode()
+        reason = f"error: the command was ended: it took longer than {timeout:g} s"
         try:
             self._kill()
+            if self._process.poll() is None:
+                reason += ", was killed and has not ended; its disk or network file system may hang"
         finally:
+            self._reason = f"{reason}\n".encode()
             ended.set()
 
     def _exit_code(self) -> int | None:
         """Return the exit code; None while the command runs.
 
-        After a time-out, None until all descendants have ended, too. From its end on, only what it
-        had written is read: processes that it left running may write without end.
+        After a time-out, None until all descendants have ended, too, or do not end although they
+        were killed. From its end on, only what it had written is read: processes that it left
+        running may write without end.
         """
-        code = self._process.poll()
-        if code is None or (self._timed_out is not None and not self._timed_out.is_set()):
+        code, killed = self._process.poll(), self._timed_out
+        if (code is None) if killed is None else not killed.is_set():
             return None
         if self._left is None:
             outputs = self._outputs.items()
             self._left = {stream: conduit.held(output) for stream, output in outputs if output >= 0}
-        if self._timed_out is not None:
+        if code is None or killed is not None:
             return OvertimeError.exit_code
         return 128 - code if code < 0 else code
 
@@ -380,14 +384,17 @@ class _Run:
 
     def end(self) -> None:
         self._timer.cancel()
-        if self._process.poll() is None:
-            self._kill()
-        if self._timed_out is not None:
+        if self._timed_out is not None:  # it was killed, or is being killed
             self._timed_out.wait()
+        elif self._process.poll() is None:
+            self._kill()
         self._close()
 
     def _kill(self) -> None:
-        """End the command and all its descendants, also those that left its session (setsid(2))."""
+        """End the command and all its descendants, also those that left its session (setsid(2)).
+
+        Gives up where a process does not end: it may wait for a disk that hangs.
+        """
         for number in (signal.SIGTERM, signal.SIGKILL):
             signalled: set[psutil.Process] = set()
             deadline = time.monotonic() + GRACE

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import ctypes
 import functools
+import logging
 import math
 import os
 import re
@@ -28,6 +30,8 @@ from wheelmount.variables import NO_BACKTRACES, TLS
 
 if TYPE_CHECKING:  # cryptography takes its time
     from wheelmount.hosts.credentials import Authority, Identity
+
+log = logging.getLogger("wheelmount")
 
 FOR_EVER = "3650d"
 """A time-out of Monarch that never ends."""
@@ -587,6 +591,40 @@ def complete(work: Coroutine[Any, Any, None]) -> None:
     else:  # of a notebook, for example
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, work).result()
+
+
+async def in_thread(begin: Callable[[], object], undo: Callable[[], object]) -> None:
+    """Begin something in a thread, for a context whose end is not called if this is cancelled.
+
+    A thread cannot be cancelled. The cancellation goes on when the thread has ended and what it
+    began is undone, so that nothing stays without an owner; the event loop goes on meanwhile.
+
+    Args:
+        begin: called in a thread; its error is raised.
+        undo: called in a thread if ``begin`` succeeds after all; its error is logged.
+    """
+    beginning = _thread(begin)
+    try:
+        await asyncio.wait({beginning})
+    except asyncio.CancelledError:
+        if await _failure(beginning) is None and (error := await _failure(_thread(undo))):
+            log.warning("what was cancelled could not be undone: %s", error)
+        raise
+    beginning.result()
+
+
+def _thread(work: Callable[[], object]) -> asyncio.Future[object]:
+    """Start work as ``asyncio.to_thread`` does, but in no task: the end of a loop cancels tasks."""
+    copy = contextvars.copy_context()  # Monarch's, in an actor
+    return asyncio.get_running_loop().run_in_executor(None, copy.run, work)
+
+
+async def _failure(work: asyncio.Future[object]) -> BaseException | None:
+    """Wait for the end of work even if this wait is cancelled; return its error, if any."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({work})
+    return work.exception()
 
 
 def errors(results: Mapping[Key, Any]) -> dict[Key, WheelmountError]:

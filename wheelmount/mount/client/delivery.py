@@ -18,7 +18,7 @@ from wheelmount.mount.client.agents import Agents
 from wheelmount.mount.client.reads import Record
 from wheelmount.mount.snapshot.layout import Layout
 from wheelmount.mount.snapshot.source import Source
-from wheelmount.mount.transfer.laggards import Laggards
+from wheelmount.mount.transfer.laggards import Laggards, Silence
 from wheelmount.mount.transfer.ring import STUCK_AFTER, Ring
 from wheelmount.mount.transfer.stream import block_server
 from wheelmount.mount.transfer.topology import NO_RACKS, SMALL, Route, routes
@@ -29,6 +29,42 @@ log = logging.getLogger("wheelmount")
 ASKED = 8
 """Number of hosts that tell what was read. Others mostly read the same, and thousands of answers
 would take long."""
+
+AVOIDED_AFTER, STUCK_WHEN_SILENT = 2, 10
+"""Number of time-outs of a fetch without a sign of a host after which no other host waits for it,
+and after which the delivery to it has failed. Time in which the client itself reads a block does
+not count. All else that a healthy host waits for shows sooner: hosts above it send, or are avoided;
+what does not arrive is fetched again after one time-out; and of work on many files hosts tell the
+client as long as it goes on."""
+
+
+class _Reading:
+    """A source of blocks that tells how many are being read.
+
+    Args:
+        source: the source.
+
+    Attributes:
+        blocks: their number.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.layout = source.layout
+        self.blocks = 0
+        self._source = source
+        self._lock = threading.Lock()
+
+    def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
+        """Read a block, as ``Source`` does."""
+        self._count(1)
+        try:
+            return self._source.fill(block, view)
+        finally:
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self.blocks += more
 
 
 class Delivery:
@@ -71,8 +107,9 @@ class Delivery:
         self._source = Source(root, layout, read_before=read_before)
         # Whether more hosts than the first of each tree fetch from this process.
         self._many_readers = layout.size <= SMALL
+        self._reading = _Reading(self._source)
         self._ring = Ring(
-            self._source,
+            self._reading,
             slots=settings.ring,
             lease=settings.fetch_timeout,
             readers=lambda _: 0 if self._many_readers else 1,
@@ -86,7 +123,9 @@ class Delivery:
         self._error: BaseException | None = None  # of the delivery itself
         self._bytes = Counter[str]()  # that have arrived, by host
         self._last_arrival: dict[str, float] = {}  # when, by host
-        self._skipped: set[str] = set()  # names of hosts that were out of reach
+        self._reports = Counter[str]()  # number of calls of ``arrived``, by host
+        self._skipped: set[str] = set()  # names of hosts that were out of reach, or silent
+        self._stuck: set[str] = set()  # names of hosts to which this delivery has failed
         self._laggards = Laggards(layout.block_size)
         self._looked = 0.0  # when slow hosts were last looked for
         self._block_server = block_server(self._ring, settings.fetch_timeout)
@@ -125,8 +164,9 @@ class Delivery:
         return routes(agents, self.layout.size, fanout, later, self._racks, self._first)
 
     def arrived(self, host: str, length: int) -> None:
-        """Report that ``length`` more bytes have arrived on a host."""
+        """Report that ``length`` more bytes have arrived on a host; 0 if it is at work without."""
         self._bytes[host] += length
+        self._reports[host] += 1
         self._last_arrival[host] = time.monotonic()
         if self._task is not None:
             self._task.advance(length)
@@ -139,7 +179,8 @@ class Delivery:
             agents: all agents of the mount by host name; they are told of lost hosts.
 
         Returns:
-            Results and errors by host, as ``runtime.gather`` returns them.
+            Results and errors by host, as ``runtime.gather`` returns them. A host of which nothing
+            was heard for long ends with a ``WaitError``.
         """
         # Each wait for a block has a limit; their sum is a limit for the whole delivery.
         bound = self._settings.fetch_timeout * (self.layout.blocks + STUCK_AFTER)
@@ -148,15 +189,18 @@ class Delivery:
             task.total(self.layout.size * len(calls))
             self._task = task
             pending = set(calls)
+            self._stuck.difference_update(calls)
+            silence = Silence(calls, time.monotonic())
 
             def ended(name: str, result: Any) -> None:
                 pending.discard(name)
                 self._mark_lost(name, result, agents)
 
-            async def lost(names: Iterable[str]) -> dict[str, HostError]:
+            async def lost(names: Iterable[str]) -> dict[str, WheelmountError]:
+                names = set(names)
                 found = await agents.lost(names)
                 self._skip_unreachable(agents)
-                return found
+                return {**self._find_stuck(silence, names, agents), **found}
 
             with runtime.watching(lambda: self._skip_slow(calls, pending, agents)):
                 outcome = runtime.gather(calls, bound, ended, lost)
@@ -183,6 +227,35 @@ class Delivery:
                 self._skipped.add(name)
                 self._many_readers = True  # the hosts below that one
                 _avoid(name, agents)
+
+    def _find_stuck(
+        self, silence: Silence, names: Set[str], agents: Mapping[str, Any]
+    ) -> dict[str, WheelmountError]:
+        """Return errors of those of the named hosts that have been silent for too long.
+
+        The one that has been silent for longest is avoided by the others long before: hosts that
+        wait for it are silent too.
+        """
+        most = 2 * (runtime.LOST_INTERVAL + runtime.LOST_COST * len(names))
+        reading = self._reading.blocks > 0
+        found = silence.look(self._reports, time.monotonic(), most, reading=reading)
+        timeout = self._settings.fetch_timeout
+        if waited_for := names - self._skipped:
+            name = max(sorted(waited_for), key=found.__getitem__)
+            if found[name] > AVOIDED_AFTER * timeout:
+                log.info("%s is silent: no other host waits for it", name)
+                self._skipped.add(name)
+                self._many_readers = True  # the hosts below that one
+                _avoid(name, agents)
+        stuck = {name for name in names if found[name] > STUCK_WHEN_SILENT * timeout}
+        self._stuck |= stuck
+        return {
+            name: WaitError(
+                f"no byte has arrived there for {found[name]:.0f} s",
+                hint="a disk or network file system of that host may hang: see dmesg there",
+            )
+            for name in stuck
+        }
 
     def _skip_slow(
         self, names: Iterable[str], pending: Set[str], agents: Mapping[str, Any]
@@ -224,7 +297,7 @@ class Delivery:
 
     def repair(self, agents: Agents) -> dict[str, WheelmountError]:
         """Have hosts fetch missing blocks again, and return the errors as ``failures`` does."""
-        kinds = TransferError, StoreError
+        kinds = TransferError, StoreError, WaitError
         with contextlib.suppress(Exception):
             self.failures()
         names = {name for receivers in self._receivers for name in receivers}
@@ -253,6 +326,8 @@ class Delivery:
     ) -> dict[str, WheelmountError]:
         """Have all hosts fetch this layout as a new generation, then show it; end the delivery.
 
+        Hosts that are lost, or of which nothing is heard for long, keep no others from it.
+
         Args:
             agents: agents of the hosts.
             find_lost: returns those of the named hosts that are lost; the others go on without
@@ -263,8 +338,8 @@ class Delivery:
 
         Raises:
             TransferError: a file was edited meanwhile; all hosts show the old generation.
-            WheelmountError: a host that is not lost could not fetch all, and none changes over; or
-                none could change over.
+            WheelmountError: a host that answers could not fetch all, and none changes over; or none
+                could change over.
         """
         routing = self.routes(agents)
         try:
@@ -272,8 +347,9 @@ class Delivery:
             calls = {n: a.prepare.call_one(origin, routing[n]) for n, a in agents.items()}
             try:
                 failed = runtime.errors(self.fetch(calls, agents))
-                lost = find_lost(failed)
-                if len(lost) < len(failed) or len(lost) == len(calls):
+                stuck = self._stuck & failed.keys()
+                left = find_lost(failed) | stuck
+                if len(left) < len(failed) or len(left) == len(calls):
                     runtime.raise_first(failed)
                 if edited := self._source.edited():
                     raise TransferError(
@@ -283,11 +359,11 @@ class Delivery:
             except BaseException:
                 agents.call(lambda agent: agent.abandon.call_one(identity))
                 raise
-            ready = calls.keys() - lost
+            ready = calls.keys() - left
             answers = agents.call(lambda agent: agent.advance.call_one(identity), ready)
             behind = runtime.errors(answers)
-            if behind:  # what these fetched would take their memory
-                agents.call(lambda agent: agent.abandon.call_one(identity), behind)
+            if unused := behind.keys() | stuck:  # what these fetched would take their memory
+                agents.call(lambda agent: agent.abandon.call_one(identity), unused)
             if len(behind) == len(ready):
                 runtime.raise_first(behind)
             return failed | behind

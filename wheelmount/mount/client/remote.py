@@ -9,6 +9,8 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from wheelmount import config
@@ -402,7 +404,8 @@ class RemoteMount:
             warn: log a warning that names the files of ``unreadable``.
 
         Raises:
-            WaitError: the time-out ran out; delivery goes on.
+            WaitError: the time-out ran out; delivery goes on. Or nothing was heard of a host for
+                long, as its disk hangs; the others have all bytes.
             HostError, TransferError, StoreError: a host lacks bytes; the others have all of them.
         """
         if self._delivery is None:
@@ -468,7 +471,8 @@ class RemoteMount:
             TransferError: a file was edited while it was copied; hosts show the old tree.
             HostError: hosts are lost and dropped from the mount; the others show the new tree.
             WaitError, StoreError, MountError: a host could not change over. If only this last step
-                failed, the others show the new tree, and the next refresh repeats it on the host.
+                failed, or nothing was heard of the host for long, the others show the new tree, and
+                the next refresh repeats it on the host.
         """
         if self._layout is None:
             raise MountError("the mount is not open", hint="call open() first")
@@ -611,6 +615,8 @@ class RemoteMount:
 
         Raises:
             HostError, WaitError, MountError, StoreError: a host could not compare its bytes.
+            TransferError: a host names a damaged piece that is in no file of its tree; nothing was
+                repaired.
         """
         if self._delivery is not None:
             runtime.raise_first(self._delivery.failures())
@@ -618,11 +624,29 @@ class RemoteMount:
             bound = self._settings.start_timeout + VERIFY_TIMEOUT
             answers = self._agents.call(lambda agent: agent.verify.call_one(), timeout=bound)
             found: dict[str, Verified] = runtime.raise_first(answers)
-            if repair:
+            if repair and any(each.damaged for each in found.values()):
+                self._check_damage(found)
                 for name, each in found.items():
                     self._repair(name, each)
             task.advance(len(found))
         return found
+
+    def _check_damage(self, found: dict[str, Verified]) -> None:
+        """Give damaged pieces the paths that the trees of their hosts have for their files.
+
+        Else a host got the bytes of any file of this machine that it names: of pieces of one byte,
+        it knows all hashes.
+
+        Raises:
+            TransferError: a host names a piece that is in no file of its tree.
+        """
+        # Another client may have refreshed the mount since this one got its layout.
+        standing = reattach.find(self._agents, self._settings.start_timeout, self._layout)
+        trees = dict.fromkeys(found, standing.layout.tree)
+        for other in standing.apart:
+            trees |= dict.fromkeys(other.hosts, other.layout.tree)
+        for name, each in found.items():
+            each.damaged = [_known(name, damage, trees[name]) for damage in each.damaged]
 
     def _repair(self, name: str, found: Verified) -> None:
         """Repair damaged pieces on a host, and add repaired files to ``found``."""
@@ -644,7 +668,8 @@ class RemoteMount:
 
     def _right_bytes(self, damage: Damage, damaged_on: str) -> bytes | None:
         """Return the right bytes of a damaged piece, from the directory or from another host."""
-        data = right(os.fsencode(self.source) + b"/" + damage.path, damage)
+        place = _place(self.source, damage.path)
+        data = right(place, damage) if place is not None else None
         for name, agent in self._agents.items():
             if data is None and name != damaged_on:
                 with contextlib.suppress(WheelmountError):  # the next host may have the bytes
@@ -728,7 +753,7 @@ class RemoteMount:
         await asyncio.to_thread(self.wait, timeout)
 
     async def __aenter__(self) -> RemoteMount:
-        await asyncio.to_thread(self.open)
+        await runtime.in_thread(self.open, self.clear)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -748,6 +773,34 @@ class RemoteMount:
                 self.close(force=True)
             else:  # the exception of the context goes on
                 self.clear()
+
+
+def _known(host: str, damage: Damage, tree: Tree) -> Damage:
+    """Return a damaged piece with the path that a tree has for its file.
+
+    Raises:
+        TransferError: the piece is in no file of the tree.
+    """
+    inode = tree.inodes.get(damage.number)
+    begin, end = damage.offset, damage.offset + damage.length
+    if inode is None or not inode.is_file or not 0 <= begin <= end <= inode.size:
+        raise TransferError(
+            f"{host} names a damaged piece that is in no file of the mount: bytes {begin} to {end} "
+            f"of file {damage.number}",
+            hint="verify again if the mount was refreshed meanwhile; else look at that host",
+        )
+    return replace(damage, path=inode.path)
+
+
+def _place(source: str, path: bytes) -> bytes | None:
+    """Return the path of a file of a directory; None if it is elsewhere, as behind a link.
+
+    A client that took a mount over has the tree, with its paths, from a host.
+    """
+    folder = Path(source).resolve()
+    place = folder / os.fsdecode(path)
+    inside = place.is_relative_to(folder) and place.parent.resolve() == place.parent
+    return os.fsencode(place) if inside else None
 
 
 def _warn(failed: dict[str, WheelmountError]) -> None:

@@ -10,14 +10,16 @@ import asyncio
 import contextlib
 import functools
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from wheelmount import linux
 from wheelmount.config import MEMORY, Settings
-from wheelmount.errors import MountError, StoreError
+from wheelmount.errors import MountError, StoreError, WheelmountError
 from wheelmount.hosts import handshake, process, runtime
 from wheelmount.hosts.actor import Actor, concurrent_endpoint
 from wheelmount.mount.host.reattach import Adopted
@@ -40,6 +42,8 @@ from wheelmount.mount.transfer.relay import Relay
 from wheelmount.mount.transfer.ring import Staged
 from wheelmount.mount.transfer.topology import Route
 from wheelmount.mount.transfer.upstream import Upstream
+
+T = TypeVar("T")
 
 Parts = list[Any]
 """Parts of files that were read, as ``Trace.end`` returns them."""
@@ -101,7 +105,11 @@ class Agent(Actor):
         self._receivers: dict[LayoutKey, Receiver] = {}  # also of the generation that is being made
         self._traffic: Traffic | None = None
         self._received = asyncio.Condition()
+        self._origin: Origin | None = None  # of the present delivery
+        # Of the present receiver: a client asks again where it heard nothing for long.
+        self._delivering = asyncio.Lock()
         self._moving: asyncio.Task[None] | None = None
+        self._stopping = False  # whether the serving process is asked to unmount
         self._verified: Verified | None = None
         self._traced = False  # whether the client is still to be told what was read
 
@@ -184,6 +192,7 @@ class Agent(Actor):
         )
         if isinstance(store, Store):
             self._traffic = receiver.traffic
+            self._origin = source
         async with self._received:
             if before := self._receivers.get(key):
                 before.close()
@@ -241,21 +250,42 @@ class Agent(Actor):
         Args:
             traced: whether to return what was read meanwhile; if this fails, ``close`` does.
         """
-        store = self._shown
-        receiver = self._receiver
-        if receiver is None:  # it had arrived before
-            return []
-        self._traced = traced
-        await receiver.run()
-        reads = await self._reads()
-        receiver.traffic.write(self._directory)
-        try:
-            await asyncio.to_thread(store.finish)
-            if self._binds and store.bindable and not await self._show(store):
-                self._moving = asyncio.create_task(self._show_later(store))
-        except FileNotFoundError:  # it was taken down meanwhile
-            raise MountError("the mount is gone") from None
-        return reads
+        async with self._delivering:
+            store, receiver = self._shown, self._receiver
+            if receiver is None or store.finished:  # it had arrived before
+                return []
+            self._traced = traced
+            await receiver.run()
+            reads = await self._reads()
+            receiver.traffic.write(self._directory)
+            try:
+                await self._at_work(self._origin, store.finish)
+                if self._binds and store.bindable and not await self._show(store):
+                    self._moving = asyncio.create_task(self._show_later(store))
+            except FileNotFoundError:  # it was taken down meanwhile
+                raise MountError("the mount is gone") from None
+            return reads
+
+    async def _at_work(self, origin: Origin | None, work: Callable[[], T]) -> T:
+        """Run work on many files in a thread, and tell the client of it as long as it goes on.
+
+        A thread that waits for a disk that hangs takes no time of a processor.
+        """
+        clock: list[int] = []
+
+        def measured() -> T:
+            clock.append(time.pthread_getcpuclockid(threading.get_ident()))
+            return work()
+
+        task = asyncio.ensure_future(asyncio.to_thread(measured))
+        timeout, spent = self._settings.fetch_timeout / 2, 0.0
+        while not (await asyncio.wait({task}, timeout=timeout))[0]:
+            before, spent = spent, time.clock_gettime(clock[0]) if clock else 0.0
+            if origin is not None and spent > before:
+                with contextlib.suppress(WheelmountError):  # only its patience depends on it
+                    call = origin.actor.arrived.call_one(origin.name, self._host, 0)
+                    await runtime.answer(call, timeout)
+        return task.result()
 
     async def _reads(self) -> Parts:
         """Return what was read in the mount, once, if the client is to know."""
@@ -275,7 +305,7 @@ class Agent(Actor):
         with contextlib.suppress(MountError):  # it stays as it is, or is gone
             while self._store is store:
                 await asyncio.sleep(POLL_INTERVAL)
-                if await self._show(store):
+                if not self._stopping and await self._show(store):
                     return
 
     @property
@@ -319,6 +349,7 @@ class Agent(Actor):
         await self._link.close()
         await asyncio.to_thread(store.resume, set_attributes=self._binds)
         self._receiver = await self._receive(store, source, route)
+        self._delivering = asyncio.Lock()
         await self._link.open(self._receiver.want)
 
     @concurrent_endpoint
@@ -380,11 +411,12 @@ class Agent(Actor):
                 raise MountError(
                     "the mount was refreshed by another client meanwhile", hint="refresh again"
                 )
-            store = await asyncio.to_thread(self._make_next, description)
+            make = functools.partial(self._make_next, description)
+            store = await self._at_work(source, make)
             self._next = made = Prepared(store, lock)
             receiver = await self._receive(store, source, route, self._shown)
             await receiver.run()
-            await asyncio.to_thread(store.finish)
+            await self._at_work(source, store.finish)
         except BaseException:
             if made is not None and made is self._next:  # not what a later client prepares
                 await self._abandon()
@@ -500,9 +532,13 @@ class Agent(Actor):
     async def close(self, force: bool) -> Parts:
         """Unmount, and delete the store; return what ``deliver`` did not."""
         reads = await self._reads()
-        if self._moving is not None:
+        self._stopping = True
+        try:
+            await asyncio.to_thread(processes.stop, self._directory, force=force)
+        finally:
+            self._stopping = False
+        if self._moving is not None:  # not earlier: a mount in use stays, and is to be moved
             self._moving.cancel()
-        await asyncio.to_thread(processes.stop, self._directory, force=force)
         for receiver in self._receivers.values():
             await receiver.stop()
         if self._receiver is not None and self._store is not None:

@@ -120,7 +120,8 @@ def find(agents: Mapping[str, Any], timeout: float, known: Layout | None = None)
         known: a layout that is not fetched again if hosts show it.
 
     Raises:
-        MountError: a host has no such mount, or hosts show different trees and one is incomplete.
+        MountError: a host has no such mount, or not all of its tree's description; or hosts show
+            different trees and one is incomplete.
         HostError, WaitError: a host is lost.
     """
     found = ask(agents, timeout)
@@ -138,7 +139,7 @@ def find(agents: Mapping[str, Any], timeout: float, known: Layout | None = None)
             frozenset(names),
             known
             if known is not None and known.identity == identity
-            else _layout(agents[names[0]], found[names[0]].length, timeout),
+            else _layout(names[0], agents[names[0]], found[names[0]].length, timeout),
             frozenset(number for name in names for number in found[name].lost),
         )
         for identity, names in groups.items()
@@ -154,9 +155,16 @@ def find(agents: Mapping[str, Any], timeout: float, known: Layout | None = None)
     )
 
 
-def _layout(agent: Any, length: int, timeout: float) -> Layout:
+def _layout(host: str, agent: Any, length: int, timeout: float) -> Layout:
     """Return the layout that a host shows."""
     description = bytearray()
     while len(description) < length:
-        description += runtime.one(agent.describe.call_one(len(description), MESSAGE), timeout)
+        piece = runtime.one(agent.describe.call_one(len(description), MESSAGE), timeout)
+        if not piece:
+            raise MountError(
+                f"{host}: the description of its tree ends after {len(description)} of {length} "
+                "bytes",
+                hint="unmount, and mount again",
+            )
+        description += piece
     return Layout.decode(bytes(description))

@@ -1,4 +1,4 @@
-"""Slow hosts, which other hosts should not wait for.
+"""Slow hosts, which other hosts should not wait for, and silent ones, which nobody should.
 
 A host is an inner node of one tree (``topology``). If bytes come to it slowly, they come as slowly
 to all hosts below it in that tree. The hosts above it can send to these as well, and the slow host
@@ -7,7 +7,7 @@ is then a leaf of all trees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 SLOWER = 3
 """Least ratio between the bytes that other hosts have and those of a slow host. Hosts that differ
@@ -71,3 +71,39 @@ class Laggards:
         self._suspects = {n: self._suspects.get(n, arrived[n]) for n in behind}
         self.found |= slow
         return slow
+
+
+class Silence:
+    """How long hosts of a delivery have reported nothing, as far as that is their fault.
+
+    Only the time between two looks counts, as a client may be stopped for long.
+
+    Args:
+        names: of the hosts.
+        now: seconds on any clock.
+    """
+
+    def __init__(self, names: Iterable[str], now: float) -> None:
+        self._seconds = dict.fromkeys(names, 0.0)
+        self._reports: dict[str, int] = {}
+        self._looked = now
+
+    def look(
+        self, reports: Mapping[str, int], now: float, most: float, *, reading: bool
+    ) -> dict[str, float]:
+        """Return the seconds for which each host has been silent.
+
+        Args:
+            reports: number of reports of each host, by name.
+            now: seconds on the clock.
+            most: seconds that count at most since the last look.
+            reading: whether the client still reads a block, for which hosts may wait. The time
+                since the last look does not count then.
+        """
+        passed = 0.0 if reading else min(now - self._looked, most)
+        self._looked = now
+        for name, before in self._seconds.items():
+            silent = reports.get(name, 0) == self._reports.get(name, 0)
+            self._seconds[name] = before + passed if silent else 0.0
+        self._reports = dict(reports)
+        return dict(self._seconds)
