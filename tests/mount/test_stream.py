@@ -351,7 +351,12 @@ def test_a_block_may_take_longer_than_a_timeout_as_long_as_it_comes(
     thread.start()
 
     async def work(client: BlockClient) -> None:
-        assert await _read(client, ticket) == data
+        reading = asyncio.ensure_future(_read(client, ticket))
+        while not client.received and not reading.done():
+            await asyncio.sleep(0.01)
+        assert 0 < client.received < len(data), "bytes count before all have arrived"
+        assert await reading == data
+        assert client.received == len(data)
 
     _run(work, timeout=1)
     thread.join()

@@ -266,6 +266,7 @@ class Line:
         self._met: set[Node] = set()
         self._waits: set[asyncio.Future[None]] = set()
         self._closed = False
+        self.received = 0
 
     async def digest(self, host: str, block: int) -> BlockInfo:
         """Ask a host for hash and changed files of a block."""
@@ -397,6 +398,7 @@ class Line:
                     other.machine.book(now, piece * network.costs.send),
                     self._node.machine.book(now, piece * network.costs.receive),
                 )
+                self.received += 1
                 self._loop.call_at(when, carried, by + piece)
 
         carried(0.0)

@@ -144,12 +144,15 @@ def trust(protocol: ssl._SSLMethod) -> ssl.SSLContext:
     return context
 
 
-def receive(connection: socket.socket, view: memoryview) -> bool:
+def receive(
+    connection: socket.socket, view: memoryview, note: Callable[[int], object] = lambda _: None
+) -> bool:
     """Receive until a buffer is full; return False if the peer closed the connection before.
 
     Args:
         connection: the connection; its time-out, if any, is for each step of ``STEP`` bytes.
         view: the buffer.
+        note: called with the number of bytes, whenever some have arrived.
 
     Raises:
         TimeoutError: a step did not arrive in time.
@@ -163,6 +166,7 @@ def receive(connection: socket.socket, view: memoryview) -> bool:
         if not count:
             return False
         done += count
+        note(count)
         if timeout is not None and deadline is not None:
             now = time.monotonic()
             if done - step >= STEP:

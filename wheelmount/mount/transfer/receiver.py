@@ -165,12 +165,16 @@ class Receiver:
         Raises:
             TransferError: some blocks did not arrive; all others did.
         """
-        await self._fetch_missing()
-        if self._store.missing() and not any(
-            isinstance(error, StoreError) for _, error in self._failed.values()
-        ):  # a block that failed earlier may be available now
-            await asyncio.sleep(RETRY_AFTER)
+        telling = asyncio.ensure_future(self._tell_of_bytes())
+        try:
             await self._fetch_missing()
+            if self._store.missing() and not any(
+                isinstance(error, StoreError) for _, error in self._failed.values()
+            ):  # a block that failed earlier may be available now
+                await asyncio.sleep(RETRY_AFTER)
+                await self._fetch_missing()
+        finally:
+            telling.cancel()
         self._buffers.clear()
         self._wire.rest()
         self._look = self._search = None
@@ -473,6 +477,19 @@ class Receiver:
         self._reports.discard(report)
         if not report.cancelled():
             report.exception()  # else asyncio would log it
+
+    async def _tell_of_bytes(self) -> None:
+        """Tell the client that bytes arrive, also where a block takes minutes.
+
+        The client would take this host for one whose disk hangs (``Delivery``).
+        """
+        before = 0
+        while True:
+            await asyncio.sleep(self._timeout / 2)
+            before, received = self._wire.received, before
+            if before != received:
+                with contextlib.suppress(Exception):
+                    await self._report()
 
     async def _report(self) -> None:
         length, self._unreported = self._unreported, 0

@@ -332,9 +332,13 @@ class BlockClient:
     Args:
         timeout: seconds within which some bytes of a block must arrive, or a ``WAIT``: the server
             waits for it itself.
+
+    Attributes:
+        received: bytes of blocks that have arrived, roughly, those of unfinished blocks included.
     """
 
     def __init__(self, timeout: float) -> None:
+        self.received = 0
         self._timeout = timeout
         self._idle: defaultdict[Where, list[socket.socket]] = defaultdict(list)
         self._reached: set[Where] = set()
@@ -372,7 +376,7 @@ class BlockClient:
         """
         if self._closed:
             raise TransferError("nothing is fetched any more")
-        reading = _Reading(ticket, block, packed, urgent, memory)
+        reading = _Reading(ticket, block, packed, urgent, memory, self._note)
         self._readings.add(reading)
         work = self._threads.submit(self._read, reading, then)
         try:
@@ -415,6 +419,9 @@ class BlockClient:
         self._reached.add(where)
         return reading.through(connection, self._timeout), connection
 
+    def _note(self, count: int) -> None:
+        self.received += count  # without a lock, as only a change of it is of interest
+
     def _pop(self, where: Where) -> socket.socket | None:
         try:
             return self._idle[where].pop()
@@ -440,11 +447,18 @@ class _Reading:
     """A block on its way; the read can be aborted at any moment."""
 
     def __init__(
-        self, ticket: Ticket, block: int, packed: bool, urgent: bool, memory: memoryview
+        self,
+        ticket: Ticket,
+        block: int,
+        packed: bool,
+        urgent: bool,
+        memory: memoryview,
+        note: Callable[[int], object],
     ) -> None:
         self.ticket = ticket
         self._request = REQUEST.pack(ticket.secret, block, packed, urgent)
         self._memory = memory
+        self._note = note
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self.given_up = False
@@ -504,10 +518,12 @@ class _Reading:
                 raise ValueError("it does not fit")
         except (ValueError, TypeError) as error:  # msgpack's errors, too
             raise TransferError(f"what came is no block: {error}") from None
-        _fill(connection, self._memory[: staged.size])
+        _fill(connection, self._memory[: staged.size], self._note)
         return staged, Pace(waited, time.monotonic() - began)
 
 
-def _fill(connection: socket.socket, view: memoryview) -> None:
-    if not sockets.receive(connection, view):
+def _fill(
+    connection: socket.socket, view: memoryview, note: Callable[[int], object] = lambda _: None
+) -> None:
+    if not sockets.receive(connection, view, note):
         raise ConnectionError("it hung up")

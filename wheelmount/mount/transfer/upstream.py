@@ -42,6 +42,10 @@ class Wire(Protocol):
     ``WheelmountError`` if the other end refuses it.
     """
 
+    @property
+    def received(self) -> int:
+        """Bytes that have arrived, roughly, those of unfinished blocks included."""
+
     async def digest(self, host: str, block: int) -> BlockInfo:
         """Ask a host or ``CLIENT`` for the hash and the changed files of a block."""
 
@@ -73,7 +77,7 @@ class Wire(Protocol):
         """
 
     async def report(self, host: str, length: int) -> None:
-        """Tell the client that ``length`` more bytes have arrived at this host."""
+        """Tell the client that ``length`` more bytes have arrived; 0: of unfinished blocks."""
 
     def rest(self) -> None:
         """Close idle connections; more blocks may still be requested."""
@@ -185,6 +189,11 @@ class Upstream:
         self._links: dict[str, Link] = {}
         self._calls: set[asyncio.Future[Any]] = set()
         self._closed = False
+
+    @property
+    def received(self) -> int:
+        """Bytes that have arrived by streams. Any other way must bring a block in one time-out."""
+        return self._client.received
 
     async def digest(self, host: str, block: int) -> BlockInfo:
         """Ask a host or ``CLIENT`` for the hash and the changed files of a block."""
