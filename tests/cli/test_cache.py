@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,11 @@ from tests.conftest import Cli
 from tests.wheels.support import make_wheel, sha256
 from wheelmount.config import Settings
 from wheelmount.errors import ConfigError, InputError, WaitError
+from wheelmount.hosts import spec
 from wheelmount.operations import cache, environments
+from wheelmount.operations.environments import Needed
+from wheelmount.operations.site import Site
+from wheelmount.progress import SILENT
 from wheelmount.wheels import venv
 from wheelmount.wheels.interpreter import base_executable
 from wheelmount.wheels.linktree import Item, Plan, grow
@@ -80,6 +85,45 @@ def test_what_was_used_least_recently_goes_first(settings: Settings) -> None:
     cache.clean(settings)
     assert names(settings) == set()
     assert not [path for path in objects if path.is_file()]
+
+
+def test_a_wheelhouse_that_is_used_again_goes_last(settings: Settings) -> None:
+    fill(settings)
+    cache.touch(Path(os.path.relpath(cache.wheelhouse(settings, "old"))), settings)
+    houses = [item.path.name for item in cache.items(settings) if item.kind == "wheelhouse"]
+    assert houses == ["new", "old"]
+    cache.clean(settings)
+    assert list((Path(settings.cache_dir) / "wheelhouses").iterdir()) == []
+
+
+def test_a_use_is_noted_as_far_as_the_file_system_allows(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(settings)
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    cache.touch(cache.wheelhouse(settings, "old"), settings)
+
+
+@pytest.mark.slow
+def test_a_request_that_is_answered_already_uses_its_wheelhouse(settings: Settings) -> None:
+    site = Site(spec.parse("local:1"), settings, SILENT)
+    wheel = make_wheel(Path(settings.cache_dir) / "given", "small")
+
+    def used() -> float:
+        with environments._planned(site, Needed.of([str(wheel)]), None, None):
+            (item,) = (one for one in cache.items(settings) if one.kind == "wheelhouse")
+        return item.used
+
+    assert used() > 1000
+    for file in cache.wheelhouse(settings, "").iterdir():
+        os.utime(file, (1000, 1000))
+        for below in file.glob("*lock"):
+            os.utime(below, (1000, 1000))
+    assert used() > 1000
 
 
 @pytest.mark.parametrize(

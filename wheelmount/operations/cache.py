@@ -23,6 +23,9 @@ from wheelmount.wheels.unpacked import Recipe
 
 _IN_USE = ".in-use"
 
+_HOUSES = "wheelhouses"
+"""Directory of the wheelhouses in the cache."""
+
 _OF_SESSION = "session-"
 """Prefix of the names of parts that belong to a session."""
 
@@ -52,12 +55,12 @@ def items(settings: Settings, kind: str = "") -> list[Item]:
     if kind == "environment":
         return sorted(_environments(cache), key=lambda item: item.used)
     found = [
-        Item("wheelhouse", path, _size(path), _time(path / ".wheelmount.lock", path))
-        for path in _folders(cache / "wheelhouses")
+        Item("wheelhouse", path, _size(path), _time(_mark(path), path / ".wheelmount.lock", path))
+        for path in _folders(cache / _HOUSES)
     ]
     unpacked = cache / "unpacked"
     found += [
-        Item("tree", path, _size(path, shared=False), _time(unpacked / "used" / path.name, path))
+        Item("tree", path, _size(path, shared=False), _time(_mark(path), path))
         for path in _folders(unpacked / "trees")
     ]
     found += _environments(cache)
@@ -212,6 +215,32 @@ def mounted(settings: Settings) -> set[Path]:
     for _, error in Session.unreadable(settings):
         raise error
     return {Path(note.source) for _, note in all_mounts(settings)}
+
+
+def wheelhouse(settings: Settings, name: str) -> Path:
+    """Return the path of a wheelhouse in the cache."""
+    return Path(settings.cache_dir) / _HOUSES / name
+
+
+def touch(folder: Path, settings: Settings) -> None:
+    """Note that a directory is used now, for ``prune``, if it is a wheelhouse of the cache.
+
+    Where nothing can be written, the time of the last use stays as it was.
+    """
+    with contextlib.suppress(OSError):
+        path = folder.resolve()
+        if path.parent == Path(settings.cache_dir, _HOUSES).resolve():
+            _mark(path).touch(0o600)
+
+
+def _mark(path: Path) -> Path:
+    """Return the file whose mtime is the last use of a wheelhouse or a tree.
+
+    It lies outside of them, as a change in them would be sent to hosts that have them mounted.
+    """
+    if path.parent.name == _HOUSES:
+        return _lock_path(path)
+    return path.parent.parent / "used" / path.name
 
 
 @contextlib.contextmanager

@@ -269,13 +269,14 @@ def _planned(
     place = Path(settings.cache_dir)
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as used:
         used.enter_context(cache.used(settings))
-        house = Wheelhouse(place / "wheelhouses" / "environments")
+        house = Wheelhouse(cache.wheelhouse(settings, "environments"))
         wheels: Sequence[str] = ()
         if needed.wanted is not None:
             report = house.add(
                 needed.wanted, targets=[target], progress=progress, upgrade=needed.upgrade
             )
             wheels = report.wheels
+            cache.touch(house.directory, settings)
         planned = venv.plan(house.directory, wheels, target, python, place, progress)
 
         def make() -> Tree | None:
