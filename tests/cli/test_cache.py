@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ from tests.wheels.support import make_wheel, sha256
 from wheelmount.config import Settings
 from wheelmount.errors import ConfigError, InputError, WaitError
 from wheelmount.hosts import spec
-from wheelmount.operations import cache, environments
+from wheelmount.hosts.session import Record, Session
+from wheelmount.operations import cache, environments, records
 from wheelmount.operations.environments import Needed
+from wheelmount.operations.records import MountNote
 from wheelmount.operations.site import Site
 from wheelmount.progress import SILENT
 from wheelmount.wheels import venv
@@ -94,6 +98,58 @@ def test_a_wheelhouse_that_is_used_again_goes_last(settings: Settings) -> None:
     assert houses == ["new", "old"]
     cache.clean(settings)
     assert list((Path(settings.cache_dir) / "wheelhouses").iterdir()) == []
+
+
+@contextlib.contextmanager
+def mounted(settings: Settings, source: Path) -> Iterator[None]:
+    """A session's note of a mount."""
+    session = Session("one", settings)
+    note = MountNote("01234567", str(source), "/packages")
+    mounts = {records.key(note.source, note.mntpoint): dataclasses.asdict(note)}
+    with session.lock():
+        session.write(Record("local:1", "local", ["host0"], {}, notes={records.MOUNTS: mounts}))
+    try:
+        yield
+    finally:
+        with session.lock():
+            session.forget()
+
+
+@pytest.mark.parametrize("source", ["wheelhouses/old", "unpacked/trees/old", "link", "unpacked"])
+def test_what_a_session_has_mounted_stays(settings: Settings, source: str) -> None:
+    fill(settings)
+    place = Path(settings.cache_dir)
+    (place / "link").symlink_to(place / "unpacked" / "trees" / "old")
+    stays = {"wheelhouses/old": "wheelhouses/old", "unpacked": "trees/old trees/new"}
+    with mounted(settings, place / source):
+        cache.clean(settings)
+        assert names(settings) == set(stays.get(source, "trees/old").split())
+    cache.clean(settings)
+    assert names(settings) == set()
+
+
+def test_a_record_of_a_session_that_cannot_be_read_keeps_what_it_may_have_mounted(
+    settings: Settings,
+) -> None:
+    fill(settings)
+    with mounted(settings, Path("/data")):
+        (Session("one", settings).directory / "session.json").write_text("{")
+        cache.clean(settings)
+        assert names(settings) == {"trees/old", "trees/new"}
+
+
+def test_a_tree_that_is_mounted_is_used(settings: Settings, tmp_path: Path) -> None:
+    fill(settings)
+    for folder in ("unpacked/trees/old", "unpacked/used"):
+        cache.touch(Path(settings.cache_dir) / folder, settings)
+    trees = [item.path.name for item in cache.items(settings) if item.kind == "tree"]
+    assert trees == ["new", "old"]
+    source = tmp_path / "source"
+    source.mkdir()
+    cache.touch(source, settings)
+    assert list(tmp_path.glob(".source*")) == []
+    cache.clean(settings)
+    assert list((Path(settings.cache_dir) / "unpacked" / "used").iterdir()) == []
 
 
 def test_a_use_is_noted_as_far_as_the_file_system_allows(

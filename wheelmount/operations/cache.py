@@ -19,12 +19,20 @@ from wheelmount.errors import WaitError
 from wheelmount.hosts.session import Session
 from wheelmount.operations.records import all_mounts
 from wheelmount.wheels.scratch import abandoned, scratch
-from wheelmount.wheels.unpacked import Recipe
 
 _IN_USE = ".in-use"
 
 _HOUSES = "wheelhouses"
 """Directory of the wheelhouses in the cache."""
+
+_TREES = Path("unpacked", "trees")
+"""Directory of the trees of unpacked wheels in the cache."""
+
+_MOUNTED = ("wheelhouse", "tree", "environment", "image")
+"""Kinds of parts that sessions may have mounted."""
+
+_HELD = ("environment", "image")
+"""Kinds of parts that commands hold while they use them."""
 
 _OF_SESSION = "session-"
 """Prefix of the names of parts that belong to a session."""
@@ -61,7 +69,7 @@ def items(settings: Settings, kind: str = "") -> list[Item]:
     unpacked = cache / "unpacked"
     found += [
         Item("tree", path, _size(path, shared=False), _time(_mark(path), path))
-        for path in _folders(unpacked / "trees")
+        for path in _folders(cache / _TREES)
     ]
     found += _environments(cache)
     found += [Item("image", path, _size(path), _time(path)) for path in _folders(cache / "images")]
@@ -105,17 +113,17 @@ def prune(settings: Settings, bound: int) -> list[Item]:
         gone: list[Item] = []
         left = size(settings)
         unsure = bool(Session.unreadable(settings))
-        shown = {Path(note.source) for _, note in all_mounts(settings)}
+        shown = {Path(os.path.realpath(note.source)) for _, note in all_mounts(settings)}
         for item in items(settings):
             if left <= bound:
                 break
-            name = item.path.name
-            if item.kind != "unpacked" and (
-                name in standing or (unsure and name.startswith(_OF_SESSION))
-            ):
-                continue
-            held = item.kind in ("environment", "image")
-            if held and (unsure or item.path in shown or not removable(item.path)):
+            if item.kind in _MOUNTED:
+                name = item.path.name
+                # Wheelhouses that sessions fill have their names.
+                doubtful = unsure and (item.kind != "wheelhouse" or name.startswith(_OF_SESSION))
+                if doubtful or name in standing or _overlaps(item.path.resolve(), shown):
+                    continue
+            if item.kind in _HELD and not removable(item.path):
                 continue
             discard(item.path)
             gone.append(item)
@@ -123,6 +131,11 @@ def prune(settings: Settings, bound: int) -> list[Item]:
                 _sweep(Path(settings.cache_dir) / "unpacked")
             left = size(settings)
         return gone
+
+
+def _overlaps(path: Path, shown: Iterable[Path]) -> bool:
+    """Return whether a directory is one of those shown, or is above or below one."""
+    return any(one == path or one in path.parents or path in one.parents for one in shown)
 
 
 def clean(settings: Settings) -> list[Item]:
@@ -176,7 +189,7 @@ def _clear(settings: Settings) -> None:
     """What runs that were killed have left."""
     cache = Path(settings.cache_dir)
     unpacked = cache / "unpacked"
-    for folder in (cache / "environments", cache / "images", unpacked, unpacked / "trees"):
+    for folder in (cache / "environments", cache / "images", unpacked, cache / _TREES):
         for place in abandoned(folder):
             shutil.rmtree(place, ignore_errors=True)
 
@@ -192,6 +205,8 @@ def _sweep(unpacked: Path) -> None:
 
 def _names(recipe: Path) -> set[str]:
     """Return the names of the files with the contents of an unpacked wheel; none if damaged."""
+    from wheelmount.wheels.unpacked import Recipe  # which takes long to load
+
     with contextlib.suppress(OSError, ValueError):
         found = Recipe.read(recipe)
         contents = (*found.files.values(), found.bytecode)
@@ -223,13 +238,14 @@ def wheelhouse(settings: Settings, name: str) -> Path:
 
 
 def touch(folder: Path, settings: Settings) -> None:
-    """Note that a directory is used now, for ``prune``, if it is a wheelhouse of the cache.
+    """Note that a directory is used now, for ``prune``, if it is a wheelhouse or tree of the cache.
 
     Where nothing can be written, the time of the last use stays as it was.
     """
     with contextlib.suppress(OSError):
         path = folder.resolve()
-        if path.parent == Path(settings.cache_dir, _HOUSES).resolve():
+        place = Path(settings.cache_dir).resolve()
+        if path.parent in (place / _HOUSES, place / _TREES):
             _mark(path).touch(0o600)
 
 
@@ -238,9 +254,9 @@ def _mark(path: Path) -> Path:
 
     It lies outside of them, as a change in them would be sent to hosts that have them mounted.
     """
-    if path.parent.name == _HOUSES:
-        return _lock_path(path)
-    return path.parent.parent / "used" / path.name
+    if path.parent.name == _TREES.name:
+        return path.parent.with_name("used") / path.name
+    return _lock_path(path)
 
 
 @contextlib.contextmanager
@@ -289,7 +305,8 @@ def discard(path: Path) -> None:
             path.rename(place / path.name)
     except OSError:  # a disk so full that nothing can be made on it
         shutil.rmtree(path)
-    _lock_path(path).unlink(missing_ok=True)
+    for file in (_lock_path(path), _mark(path)):
+        file.unlink(missing_ok=True)
 
 
 def _folders(place: Path) -> Iterable[Path]:
