@@ -233,7 +233,7 @@ class Settings:
             OSError: it cannot be made.
         """
         path = Path(self.store_keep) / f"wheelmount-kept-{os.getuid()}"
-        _check_place(path, "store_keep")
+        check_place(path, "store_keep")
         return _checked(path, _make(path))
 
     def own_cache(self) -> Path:
@@ -242,11 +242,12 @@ class Settings:
         Code is run from the cache, and clearing it deletes files without further checks.
 
         Raises:
-            ConfigError: others may write to the directory, or it cannot be made.
+            ConfigError: others may write to the directory, or replace it, or it cannot be made.
             StoreError: there is no room for it.
         """
         cache = Path(self.cache_dir)
         try:
+            check_place(cache, "cache_dir")
             make_folders(cache)
             own = is_own(cache)
         except OSError as error:
@@ -304,11 +305,19 @@ def _checked(path: Path, found: os.stat_result) -> Path:
     return path
 
 
-def _check_place(path: Path, setting: str) -> None:
+def check_place(path: Path, setting: str) -> None:
     """Check that no other user can replace a private directory: that would make it theirs.
 
     Of a group that may, such as that of a project, a line warns. In a pod there are no other users,
     and volumes may be writable for all.
+
+    Args:
+        path: the directory, which may be missing.
+        setting: the setting that it is in.
+
+    Raises:
+        ConfigError: all users may replace it.
+        OSError: a directory above it cannot be looked at.
     """
     for shared, all_users in shared_above(path):
         if not all_users:
@@ -347,7 +356,7 @@ def _private_place(parent: Path, setting: str | None = None) -> Path:
     """
     path = parent / f"wheelmount-{os.getuid()}"
     if setting is not None:
-        _check_place(path, setting)
+        check_place(path, setting)
     if is_private(path):
         return path
     # Oldest first, because that one is in use, even if the plain name is free again.
