@@ -266,6 +266,11 @@ print(json.dumps(dataclasses.asdict(config.load())))
         ({"WHEELMOUNT_READ_TIMEOUT": "-1"}, "read_timeout"),
         ({"WHEELMOUNT_COMPRESS": "zstd"}, "compress"),
         ({"WHEELMOUNT_TRANSPORT": "tls"}, "transport"),
+        ({"WHEELMOUNT_ADAPTER": "foo"}, "adapter"),
+        ({"WHEELMOUNT_CACHE_SIZE": "-1"}, "cache_size"),
+        ({"WHEELMOUNT_IN_FLIGHT": "1.9"}, "IN_FLIGHT"),
+        ({"WHEELMOUNT_READ_TIMEOUT": "nan"}, "READ_TIMEOUT"),
+        ({"WHEELMOUNT_READ_TIMEOUT": "inf"}, "READ_TIMEOUT"),
     ],
 )
 def test_values_without_meaning_are_named(
@@ -274,6 +279,28 @@ def test_values_without_meaning_are_named(
     with pytest.raises(ConfigError, match=words) as error:
         config.load(environ, tmp_path)
     assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("ring = inf", "ring = nan", "ring = true", "in_flight = 1.9", "fanout = []", "ring = {}"),
+        *("read_timeout = nan", "read_timeout = false", f"read_timeout = 1{'0' * 400}"),
+        *("racks = ['a']", "racks = true", "racks = 2020-01-01", f"ring = '{'1' * 5000}'"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_values_of_another_kind_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "wheelmount.toml").write_text(f"{text}\n")
+    with pytest.raises(ConfigError, match=text.partition(" ")[0]) as error:
+        config.load({}, tmp_path)
+    assert str(error.value.hint).startswith("give ")
+
+
+def test_numbers_may_be_written_as_text_and_with_a_point(tmp_path: Path) -> None:
+    (tmp_path / "wheelmount.toml").write_text("ring = '7'\nin_flight = 8.0\nread_timeout = 9\n")
+    found = config.load({}, tmp_path)
+    assert (found.ring, found.in_flight, found.read_timeout) == (7, 8, 9.0)
 
 
 @pytest.mark.parametrize("text", ["[tool.wheelmount]\nunknown = 1\n", "[tool.wheel", "a = \n"])

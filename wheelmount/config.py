@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import os
 import secrets
 import time
@@ -69,6 +70,9 @@ OF_PROJECTS = frozenset(
 
 MEMORY = "memory"
 """Value of ``store`` for stores in memory."""
+
+ADAPTERS = ("auto", "bind", "devfuse", "pyfuse3")
+"""Values of ``adapter``."""
 
 _DIRECTORIES = ("store", "store_keep", "runtime_dir", "cache_dir", "state_dir")
 """Settings that are paths of directories."""
@@ -178,10 +182,18 @@ class Settings:
             raise ConfigError(f"fanout is {self.fanout}", hint="give 1 or more, or 0 to choose")
         if self.compress not in ("auto", "always", "never"):
             raise ConfigError(f"compress is {self.compress!r}", hint="give auto, always or never")
+        if self.adapter not in ADAPTERS:
+            raise ConfigError(
+                f"adapter is {self.adapter!r}", hint=f"give one of {', '.join(ADAPTERS)}"
+            )
         if self.transport not in ("auto", "rdma", "tcp"):
             raise ConfigError(f"transport is {self.transport!r}", hint="give auto, rdma or tcp")
         if self.access not in ("source", "private", "public"):
             raise ConfigError(f"access is {self.access!r}", hint="give source, private or public")
+        if self.cache_size < 0:
+            raise ConfigError(
+                f"cache_size is {self.cache_size}", hint="give bytes, or 0 for no limit"
+            )
         if self.store_keep_size < 0:
             raise ConfigError(
                 f"store_keep_size is {self.store_keep_size}",
@@ -554,19 +566,30 @@ def _convert(name: str, value: object, where: str) -> str | int | float:
         raise ConfigError(
             f"unknown setting {name!r} ({where})", hint=f"known: {', '.join(sorted(_types()))}"
         )
-    try:
-        converted = kind(value)
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"{name} is {value!r} ({where})",
-            hint=f"give {'a number' if kind is not str else 'text'}",
-        ) from None
+    converted = _as(kind, value)
+    if converted is None:
+        wanted = {str: "text", int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"{name} is {value!r} ({where})", hint=f"give {wanted}")
     word = {"store": MEMORY, "store_keep": ""}.get(name)
-    if name in _DIRECTORIES and converted != word and not Path(converted).is_absolute():
+    if name in _DIRECTORIES and converted != word and not Path(str(converted)).is_absolute():
         # Processes of one mount have other working directories than the command that made it.
         also = f", or {word!r}" if word is not None else ""
         raise ConfigError(
             f"{name} is {value!r}, no absolute path ({where})",
             hint=f"give the path of a directory from / on{also}",
         )
-    return converted  # type: ignore[no-any-return]
+    return converted
+
+
+def _as(kind: type, value: object) -> str | int | float | None:
+    """Return a value of a file or the environment as a type; None if it has no such meaning."""
+    if kind is str:
+        return value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None  # such as true, which Python takes for 1
+    try:
+        number = float(value) if kind is float else int(value)
+        whole = kind is float or isinstance(value, str) or number == value
+        return number if whole and math.isfinite(number) else None
+    except (ValueError, OverflowError):
+        return None
