@@ -5,6 +5,8 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -201,6 +203,62 @@ def test_not_while_it_is_used(settings: Settings) -> None:
     with cache.used(settings), cache.used(settings), pytest.raises(WaitError):
         cache.clean(settings)
     cache.clean(settings)
+
+
+def test_a_wait_for_a_removal_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LONGEST", 0.0)
+    with cache.alone(settings):
+        with pytest.raises(WaitError, match="deleting parts of") as caught, cache.used(settings):
+            pass
+        assert "WHEELMOUNT_CACHE_DIR" in str(caught.value.hint)
+    with cache.used(settings):
+        pass
+
+
+def test_a_file_system_without_locks(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(settings)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with cache.used(settings):
+        pass
+    assert cache.clean(settings)
+    assert names(settings) == set()
+
+
+def test_each_description_is_read_a_few_times(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(settings)
+    wheels = Path(settings.cache_dir) / "unpacked" / "wheels"
+    first = next(wheels.iterdir())
+    for number in range(20):
+        shutil.copy(first, wheels / f"{number}.json")
+    read: Counter[Path] = Counter()
+    of_recipe = cache._names
+
+    def counted(recipe: Path) -> set[str]:
+        read[recipe] += 1
+        return of_recipe(recipe)
+
+    monkeypatch.setattr(cache, "_names", counted)
+    cache.clean(settings)
+    assert list(wheels.iterdir()) == []
+    assert max(read.values()) <= 3
+
+
+def test_the_bytes_of_each_file_count_until_its_last_name_is_deleted(settings: Settings) -> None:
+    fill(settings)
+    for item in cache.items(settings):
+        if item.kind != "wheelhouse":
+            os.utime(item.path, (1_000_001_000, 1_000_001_000))
+    for bound in range(cache.size(settings), 0, -50_000):
+        before = cache.size(settings)
+        gone = cache.prune(settings, bound)
+        assert cache.size(settings) <= bound or len(cache.items(settings)) == 0
+        assert bool(gone) == (before > bound)
 
 
 def test_nothing_there(settings: Settings) -> None:

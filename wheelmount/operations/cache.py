@@ -10,6 +10,8 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,12 @@ from wheelmount.errors import WaitError
 from wheelmount.hosts.session import Session
 from wheelmount.operations.records import all_mounts
 from wheelmount.wheels.scratch import abandoned, scratch
+
+LONGEST = 600.0
+"""Seconds to wait for a command that deletes parts of the cache."""
+
+_INTERVAL = 0.1
+"""Seconds between two looks whether it has ended."""
 
 _IN_USE = ".in-use"
 
@@ -105,17 +113,21 @@ def prune(settings: Settings, bound: int) -> list[Item]:
         The removed parts.
 
     Raises:
-        WaitError: a command uses the cache.
+        WaitError: another command uses the cache.
     """
     with alone(settings):
         _clear(settings)
         standing = _standing(settings)
         gone: list[Item] = []
-        left = size(settings)
+        cache = Path(settings.cache_dir)
+        space = _Space(cache)
+        if space.used <= bound:
+            return gone
+        shares = _Shares(cache / "unpacked", space)
         unsure = bool(Session.unreadable(settings))
         shown = {Path(os.path.realpath(note.source)) for _, note in all_mounts(settings)}
         for item in items(settings):
-            if left <= bound:
+            if space.used <= bound:
                 break
             if item.kind in _MOUNTED:
                 name = item.path.name
@@ -125,12 +137,83 @@ def prune(settings: Settings, bound: int) -> list[Item]:
                     continue
             if item.kind in _HELD and not removable(item.path):
                 continue
+            contents = _names(item.path) if item.kind == "unpacked" else ()
+            space.free(item.path)
             discard(item.path)
             gone.append(item)
-            if item.kind != "wheelhouse":
-                _sweep(Path(settings.cache_dir) / "unpacked")
-            left = size(settings)
+            shares.drop(contents)
         return gone
+
+
+class _Space:
+    """Bytes of a directory on the disk, from which those of files are taken that are deleted.
+
+    A file with several names counts until its last one is deleted.
+
+    Args:
+        place: the directory.
+
+    Attributes:
+        used: bytes of the files that are left.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.used = 0
+        self._names: Counter[tuple[int, int]] = Counter()
+        _walk(place, self._add)
+
+    def _add(self, status: os.stat_result) -> None:
+        file = status.st_dev, status.st_ino
+        if file not in self._names:
+            self.used += status.st_blocks * 512
+        self._names[file] += 1
+
+    def free(self, path: Path) -> None:
+        """Count a file, or all files of a directory, as deleted; they must be there still."""
+        if path.is_dir():
+            _walk(path, self._remove)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                self._remove(path.stat())
+
+    def _remove(self, status: os.stat_result) -> None:
+        file = status.st_dev, status.st_ino
+        self._names[file] -= 1
+        if not self._names[file]:
+            self.used -= status.st_blocks * 512
+
+
+class _Shares:
+    """Contents of unpacked wheels, each of which is deleted with the last wheel that has it.
+
+    Trees have hard links to theirs. Contents that no wheel has, as of commands that were killed,
+    are deleted at once.
+
+    Args:
+        unpacked: the directory of unpacked wheels.
+        space: told of what is deleted.
+    """
+
+    def __init__(self, unpacked: Path, space: _Space) -> None:
+        self._objects, self._space = unpacked / "objects", space
+        self._wheels = Counter(
+            name for recipe in (unpacked / "wheels").glob("*.json") for name in _names(recipe)
+        )
+        for folder in _folders(self._objects):
+            for file in folder.iterdir():
+                if file.name not in self._wheels:
+                    self._delete(file)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete those of some contents that no other wheel has, after their wheel is deleted."""
+        for name in names:
+            self._wheels[name] -= 1
+            if not self._wheels[name]:
+                self._delete(self._objects / name[:2] / name)
+
+    def _delete(self, file: Path) -> None:
+        self._space.free(file)
+        file.unlink(missing_ok=True)
 
 
 def _overlaps(path: Path, shown: Iterable[Path]) -> bool:
@@ -145,9 +228,22 @@ def clean(settings: Settings) -> list[Item]:
 
 @contextlib.contextmanager
 def used(settings: Settings) -> Iterator[None]:
-    """Keep other commands from deleting parts of the cache during the context."""
+    """Keep other commands from deleting parts of the cache during the context.
+
+    Raises:
+        WaitError: a command has been deleting parts of it for ``LONGEST``.
+    """
     with _held(settings) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        deadline = time.monotonic() + LONGEST
+        while not _locked(descriptor, fcntl.LOCK_SH):
+            if time.monotonic() >= deadline:
+                raise WaitError(
+                    f"another command has been deleting parts of {settings.cache_dir} for "
+                    f"{LONGEST:.0f} s",
+                    hint="end it: a disk or a network that it waits for may hang; or set "
+                    "WHEELMOUNT_CACHE_DIR to another directory",
+                )
+            time.sleep(_INTERVAL)
         yield
 
 
@@ -159,12 +255,8 @@ def alone(settings: Settings) -> Iterator[None]:
         WaitError: another command uses it.
     """
     with _held(settings) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise WaitError(
-                "another command uses the cache", hint="try again when it has ended"
-            ) from None
+        if not _locked(descriptor, fcntl.LOCK_EX):
+            raise WaitError("another command uses the cache", hint="try again when it has ended")
         yield
 
 
@@ -192,15 +284,6 @@ def _clear(settings: Settings) -> None:
     for folder in (cache / "environments", cache / "images", unpacked, cache / _TREES):
         for place in abandoned(folder):
             shutil.rmtree(place, ignore_errors=True)
-
-
-def _sweep(unpacked: Path) -> None:
-    """Remove contents that no unpacked wheel has; trees have hard links to theirs."""
-    kept = {name for recipe in (unpacked / "wheels").glob("*.json") for name in _names(recipe)}
-    for folder in _folders(unpacked / "objects"):
-        for file in folder.iterdir():
-            if file.name not in kept:
-                file.unlink()
 
 
 def _names(recipe: Path) -> set[str]:
@@ -275,13 +358,22 @@ def removable(folder: Path) -> bool:
     """Return whether no command uses an environment or an image."""
     descriptor = _lock(folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
+        return _locked(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int, how: int) -> bool:
+    """Lock a file, and return False if another process's lock forbids it.
+
+    On a file system without locks, none does.
+    """
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
     return True
 
 
@@ -298,7 +390,7 @@ def _lock_path(folder: Path) -> Path:
 def discard(path: Path) -> None:
     """Remove a part of the cache so that none is ever there in part."""
     if not path.is_dir():
-        path.unlink()
+        path.unlink(missing_ok=True)
         return
     try:
         with scratch(path.parent) as place:
