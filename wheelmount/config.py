@@ -84,7 +84,7 @@ class Settings:
 
     hosts: str = ""
     """Hosts to use when ``--hosts`` is not given; by default the session ``default`` if it is up,
-    otherwise ``local:1``."""
+    otherwise the Slurm allocation in which the command runs, otherwise ``local:1``."""
 
     python: str = ""
     """Python with wheelmount on hosts that ssh or Slurm starts; default the path of this one, and
@@ -156,7 +156,8 @@ class Settings:
     cache_dir: str = dataclasses.field(
         default_factory=lambda: platformdirs.user_cache_dir("wheelmount")
     )
-    """Directory for wheelhouses and images that can be made again."""
+    """Directory for what can be made again: wheelhouses, unpacked wheels, environments, images of
+    registries, bundles for hosts without wheelmount, and records of what programs read first."""
 
     cache_size: int = 0
     """Bytes to which ``wheelmount install`` reduces the cache at its end; 0 for no limit."""
@@ -164,7 +165,8 @@ class Settings:
     state_dir: str = dataclasses.field(
         default_factory=lambda: platformdirs.user_state_dir("wheelmount")
     )
-    """Directory for persistent data: overlays of containers."""
+    """Directory for persistent data: overlays of containers, credentials, and which projects'
+    settings are trusted."""
 
     def __post_init__(self) -> None:
         for name in _DIRECTORIES:

@@ -356,7 +356,8 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         "confined",
         default=True,
         show_default=True,
-        help="Build sources of others without network and without access to your files.",
+        help="Build sources of others without network, home directory and temporary files. They "
+        "can read your files elsewhere, such as in /scratch.",
     )
     @wraps(command)
     def wrapped(
