@@ -19,6 +19,7 @@ import pytest
 from tests.conftest import NOBODY
 from wheelmount import config, errors
 from wheelmount.config import Settings, private_directory
+from wheelmount.containers.overlay import Overlay
 from wheelmount.errors import ConfigError, SourceError, WheelmountError
 
 
@@ -265,6 +266,11 @@ print(json.dumps(dataclasses.asdict(config.load())))
         ({"WHEELMOUNT_READ_TIMEOUT": "-1"}, "read_timeout"),
         ({"WHEELMOUNT_COMPRESS": "zstd"}, "compress"),
         ({"WHEELMOUNT_TRANSPORT": "tls"}, "transport"),
+        ({"WHEELMOUNT_ADAPTER": "foo"}, "adapter"),
+        ({"WHEELMOUNT_CACHE_SIZE": "-1"}, "cache_size"),
+        ({"WHEELMOUNT_IN_FLIGHT": "1.9"}, "IN_FLIGHT"),
+        ({"WHEELMOUNT_READ_TIMEOUT": "nan"}, "READ_TIMEOUT"),
+        ({"WHEELMOUNT_READ_TIMEOUT": "inf"}, "READ_TIMEOUT"),
     ],
 )
 def test_values_without_meaning_are_named(
@@ -273,6 +279,28 @@ def test_values_without_meaning_are_named(
     with pytest.raises(ConfigError, match=words) as error:
         config.load(environ, tmp_path)
     assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("ring = inf", "ring = nan", "ring = true", "in_flight = 1.9", "fanout = []", "ring = {}"),
+        *("read_timeout = nan", "read_timeout = false", f"read_timeout = 1{'0' * 400}"),
+        *("racks = ['a']", "racks = true", "racks = 2020-01-01", f"ring = '{'1' * 5000}'"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_values_of_another_kind_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "wheelmount.toml").write_text(f"{text}\n")
+    with pytest.raises(ConfigError, match=text.partition(" ")[0]) as error:
+        config.load({}, tmp_path)
+    assert str(error.value.hint).startswith("give ")
+
+
+def test_numbers_may_be_written_as_text_and_with_a_point(tmp_path: Path) -> None:
+    (tmp_path / "wheelmount.toml").write_text("ring = '7'\nin_flight = 8.0\nread_timeout = 9\n")
+    found = config.load({}, tmp_path)
+    assert (found.ring, found.in_flight, found.read_timeout) == (7, 8, 9.0)
 
 
 @pytest.mark.parametrize("text", ["[tool.wheelmount]\nunknown = 1\n", "[tool.wheel", "a = \n"])
@@ -321,12 +349,20 @@ def test_a_name_that_another_user_has_taken_is_done_without(
     assert settings.private_runtime() == place, "what lies there is still found"
 
 
+def overlays(settings: Settings) -> Path:
+    """Make the directory of overlays."""
+    with Overlay(Path(settings.state_dir), "some", "host0").lock("test"):
+        return Path(settings.state_dir) / "overlays"
+
+
 @pytest.mark.parametrize(
     ("setting", "make"),
     [
         ("runtime_dir", Settings.private_runtime),
         ("store", partial(Settings.private_store, mounted=False)),
         ("store_keep", Settings.private_kept),
+        ("cache_dir", Settings.own_cache),
+        ("state_dir", overlays),
     ],
 )
 def test_places_where_others_may_replace_what_is_private_are_refused(
@@ -334,14 +370,15 @@ def test_places_where_others_may_replace_what_is_private_are_refused(
 ) -> None:
     shared = tmp_path / "shared"
     (shared / "below").mkdir(parents=True)
-    for place in shared, shared / "below", shared / "missing":
+    own = setting == "cache_dir"  # which is the setting's directory itself
+    for place in [shared, shared / "below", shared / "missing"][own:]:
         changed: dict[str, Any] = {setting: str(place)}
         settings = replace(Settings(), **changed)
         shared.chmod(0o777)
         with pytest.raises(ConfigError, match=f"replace what is in {shared}, where {setting} is"):
             make(settings)
         shared.chmod(0o1777)
-        assert make(settings).stat().st_mode & 0o777 == 0o700
+        assert make(settings).stat().st_mode & 0o777 == (0o755 if own else 0o700)
 
 
 def test_a_link_that_others_may_replace_is_refused(tmp_path: Path) -> None:
@@ -370,11 +407,14 @@ def test_places_that_a_group_may_replace_are_used_with_a_warning(
     shared.mkdir()
     os.chown(shared, -1, 12345)
     shared.chmod(0o2770)
-    settings = replace(Settings(), runtime_dir=str(shared))
+    settings = replace(Settings(), runtime_dir=str(shared), cache_dir=str(shared / "cache"))
     for _ in range(2):
         assert settings.private_runtime().stat().st_mode & 0o777 == 0o700
     warned = f"users of its group may rename and replace what is in {shared}"
     assert caplog.text.count(warned) == 1
+    for _ in range(2):
+        assert settings.own_cache().stat().st_mode & 0o777 == 0o755
+    assert caplog.text.count(f"{warned}, where cache_dir is") == 1
 
 
 def test_volumes_of_a_pod_may_be_writable_for_all(

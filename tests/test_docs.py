@@ -15,6 +15,7 @@ import pytest
 
 import wheelmount
 from tests.conftest import CHECKOUT
+from wheelmount.wheels.sandbox import HIDDEN
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -122,3 +123,9 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
     for message in messages:
         for piece in message.split("…"):
             assert piece.strip(" :") in texts, message
+
+
+def test_directories_that_builds_do_not_see_are_named() -> None:
+    page = (CHECKOUT / "docs" / "wheelhouses.md").read_text()
+    (sentence,) = (line for line in page.splitlines() if line.startswith("**The sandbox.**"))
+    assert {name for name in HIDDEN if f"`{name}`" not in sentence} == set()

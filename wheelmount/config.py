@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import os
 import secrets
 import time
@@ -70,6 +71,9 @@ OF_PROJECTS = frozenset(
 MEMORY = "memory"
 """Value of ``store`` for stores in memory."""
 
+ADAPTERS = ("auto", "bind", "devfuse", "pyfuse3")
+"""Values of ``adapter``."""
+
 _DIRECTORIES = ("store", "store_keep", "runtime_dir", "cache_dir", "state_dir")
 """Settings that are paths of directories."""
 
@@ -80,7 +84,7 @@ class Settings:
 
     hosts: str = ""
     """Hosts to use when ``--hosts`` is not given; by default the session ``default`` if it is up,
-    otherwise ``local:1``."""
+    otherwise the Slurm allocation in which the command runs, otherwise ``local:1``."""
 
     python: str = ""
     """Python with wheelmount on hosts that ssh or Slurm starts; default the path of this one, and
@@ -152,7 +156,8 @@ class Settings:
     cache_dir: str = dataclasses.field(
         default_factory=lambda: platformdirs.user_cache_dir("wheelmount")
     )
-    """Directory for wheelhouses and images that can be made again."""
+    """Directory for what can be made again: wheelhouses, unpacked wheels, environments, images of
+    registries, bundles for hosts without wheelmount, and records of what programs read first."""
 
     cache_size: int = 0
     """Bytes to which ``wheelmount install`` reduces the cache at its end; 0 for no limit."""
@@ -160,7 +165,8 @@ class Settings:
     state_dir: str = dataclasses.field(
         default_factory=lambda: platformdirs.user_state_dir("wheelmount")
     )
-    """Directory for persistent data: overlays of containers."""
+    """Directory for persistent data: overlays of containers, credentials, and which projects'
+    settings are trusted."""
 
     def __post_init__(self) -> None:
         for name in _DIRECTORIES:
@@ -178,10 +184,18 @@ class Settings:
             raise ConfigError(f"fanout is {self.fanout}", hint="give 1 or more, or 0 to choose")
         if self.compress not in ("auto", "always", "never"):
             raise ConfigError(f"compress is {self.compress!r}", hint="give auto, always or never")
+        if self.adapter not in ADAPTERS:
+            raise ConfigError(
+                f"adapter is {self.adapter!r}", hint=f"give one of {', '.join(ADAPTERS)}"
+            )
         if self.transport not in ("auto", "rdma", "tcp"):
             raise ConfigError(f"transport is {self.transport!r}", hint="give auto, rdma or tcp")
         if self.access not in ("source", "private", "public"):
             raise ConfigError(f"access is {self.access!r}", hint="give source, private or public")
+        if self.cache_size < 0:
+            raise ConfigError(
+                f"cache_size is {self.cache_size}", hint="give bytes, or 0 for no limit"
+            )
         if self.store_keep_size < 0:
             raise ConfigError(
                 f"store_keep_size is {self.store_keep_size}",
@@ -233,7 +247,7 @@ class Settings:
             OSError: it cannot be made.
         """
         path = Path(self.store_keep) / f"wheelmount-kept-{os.getuid()}"
-        _check_place(path, "store_keep")
+        check_place(path, "store_keep")
         return _checked(path, _make(path))
 
     def own_cache(self) -> Path:
@@ -242,11 +256,12 @@ class Settings:
         Code is run from the cache, and clearing it deletes files without further checks.
 
         Raises:
-            ConfigError: others may write to the directory, or it cannot be made.
+            ConfigError: others may write to the directory, or replace it, or it cannot be made.
             StoreError: there is no room for it.
         """
         cache = Path(self.cache_dir)
         try:
+            check_place(cache, "cache_dir")
             make_folders(cache)
             own = is_own(cache)
         except OSError as error:
@@ -304,11 +319,19 @@ def _checked(path: Path, found: os.stat_result) -> Path:
     return path
 
 
-def _check_place(path: Path, setting: str) -> None:
+def check_place(path: Path, setting: str) -> None:
     """Check that no other user can replace a private directory: that would make it theirs.
 
     Of a group that may, such as that of a project, a line warns. In a pod there are no other users,
     and volumes may be writable for all.
+
+    Args:
+        path: the directory, which may be missing.
+        setting: the setting that it is in.
+
+    Raises:
+        ConfigError: all users may replace it.
+        OSError: a directory above it cannot be looked at.
     """
     for shared, all_users in shared_above(path):
         if not all_users:
@@ -347,7 +370,7 @@ def _private_place(parent: Path, setting: str | None = None) -> Path:
     """
     path = parent / f"wheelmount-{os.getuid()}"
     if setting is not None:
-        _check_place(path, setting)
+        check_place(path, setting)
     if is_private(path):
         return path
     # Oldest first, because that one is in use, even if the plain name is free again.
@@ -545,19 +568,30 @@ def _convert(name: str, value: object, where: str) -> str | int | float:
         raise ConfigError(
             f"unknown setting {name!r} ({where})", hint=f"known: {', '.join(sorted(_types()))}"
         )
-    try:
-        converted = kind(value)
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"{name} is {value!r} ({where})",
-            hint=f"give {'a number' if kind is not str else 'text'}",
-        ) from None
+    converted = _as(kind, value)
+    if converted is None:
+        wanted = {str: "text", int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"{name} is {value!r} ({where})", hint=f"give {wanted}")
     word = {"store": MEMORY, "store_keep": ""}.get(name)
-    if name in _DIRECTORIES and converted != word and not Path(converted).is_absolute():
+    if name in _DIRECTORIES and converted != word and not Path(str(converted)).is_absolute():
         # Processes of one mount have other working directories than the command that made it.
         also = f", or {word!r}" if word is not None else ""
         raise ConfigError(
             f"{name} is {value!r}, no absolute path ({where})",
             hint=f"give the path of a directory from / on{also}",
         )
-    return converted  # type: ignore[no-any-return]
+    return converted
+
+
+def _as(kind: type, value: object) -> str | int | float | None:
+    """Return a value of a file or the environment as a type; None if it has no such meaning."""
+    if kind is str:
+        return value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None  # such as true, which Python takes for 1
+    try:
+        number = float(value) if kind is float else int(value)
+        whole = kind is float or isinstance(value, str) or number == value
+        return number if whole and math.isfinite(number) else None
+    except (ValueError, OverflowError):
+        return None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,14 +47,15 @@ def write(file: Path, data: bytes | str, *, mode: int = FILE) -> None:
     Raises:
         OSError: it cannot be written; the error names it.
     """
-    fresh = file.with_name(f".{file.name}.{threading.get_native_id()}")
+    # Random, as machines that share a directory have processes of equal numbers. Only digits, by
+    # which ``clear_fresh`` knows those of killed processes.
+    fresh = file.with_name(f".{file.name}.{secrets.randbits(32)}")
     content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
     with about(file):
+        # Other users may have put a link there.
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            fresh.unlink(missing_ok=True)
-            # Other users may have put a link there.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(fresh, flags, mode), "wb") as stream:
+            with os.fdopen(descriptor, "wb") as stream:
                 stream.write(content)
             fresh.replace(file)
         except BaseException:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,13 @@ from tests.conftest import Cli
 from tests.wheels.support import make_wheel, sha256
 from wheelmount.config import Settings
 from wheelmount.errors import ConfigError, InputError, WaitError
-from wheelmount.operations import cache, environments
+from wheelmount.hosts import spec
+from wheelmount.hosts.session import Record, Session
+from wheelmount.operations import cache, environments, records
+from wheelmount.operations.environments import Needed
+from wheelmount.operations.records import MountNote
+from wheelmount.operations.site import Site
+from wheelmount.progress import SILENT
 from wheelmount.wheels import venv
 from wheelmount.wheels.interpreter import base_executable
 from wheelmount.wheels.linktree import Item, Plan, grow
@@ -82,6 +93,97 @@ def test_what_was_used_least_recently_goes_first(settings: Settings) -> None:
     assert not [path for path in objects if path.is_file()]
 
 
+def test_a_wheelhouse_that_is_used_again_goes_last(settings: Settings) -> None:
+    fill(settings)
+    cache.touch(Path(os.path.relpath(cache.wheelhouse(settings, "old"))), settings)
+    houses = [item.path.name for item in cache.items(settings) if item.kind == "wheelhouse"]
+    assert houses == ["new", "old"]
+    cache.clean(settings)
+    assert list((Path(settings.cache_dir) / "wheelhouses").iterdir()) == []
+
+
+@contextlib.contextmanager
+def mounted(settings: Settings, source: Path) -> Iterator[None]:
+    """A session's note of a mount."""
+    session = Session("one", settings)
+    note = MountNote("01234567", str(source), "/packages")
+    mounts = {records.key(note.source, note.mntpoint): dataclasses.asdict(note)}
+    with session.lock():
+        session.write(Record("local:1", "local", ["host0"], {}, notes={records.MOUNTS: mounts}))
+    try:
+        yield
+    finally:
+        with session.lock():
+            session.forget()
+
+
+@pytest.mark.parametrize("source", ["wheelhouses/old", "unpacked/trees/old", "link", "unpacked"])
+def test_what_a_session_has_mounted_stays(settings: Settings, source: str) -> None:
+    fill(settings)
+    place = Path(settings.cache_dir)
+    (place / "link").symlink_to(place / "unpacked" / "trees" / "old")
+    stays = {"wheelhouses/old": "wheelhouses/old", "unpacked": "trees/old trees/new"}
+    with mounted(settings, place / source):
+        cache.clean(settings)
+        assert names(settings) == set(stays.get(source, "trees/old").split())
+    cache.clean(settings)
+    assert names(settings) == set()
+
+
+def test_a_record_of_a_session_that_cannot_be_read_keeps_what_it_may_have_mounted(
+    settings: Settings,
+) -> None:
+    fill(settings)
+    with mounted(settings, Path("/data")):
+        (Session("one", settings).directory / "session.json").write_text("{")
+        cache.clean(settings)
+        assert names(settings) == {"trees/old", "trees/new"}
+
+
+def test_a_tree_that_is_mounted_is_used(settings: Settings, tmp_path: Path) -> None:
+    fill(settings)
+    for folder in ("unpacked/trees/old", "unpacked/used"):
+        cache.touch(Path(settings.cache_dir) / folder, settings)
+    trees = [item.path.name for item in cache.items(settings) if item.kind == "tree"]
+    assert trees == ["new", "old"]
+    source = tmp_path / "source"
+    source.mkdir()
+    cache.touch(source, settings)
+    assert list(tmp_path.glob(".source*")) == []
+    cache.clean(settings)
+    assert list((Path(settings.cache_dir) / "unpacked" / "used").iterdir()) == []
+
+
+def test_a_use_is_noted_as_far_as_the_file_system_allows(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(settings)
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    cache.touch(cache.wheelhouse(settings, "old"), settings)
+
+
+@pytest.mark.slow
+def test_a_request_that_is_answered_already_uses_its_wheelhouse(settings: Settings) -> None:
+    site = Site(spec.parse("local:1"), settings, SILENT)
+    wheel = make_wheel(Path(settings.cache_dir) / "given", "small")
+
+    def used() -> float:
+        with environments._planned(site, Needed.of([str(wheel)]), None, None):
+            (item,) = (one for one in cache.items(settings) if one.kind == "wheelhouse")
+        return item.used
+
+    assert used() > 1000
+    for file in cache.wheelhouse(settings, "").iterdir():
+        os.utime(file, (1000, 1000))
+        for below in file.glob("*lock"):
+            os.utime(below, (1000, 1000))
+    assert used() > 1000
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"files": 1}', '{"files": {}, "bytecode": {"a": 1}}'], ids=len
 )
@@ -101,6 +203,62 @@ def test_not_while_it_is_used(settings: Settings) -> None:
     with cache.used(settings), cache.used(settings), pytest.raises(WaitError):
         cache.clean(settings)
     cache.clean(settings)
+
+
+def test_a_wait_for_a_removal_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LONGEST", 0.0)
+    with cache.alone(settings):
+        with pytest.raises(WaitError, match="deleting parts of") as caught, cache.used(settings):
+            pass
+        assert "WHEELMOUNT_CACHE_DIR" in str(caught.value.hint)
+    with cache.used(settings):
+        pass
+
+
+def test_a_file_system_without_locks(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(settings)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with cache.used(settings):
+        pass
+    assert cache.clean(settings)
+    assert names(settings) == set()
+
+
+def test_each_description_is_read_a_few_times(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(settings)
+    wheels = Path(settings.cache_dir) / "unpacked" / "wheels"
+    first = next(wheels.iterdir())
+    for number in range(20):
+        shutil.copy(first, wheels / f"{number}.json")
+    read: Counter[Path] = Counter()
+    of_recipe = cache._names
+
+    def counted(recipe: Path) -> set[str]:
+        read[recipe] += 1
+        return of_recipe(recipe)
+
+    monkeypatch.setattr(cache, "_names", counted)
+    cache.clean(settings)
+    assert list(wheels.iterdir()) == []
+    assert max(read.values()) <= 3
+
+
+def test_the_bytes_of_each_file_count_until_its_last_name_is_deleted(settings: Settings) -> None:
+    fill(settings)
+    for item in cache.items(settings):
+        if item.kind != "wheelhouse":
+            os.utime(item.path, (1_000_001_000, 1_000_001_000))
+    for bound in range(cache.size(settings), 0, -50_000):
+        before = cache.size(settings)
+        gone = cache.prune(settings, bound)
+        assert cache.size(settings) <= bound or len(cache.items(settings)) == 0
+        assert bool(gone) == (before > bound)
 
 
 def test_nothing_there(settings: Settings) -> None:

@@ -18,9 +18,12 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpcore
+import httpx
 import pytest
 
-from wheelmount.errors import WheelmountError
+from wheelmount.errors import UnavailableError, WheelmountError
+from wheelmount.wheels import fetch
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
@@ -281,3 +284,38 @@ def test_all_goes_through_a_proxy(
     assert "p%40ss" not in "".join(
         path.read_text() for path in house.directory.iterdir() if path.suffix in (".toml", ".json")
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "no_proxy", "through"),
+    [
+        ("index.test", "", True),
+        ("index.test:8443", "other.test", True),
+        ("index.test", "index.test", False),
+        ("index.test:8443", ".test", False),
+        ("[::1]:8443", "::1", False),
+        ("index.test", "*", False),
+    ],
+)
+def test_hosts_without_certificates_are_reached_by_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, host: str, no_proxy: str, through: bool
+) -> None:
+    for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "UV_INSECURE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.test:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    monkeypatch.setenv("UV_INSECURE_HOST", host)
+    with fetch.connect(1) as client:
+        transport = client._transport_for_url(httpx.URL(f"https://{host}/simple/"))
+    assert isinstance(transport, httpx.HTTPTransport)
+    assert isinstance(transport._pool, httpcore.HTTPProxy) == through
+
+
+def test_a_host_without_certificates_that_is_no_host_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UV_INSECURE_HOST", "index:port")
+    with pytest.raises(UnavailableError, match="no connection") as caught:
+        fetch.connect(1)
+    assert "UV_INSECURE_HOST" in str(caught.value.hint)

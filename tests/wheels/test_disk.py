@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from tests.conftest import NOBODY
 from wheelmount import disk
 from wheelmount.lock import try_lock
-from wheelmount.wheels.scratch import abandoned, scratch
+from wheelmount.wheels.scratch import abandoned, clear_fresh, scratch
 
 from .support import Fault, Index, make_wheel
 
@@ -198,6 +199,40 @@ def test_scratch_of_many_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(use, range(400)))
     assert not list(tmp_path.iterdir())
+
+
+def test_two_writers_with_one_number_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in two containers that share a directory."""
+    file, replace = tmp_path / "file", Path.replace
+    written: list[str] = []
+
+    def other_writes_first(fresh: Path, target: Path) -> Path:
+        if not written:
+            written.append("other")
+            disk.write(file, "of the other")
+            assert file.read_text() == "of the other"
+        return replace(fresh, target)
+
+    monkeypatch.setattr(Path, "replace", other_writes_first)
+    disk.write(file, "own")
+    assert file.read_text() == "own"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_killed_writers_left_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, kept = tmp_path / "file", tmp_path / ".other.12"
+    kept.touch()
+    with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
+        killed.setattr(Path, "replace", lambda *_: 1 / 0)
+        killed.setattr(Path, "unlink", lambda *_: None)
+        disk.write(file, "")
+    assert len(list(tmp_path.iterdir())) == 2
+    clear_fresh(tmp_path, re.compile("file"))
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

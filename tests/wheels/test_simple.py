@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import html.parser
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +149,47 @@ def test_what_is_gone_is_not_listed(packages: Path) -> None:
     assert left == set()
     assert record(packages, "own")["filename"] == "own-1.0-py3-none-any.whl"
     assert not (packages / "simple" / "own" / "stray.part").exists()
+
+
+@pytest.mark.parametrize("what", ["copy", "another", "directory", "broken"])
+def test_a_copied_wheelhouse_can_be_extended(packages: Path, tmp_path: Path, what: str) -> None:
+    """As ``scp -r`` or ``cp -rL`` copies one: with files in place of links."""
+    copied = tmp_path / "copied"
+    shutil.copytree(packages, copied, copy_function=shutil.copyfile)
+    link = copied / "simple" / "own" / "own-1.0-py3-none-any.whl"
+    assert not link.is_symlink()
+    if what == "another":
+        link.write_bytes(b"other bytes")
+    elif what != "copy":
+        link.unlink()
+        link.mkdir() if what == "directory" else link.symlink_to("nowhere")
+    make_wheel(copied, "more")
+    write_index(copied, {})
+    assert record(copied, "more")["filename"] == "more-1.0-py3-none-any.whl"
+    for folder in (copied / "simple").glob("*/"):
+        for wheel in folder.glob("*.whl"):
+            assert wheel.read_bytes() == (copied / wheel.name).read_bytes()
+
+
+def test_a_file_system_without_links_has_copies(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    other = tmp_path / "other"
+    make_wheel(other, "own")
+    write_index(other, {})
+    copy = other / "simple" / "own" / "own-1.0-py3-none-any.whl"
+    assert not copy.is_symlink()
+    assert copy.read_bytes() == (other / copy.name).read_bytes()
+    before = everything(other)
+    write_index(other, {})
+    assert everything(other) == before
+    assert sorted(path.name for path in copy.parent.iterdir()) == sorted(
+        path.name for path in (packages / "simple" / "own").iterdir() if "0.5" not in path.name
+    )
 
 
 def test_known_hashes_are_believed_while_the_file_is_the_same(packages: Path) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +15,7 @@ from wheelmount.errors import WheelError
 from wheelmount.wheels.archive import hash_file, opened
 from wheelmount.wheels.unpacked import Unpacked
 
-from .support import make_wheel, sha256
+from .support import make_wheel, sha256, with_files
 
 
 def test_what_is_unpacked_is_what_was_hashed(tmp_path: Path) -> None:
@@ -47,6 +50,43 @@ def test_a_file_that_is_written_to_while_it_is_read_is_refused(tmp_path: Path) -
             threading.Event().wait(0.001)
             wheel.write_bytes(wheel.read_bytes())
             os.utime(wheel, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+UNPACK = """
+import os, sys
+from pathlib import Path
+from wheelmount.wheels.unpacked import Unpacked
+if os.getuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+wheel, digest, place = sys.argv[1:]
+(recipe,) = Unpacked(Path(place)).add([(Path(wheel), digest)])
+for scheme, name in ("purelib", "twice.py"), ("scripts", "twice"):
+    print(Path(Unpacked(Path(place)).object(recipe.files[scheme][name])).read_text())
+"""
+
+
+def test_two_files_for_one_place_are_no_matter_for_an_ordinary_user() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o777)
+        wheel = with_files(
+            make_wheel(place, "twice"),
+            {
+                "twice-1.0.data/purelib/twice.py": b"LATER = 1",
+                "twice-1.0.data/scripts/twice": b"#!python\nLATER = 2",
+                "twice-1.0.dist-info/entry_points.txt": b"[console_scripts]\ntwice = twice:main\n",
+            },
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", UNPACK, str(wheel), sha256(wheel), str(place / "unpacked")],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "LATER = 1" in done.stdout
+        assert "LATER = 2" in done.stdout
 
 
 @pytest.mark.parametrize("spoil", [lambda file: file.unlink(), lambda file: file.write_bytes(b"")])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import uv
 from wheelmount.errors import ConfigError, InputError, WheelError
 from wheelmount.mount.snapshot.scan import scan
 from wheelmount.mount.snapshot.tree import ROOT, Inode, Stamp, Tree
-from wheelmount.wheels import inline, venv
+from wheelmount.wheels import carried, inline, venv
 from wheelmount.wheels.archive import hash_file
 from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.interpreter import base_executable
@@ -251,3 +253,34 @@ def test_programs_of_a_python_that_is_brought_along_stay(tmp_path: Path) -> None
     assert made.make() is None, "what came along is not in its tree"
     assert (made.folder / "bin" / "a").read_text().startswith("#!/bin/sh")
     assert (prefix / "bin" / "a").read_text() == "its own"
+
+
+def test_a_python_on_another_file_system_is_copied(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        if os.stat(memory).st_dev == tmp_path.stat().st_dev:
+            pytest.skip("there is one file system only")
+        prefix = Path(memory, "python")
+        (prefix / "bin").mkdir(parents=True)
+        (prefix / "bin" / "python").write_text("a program")
+        (prefix / "bin" / "python").chmod(0o755)
+        Carried(HERE.minor_release, HERE.python_version, prefix).place(tmp_path / "there")
+    placed = tmp_path / "there" / "bin" / "python"
+    assert placed.read_text() == "a program"
+    assert placed.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_python_that_cannot_be_placed_is_one_short_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "python"
+    prefix.mkdir()
+    for name in "abc":
+        (prefix / name).touch()
+
+    def full(source: str, _target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
+
+    monkeypatch.setattr(carried, "link", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        Carried(HERE.minor_release, HERE.python_version, prefix).place(tmp_path / "there")
+    assert caught.value.errno == errno.ENOSPC

@@ -301,6 +301,17 @@ def test_damage_elsewhere_does_not_matter(filled: Wheelhouse) -> None:
     filled.check(Wanted.of(["c"]), targets=[TARGET]).raise_if_any()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["link", "directory"])
+@pytest.mark.parametrize("name", ["b-1.0-py3-none-any.whl", "x-1.0-py3-none-any.whl"])
+def test_what_cannot_be_read_is_unsound(filled: Wheelhouse, name: str, what: str) -> None:
+    place = filled.directory / name
+    place.unlink(missing_ok=True)
+    place.mkdir() if what == "directory" else place.symlink_to("nowhere")
+    reason = {"link": "No such file or directory", "directory": "Is a directory"}[what]
+    assert f"{name} (it cannot be read: {reason})" in refused(filled).message
+
+
 @pytest.mark.parametrize("name", ["pylock.toml", "wheelmount.json"])
 def test_hashes_of_both_files_count(filled: Wheelhouse, name: str) -> None:
     make_wheel(filled.directory, "c", "2.5", padding=3)

@@ -16,6 +16,7 @@ from wheelmount import config
 from wheelmount.cli import completion
 from wheelmount.cli.console import errors_as_json, tell_all
 from wheelmount.errors import InputError
+from wheelmount.hosts import slurm
 from wheelmount.hosts.address import DANGER, OPEN
 from wheelmount.hosts.names import expand
 from wheelmount.hosts.session import DEFAULT, hosts_by_default, hosts_named
@@ -92,8 +93,8 @@ hosts = _hosts(
 )
 some_hosts = _hosts(help=_FROM_SESSION)
 new_hosts = _hosts(
-    default=lambda: config.load().hosts or "local:1",
-    show_default="$WHEELMOUNT_HOSTS, else local:1",
+    default=lambda: config.load().hosts or slurm.allocation() or "local:1",
+    show_default="$WHEELMOUNT_HOSTS, else the Slurm allocation that this runs in, else local:1",
     help=f"{_FROM}.",
 )
 session = click.option(
@@ -355,7 +356,8 @@ def wanted(command: Callable[..., Any]) -> Callable[..., Any]:
         "confined",
         default=True,
         show_default=True,
-        help="Build sources of others without network and without access to your files.",
+        help="Build sources of others without network, home directory and temporary files. They "
+        "can read your files elsewhere, such as in /scratch.",
     )
     @wraps(command)
     def wrapped(

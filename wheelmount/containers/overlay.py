@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from wheelmount import disk
-from wheelmount.config import private_directory
+from wheelmount.config import check_place, private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.errors import ContainerError, InputError, OverlayInUseError
 from wheelmount.owned import make_folders, unlock_folders
@@ -361,7 +361,9 @@ class Overlay:
 
         Raises:
             OverlayInUseError: another writer, named in the message, holds the lock, or has had it.
+            ConfigError: other users may replace the directory of overlays.
         """
+        check_place(self.state_dir / "overlays", "state_dir")
         private_directory(self.state_dir / "overlays")
         descriptor = self._acquire()
         try:

@@ -19,6 +19,7 @@ pypy = "pypy" if sys.implementation.name == "pypy" else ""
 free = "t" if "t" in getattr(sys, "abiflags", "") else ""
 print(json.dumps({
     "version": "%s%d.%d%s" % (pypy, *sys.version_info[:2], free),
+    "full": "%d.%d.%d" % sys.version_info[:3],
     "machine": platform.machine(),
     "executable": getattr(sys, "_base_executable", "") or sys.executable,
     "libc": os.confstr("CS_GNU_LIBC_VERSION") if hasattr(os, "confstr") else None,
@@ -34,11 +35,13 @@ class Python:
         version: ``3.11``; ``3.14t`` of a free-threaded build, ``pypy3.11``.
         platform: ``manylinux_2_36_x86_64``.
         executable: path of the interpreter.
+        full: its version with the patch level, ``3.11.9``.
     """
 
     version: str
     platform: str
     executable: str = ""
+    full: str = ""
 
 
 def python(image: Path) -> Python:
@@ -66,4 +69,4 @@ def python(image: Path) -> Python:
             hint="say for which Python: --python-version 3.11 --platform manylinux_2_36_x86_64",
         )
     platform = f"manylinux_{version.replace('.', '_')}_{found['machine']}"
-    return Python(found["version"], platform, found["executable"])
+    return Python(found["version"], platform, found["executable"], found["full"])

@@ -46,7 +46,7 @@ class Handshake(Actor):
 
     @concurrent_endpoint
     async def versions(self) -> dict[str, str]:
-        """Return the versions of the host's wheelmount, Python and libraries, as ``here`` does."""
+        """Return the versions of the host's wheelmount and torchmonarch, as ``here`` does."""
         return dict(here())
 
 

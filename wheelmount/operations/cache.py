@@ -10,6 +10,8 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,26 @@ from wheelmount.errors import WaitError
 from wheelmount.hosts.session import Session
 from wheelmount.operations.records import all_mounts
 from wheelmount.wheels.scratch import abandoned, scratch
-from wheelmount.wheels.unpacked import Recipe
+
+LONGEST = 600.0
+"""Seconds to wait for a command that deletes parts of the cache."""
+
+_INTERVAL = 0.1
+"""Seconds between two looks whether it has ended."""
 
 _IN_USE = ".in-use"
+
+_HOUSES = "wheelhouses"
+"""Directory of the wheelhouses in the cache."""
+
+_TREES = Path("unpacked", "trees")
+"""Directory of the trees of unpacked wheels in the cache."""
+
+_MOUNTED = ("wheelhouse", "tree", "environment", "image")
+"""Kinds of parts that sessions may have mounted."""
+
+_HELD = ("environment", "image")
+"""Kinds of parts that commands hold while they use them."""
 
 _OF_SESSION = "session-"
 """Prefix of the names of parts that belong to a session."""
@@ -52,13 +71,13 @@ def items(settings: Settings, kind: str = "") -> list[Item]:
     if kind == "environment":
         return sorted(_environments(cache), key=lambda item: item.used)
     found = [
-        Item("wheelhouse", path, _size(path), _time(path / ".wheelmount.lock", path))
-        for path in _folders(cache / "wheelhouses")
+        Item("wheelhouse", path, _size(path), _time(_mark(path), path / ".wheelmount.lock", path))
+        for path in _folders(cache / _HOUSES)
     ]
     unpacked = cache / "unpacked"
     found += [
-        Item("tree", path, _size(path, shared=False), _time(unpacked / "used" / path.name, path))
-        for path in _folders(unpacked / "trees")
+        Item("tree", path, _size(path, shared=False), _time(_mark(path), path))
+        for path in _folders(cache / _TREES)
     ]
     found += _environments(cache)
     found += [Item("image", path, _size(path), _time(path)) for path in _folders(cache / "images")]
@@ -94,32 +113,112 @@ def prune(settings: Settings, bound: int) -> list[Item]:
         The removed parts.
 
     Raises:
-        WaitError: a command uses the cache.
+        WaitError: another command uses the cache.
     """
     with alone(settings):
         _clear(settings)
         standing = _standing(settings)
         gone: list[Item] = []
-        left = size(settings)
+        cache = Path(settings.cache_dir)
+        space = _Space(cache)
+        if space.used <= bound:
+            return gone
+        shares = _Shares(cache / "unpacked", space)
         unsure = bool(Session.unreadable(settings))
-        shown = {Path(note.source) for _, note in all_mounts(settings)}
+        shown = {Path(os.path.realpath(note.source)) for _, note in all_mounts(settings)}
         for item in items(settings):
-            if left <= bound:
+            if space.used <= bound:
                 break
-            name = item.path.name
-            if item.kind != "unpacked" and (
-                name in standing or (unsure and name.startswith(_OF_SESSION))
-            ):
+            if item.kind in _MOUNTED:
+                name = item.path.name
+                # Wheelhouses that sessions fill have their names.
+                doubtful = unsure and (item.kind != "wheelhouse" or name.startswith(_OF_SESSION))
+                if doubtful or name in standing or _overlaps(item.path.resolve(), shown):
+                    continue
+            if item.kind in _HELD and not removable(item.path):
                 continue
-            held = item.kind in ("environment", "image")
-            if held and (unsure or item.path in shown or not removable(item.path)):
-                continue
+            contents = _names(item.path) if item.kind == "unpacked" else ()
+            space.free(item.path)
             discard(item.path)
             gone.append(item)
-            if item.kind != "wheelhouse":
-                _sweep(Path(settings.cache_dir) / "unpacked")
-            left = size(settings)
+            shares.drop(contents)
         return gone
+
+
+class _Space:
+    """Bytes of a directory on the disk, from which those of files are taken that are deleted.
+
+    A file with several names counts until its last one is deleted.
+
+    Args:
+        place: the directory.
+
+    Attributes:
+        used: bytes of the files that are left.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.used = 0
+        self._names: Counter[tuple[int, int]] = Counter()
+        _walk(place, self._add)
+
+    def _add(self, status: os.stat_result) -> None:
+        file = status.st_dev, status.st_ino
+        if file not in self._names:
+            self.used += status.st_blocks * 512
+        self._names[file] += 1
+
+    def free(self, path: Path) -> None:
+        """Count a file, or all files of a directory, as deleted; they must be there still."""
+        if path.is_dir():
+            _walk(path, self._remove)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                self._remove(path.stat())
+
+    def _remove(self, status: os.stat_result) -> None:
+        file = status.st_dev, status.st_ino
+        self._names[file] -= 1
+        if not self._names[file]:
+            self.used -= status.st_blocks * 512
+
+
+class _Shares:
+    """Contents of unpacked wheels, each of which is deleted with the last wheel that has it.
+
+    Trees have hard links to theirs. Contents that no wheel has, as of commands that were killed,
+    are deleted at once.
+
+    Args:
+        unpacked: the directory of unpacked wheels.
+        space: told of what is deleted.
+    """
+
+    def __init__(self, unpacked: Path, space: _Space) -> None:
+        self._objects, self._space = unpacked / "objects", space
+        self._wheels = Counter(
+            name for recipe in (unpacked / "wheels").glob("*.json") for name in _names(recipe)
+        )
+        for folder in _folders(self._objects):
+            for file in folder.iterdir():
+                if file.name not in self._wheels:
+                    self._delete(file)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete those of some contents that no other wheel has, after their wheel is deleted."""
+        for name in names:
+            self._wheels[name] -= 1
+            if not self._wheels[name]:
+                self._delete(self._objects / name[:2] / name)
+
+    def _delete(self, file: Path) -> None:
+        self._space.free(file)
+        file.unlink(missing_ok=True)
+
+
+def _overlaps(path: Path, shown: Iterable[Path]) -> bool:
+    """Return whether a directory is one of those shown, or is above or below one."""
+    return any(one == path or one in path.parents or path in one.parents for one in shown)
 
 
 def clean(settings: Settings) -> list[Item]:
@@ -129,9 +228,22 @@ def clean(settings: Settings) -> list[Item]:
 
 @contextlib.contextmanager
 def used(settings: Settings) -> Iterator[None]:
-    """Keep other commands from deleting parts of the cache during the context."""
+    """Keep other commands from deleting parts of the cache during the context.
+
+    Raises:
+        WaitError: a command has been deleting parts of it for ``LONGEST``.
+    """
     with _held(settings) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        deadline = time.monotonic() + LONGEST
+        while not _locked(descriptor, fcntl.LOCK_SH):
+            if time.monotonic() >= deadline:
+                raise WaitError(
+                    f"another command has been deleting parts of {settings.cache_dir} for "
+                    f"{LONGEST:.0f} s",
+                    hint="end it: a disk or a network that it waits for may hang; or set "
+                    "WHEELMOUNT_CACHE_DIR to another directory",
+                )
+            time.sleep(_INTERVAL)
         yield
 
 
@@ -143,12 +255,8 @@ def alone(settings: Settings) -> Iterator[None]:
         WaitError: another command uses it.
     """
     with _held(settings) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise WaitError(
-                "another command uses the cache", hint="try again when it has ended"
-            ) from None
+        if not _locked(descriptor, fcntl.LOCK_EX):
+            raise WaitError("another command uses the cache", hint="try again when it has ended")
         yield
 
 
@@ -173,22 +281,15 @@ def _clear(settings: Settings) -> None:
     """What runs that were killed have left."""
     cache = Path(settings.cache_dir)
     unpacked = cache / "unpacked"
-    for folder in (cache / "environments", cache / "images", unpacked, unpacked / "trees"):
+    for folder in (cache / "environments", cache / "images", unpacked, cache / _TREES):
         for place in abandoned(folder):
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _sweep(unpacked: Path) -> None:
-    """Remove contents that no unpacked wheel has; trees have hard links to theirs."""
-    kept = {name for recipe in (unpacked / "wheels").glob("*.json") for name in _names(recipe)}
-    for folder in _folders(unpacked / "objects"):
-        for file in folder.iterdir():
-            if file.name not in kept:
-                file.unlink()
-
-
 def _names(recipe: Path) -> set[str]:
     """Return the names of the files with the contents of an unpacked wheel; none if damaged."""
+    from wheelmount.wheels.unpacked import Recipe  # which takes long to load
+
     with contextlib.suppress(OSError, ValueError):
         found = Recipe.read(recipe)
         contents = (*found.files.values(), found.bytecode)
@@ -214,6 +315,33 @@ def mounted(settings: Settings) -> set[Path]:
     return {Path(note.source) for _, note in all_mounts(settings)}
 
 
+def wheelhouse(settings: Settings, name: str) -> Path:
+    """Return the path of a wheelhouse in the cache."""
+    return Path(settings.cache_dir) / _HOUSES / name
+
+
+def touch(folder: Path, settings: Settings) -> None:
+    """Note that a directory is used now, for ``prune``, if it is a wheelhouse or tree of the cache.
+
+    Where nothing can be written, the time of the last use stays as it was.
+    """
+    with contextlib.suppress(OSError):
+        path = folder.resolve()
+        place = Path(settings.cache_dir).resolve()
+        if path.parent in (place / _HOUSES, place / _TREES):
+            _mark(path).touch(0o600)
+
+
+def _mark(path: Path) -> Path:
+    """Return the file whose mtime is the last use of a wheelhouse or a tree.
+
+    It lies outside of them, as a change in them would be sent to hosts that have them mounted.
+    """
+    if path.parent.name == _TREES.name:
+        return path.parent.with_name("used") / path.name
+    return _lock_path(path)
+
+
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Keep an environment or an image from being removed during the context."""
@@ -230,13 +358,22 @@ def removable(folder: Path) -> bool:
     """Return whether no command uses an environment or an image."""
     descriptor = _lock(folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
+        return _locked(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int, how: int) -> bool:
+    """Lock a file, and return False if another process's lock forbids it.
+
+    On a file system without locks, none does.
+    """
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
     return True
 
 
@@ -253,14 +390,15 @@ def _lock_path(folder: Path) -> Path:
 def discard(path: Path) -> None:
     """Remove a part of the cache so that none is ever there in part."""
     if not path.is_dir():
-        path.unlink()
+        path.unlink(missing_ok=True)
         return
     try:
         with scratch(path.parent) as place:
             path.rename(place / path.name)
     except OSError:  # a disk so full that nothing can be made on it
         shutil.rmtree(path)
-    _lock_path(path).unlink(missing_ok=True)
+    for file in (_lock_path(path), _mark(path)):
+        file.unlink(missing_ok=True)
 
 
 def _folders(place: Path) -> Iterable[Path]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ from wheelmount.operations.site import Site
 from wheelmount.wheels import carried, venv
 from wheelmount.wheels.carried import Carried
 from wheelmount.wheels.inline import Inline
-from wheelmount.wheels.interpreter import base_executable
+from wheelmount.wheels.interpreter import base_executable, full_version
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.venv import Environment
 from wheelmount.wheels.wanted import Wanted
@@ -259,23 +260,26 @@ def _planned(
 
     The directory is kept from being removed meanwhile.
     """
-    target, python = _interpreter(needed, image, pool)
-    if needed.python and not SpecifierSet(needed.python).contains(_release(target)):
-        raise InputError(
-            f"the script requires Python {needed.python}, and this is {target.python_version}",
-            hint="send such a Python along: --python 3.12",
-        )
+    target, python, versions = _interpreter(needed, image, pool)
+    for version in versions if needed.python else ():
+        # As for uv, a pre-release counts as the release, and so does a build of a checkout ("+").
+        if not SpecifierSet(needed.python).contains(re.sub(r"[^\d.].*", "", version)):
+            raise InputError(
+                f"the script requires Python {needed.python}, and this is {version}",
+                hint=f"send such a Python along: --python '{needed.python}'",
+            )
     settings, progress = site.settings, site.progress
     place = Path(settings.cache_dir)
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as used:
         used.enter_context(cache.used(settings))
-        house = Wheelhouse(place / "wheelhouses" / "environments")
+        house = Wheelhouse(cache.wheelhouse(settings, "environments"))
         wheels: Sequence[str] = ()
         if needed.wanted is not None:
             report = house.add(
                 needed.wanted, targets=[target], progress=progress, upgrade=needed.upgrade
             )
             wheels = report.wheels
+            cache.touch(house.directory, settings)
         planned = venv.plan(house.directory, wheels, target, python, place, progress)
 
         def make() -> Tree | None:
@@ -291,32 +295,32 @@ def _planned(
         yield planned.folder, None
 
 
-def _release(target: Target) -> str:
-    return target.release if target.release.count(".") > 1 else f"{target.minor_release}.0"
-
-
 def _interpreter(
     needed: Needed, image: Image | None, pool: pools.HostPool | None
-) -> tuple[Target, str | Carried]:
-    """Return the environment's target and the path of its interpreter, one for all hosts."""
+) -> tuple[Target, str | Carried, Sequence[str]]:
+    """Return the environment's target and the path of its interpreter, one for all hosts.
+
+    Also return its versions with the patch levels, in which hosts may differ.
+    """
     if image is not None:
         found = dict.fromkeys(map(probe.python, dict.fromkeys(image.paths.values())))
-        pythons: Mapping[tuple[Target, str], None] = {
-            (Target.parse(one.version, one.platform), one.executable): None for one in found
-        }
-        if not pythons:
+        answers = [
+            (Target.parse(one.version, one.platform), one.executable, one.full) for one in found
+        ]
+        if not answers:
             raise InputError("no image to run it in", hint="give --image")
     elif pool is not None:
-        pythons = dict.fromkeys(targets.ask_bases(pool))
+        answers = targets.ask_bases(pool)
     else:
-        pythons = {(Target.here(), base_executable()): None}
+        answers = [(Target.here(), base_executable(), full_version())]
+    pythons = dict.fromkeys((target, path) for target, path, _ in answers)
     if needed.interpreter and len({target.platform for target, _ in pythons}) == 1:
         brought = carried.find(needed.interpreter)
-        return brought.target(next(iter(pythons))[0]), brought
+        return brought.target(next(iter(pythons))[0]), brought, [brought.full]
     if len(pythons) > 1:
         each = ", ".join(f"{path} ({target})" for target, path in pythons)
         raise InputError(
             f"hosts have different Pythons: {each}",
             hint="use hosts with the same Python, or send one along: --python 3.12",
         )
-    return next(iter(pythons))
+    return (*next(iter(pythons)), list(dict.fromkeys(full for _, _, full in answers)))

@@ -106,6 +106,7 @@ def install(
         growing = _growing_tree(spec, into, link_mode, settings) if tool == "wheelmount" else None
         house = Wheelhouse(directory or _wheelhouse(spec, settings, wanted, found))
         report = house.add(wanted, targets=found, progress=progress)
+        cache.touch(house.directory, settings)
         house.check(wanted, targets=found, progress=progress).raise_if_any()
         if tool == "wheelmount":
             shipment = prepare(
@@ -314,4 +315,4 @@ def _wheelhouse(
         name = _of_session(spec.session, settings)
     else:
         name = blake3(f"{'+'.join(map(str, targets))}\0{wanted}".encode()).hexdigest()[:16]
-    return Path(settings.cache_dir) / "wheelhouses" / name
+    return cache.wheelhouse(settings, name)

@@ -29,7 +29,7 @@ from wheelmount.mount.client.remote import RemoteMount, remotemount
 from wheelmount.mount.kernel import points
 from wheelmount.mount.snapshot.tree import Tree
 from wheelmount.mount.store.verify import Verified
-from wheelmount.operations import records
+from wheelmount.operations import cache, records
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.records import MOUNTS, MountNote, mounts_of
 from wheelmount.operations.site import Site
@@ -165,7 +165,11 @@ class HostPool(ABC):
         return results
 
     def _remember(self, made: RemoteMount) -> None:
-        """Have the results of commands tell what this mount lacks, in place of an earlier one."""
+        """Have the results of commands tell what this mount lacks, in place of an earlier one.
+
+        Also note that its source is used now, if it is a part of the cache.
+        """
+        cache.touch(Path(made.source), self._settings)
         others = [
             each
             for each in self._mounts

@@ -76,8 +76,9 @@ def ask(pool: HostPool, venvs: Mapping[str, str]) -> list[Target]:
     return list(dict.fromkeys(_parse(name, answer) for name, answer in answers))
 
 
-def ask_bases(pool: HostPool) -> list[tuple[Target, str]]:
-    """Return the target of each host, and the path of its Python's base interpreter.
+def ask_bases(pool: HostPool) -> list[tuple[Target, str, str]]:
+    """Return of each host the target, the path of its Python's base interpreter, and its full
+    version.
 
     Raises:
         HostError: a host does not report its Python.
@@ -88,8 +89,8 @@ def ask_bases(pool: HostPool) -> list[tuple[Target, str]]:
     results = pool.run({host.name: Command(program) for host in pool.hosts}, "ask")
     found = []
     for name, result in results.items():
-        version, platform, path = (*_answer(name, result).strip().split(None, 2), "", "", "")[:3]
-        found.append((_parse(name, f"{version} {platform}"), path))
+        described, full, path = (*_answer(name, result).splitlines(), "", "", "")[:3]
+        found.append((_parse(name, described), path, full))
     return found
 
 

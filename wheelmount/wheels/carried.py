@@ -54,15 +54,31 @@ class Carried:
         return Compiler(str(self.prefix / "bin" / f"python{self.version}"), tag)
 
     def place(self, folder: Path) -> None:
-        """Place its files in a directory, by hardlinks where possible, otherwise as copies."""
-        shutil.copytree(
-            self.prefix,
-            folder,
-            symlinks=True,
-            dirs_exist_ok=True,
-            ignore=_LEFT_OUT,
-            copy_function=link,
-        )
+        """Place its files in a directory, by hardlinks where possible, otherwise as copies.
+
+        Raises:
+            OSError: a file cannot be placed; the first one's error.
+        """
+        errors: list[OSError] = []
+
+        def place(source: str, target: str) -> None:
+            try:
+                link(source, target)
+            except OSError as error:
+                errors.append(error)
+                raise
+
+        try:
+            shutil.copytree(
+                self.prefix,
+                folder,
+                symlinks=True,
+                dirs_exist_ok=True,
+                ignore=_LEFT_OUT,
+                copy_function=place,
+            )
+        except shutil.Error as error:  # the errors of all files, thousands on a full disk
+            raise (errors or [error])[0] from None
 
 
 def find(wanted: str) -> Carried:

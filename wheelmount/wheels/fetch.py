@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.request import getproxies, proxy_bypass, url2pathname
 
 import httpx
 import tenacity
@@ -309,17 +309,32 @@ def connect(jobs: int) -> httpx.Client:
             follow_redirects=True,
             verify=_certificates(),
             mounts={
-                f"https://{host}": httpx.HTTPTransport(verify=False, limits=limits)
+                f"https://{host}": httpx.HTTPTransport(
+                    verify=False, limits=limits, proxy=_proxy_for(host)
+                )
                 for host in uvsettings.insecure_hosts()
             },
             # A wheel is compressed already, and a compressed response cannot be resumed.
             headers={"Accept-Encoding": "identity"},
         )
-    except (ImportError, ValueError, OSError) as error:
+    except (ImportError, ValueError, OSError, httpx.InvalidURL) as error:
         raise UnavailableError(
             f"no connection can be made with this environment: {error}",
-            hint="check HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR",
+            hint="check HTTPS_PROXY, ALL_PROXY, UV_INSECURE_HOST, SSL_CERT_FILE and SSL_CERT_DIR",
         ) from None
+
+
+def _proxy_for(host: str) -> str | None:
+    """Return the proxy of the environment for a host, as httpx chooses it; None for none.
+
+    Args:
+        host: ``HOST`` or ``HOST:PORT``.
+    """
+    if proxy_bypass(host) or proxy_bypass(httpx.URL(f"https://{host}").host):  # [::1] is ::1
+        return None
+    proxies = getproxies()
+    proxy = proxies.get("https") or proxies.get("all")
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def _certificates() -> ssl.SSLContext:

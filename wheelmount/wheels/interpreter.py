@@ -2,8 +2,8 @@
 
 Also a program, run by path or as ``python -m wheelmount.wheels.interpreter [VENV]``: it prints what
 the Python of a virtual environment is, or the one that runs it where there is none yet; with
-``--base`` instead of a path, where the one that runs it is installed as well. It imports
-the standard library only, so that any Python can run it.
+``--base`` instead of a path, in further lines, the full version of the one that runs it and where
+that is installed. It imports the standard library only, so that any Python can run it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ def running_version() -> str:
     pypy = "pypy" if sys.implementation.name == "pypy" else ""
     free = "t" if "t" in getattr(sys, "abiflags", "") else ""
     return f"{pypy}{sys.version_info[0]}.{sys.version_info[1]}{free}"
+
+
+def full_version() -> str:
+    """Return the running Python's version with the patch level: ``3.11.9``."""
+    return ".".join(map(str, sys.version_info[:3]))
 
 
 def running_platform() -> str:
@@ -58,6 +63,6 @@ def describe(venv: str = "") -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--base"]:
-        print(describe(), base_executable())
+        print(describe(), full_version(), base_executable(), sep="\n")
     else:
         print(describe(*sys.argv[1:]))

@@ -314,8 +314,9 @@ def link(source: str, target: str, folder: int | None = None) -> None:
     try:
         os.link(source, target, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        # ext4 allows 65,000 names of a file, other file systems only one.
-        if error.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
+        # ext4 allows 65,000 names of a file, other file systems only one, and none allows one on
+        # another file system.
+        if error.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV):
             raise
         shutil.copy2(source, target if folder is None else f"/proc/self/fd/{folder}/{target}")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from wheelmount.errors import UnavailableError
 from wheelmount.wheels.archive import find_faults, hash_file, opened
 from wheelmount.wheels.compiler import Failure, compile_requirements
 from wheelmount.wheels.findings import Gap, Unsound
@@ -64,7 +65,7 @@ def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
 
     Returns:
         The chosen wheels and None; or, without a solution, all wheels of the directory (a damaged
-        one may be the reason) and the gap.
+        one may be the reason) and the gap, which is None if uv could not open one of them.
 
     Raises:
         WaitError: uv took too long.
@@ -76,13 +77,18 @@ def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
     # Without the cache: a proof reads the bytes that are there, and leaves nothing behind. No
     # lock either: for its hashes uv would unpack every wheel, ten times as long as hashing.
     options = ["--no-cache", "--no-index", "--offline", "--no-config", "--no-annotate"]
-    answer = compile_requirements(
-        asked,
-        question.target,
-        [*options, "--find-links", str(directory.absolute())],
-        clean_environment(os.environ),
-    )
     wheels = sorted(directory.glob("*.whl"))
+    try:
+        answer = compile_requirements(
+            asked,
+            question.target,
+            [*options, "--find-links", str(directory.absolute())],
+            clean_environment(os.environ),
+        )
+    except UnavailableError:
+        if all(wheel.is_file() for wheel in wheels):
+            raise
+        return wheels, None  # one is a link to nothing, which is found when it is read
     if isinstance(answer, Failure):
         return wheels, _gap(question, answer, wheels)
     offered = fitting(wheels, question.target)
@@ -101,7 +107,7 @@ class Examined:
     """The result of reading a wheel.
 
     Attributes:
-        sha256: hash of its bytes.
+        sha256: hash of its bytes; empty if it cannot be read.
         fault: its first fault, in words; empty if there is none.
     """
 
@@ -143,7 +149,8 @@ def find_unpinned(
     found = []
     by_package: dict[str, list[Path]] = {}
     for wheel in chosen:
-        by_package.setdefault(canonicalize_name(wheel.name.partition("-")[0]), []).append(wheel)
+        if examined[wheel.name].sha256:
+            by_package.setdefault(canonicalize_name(wheel.name.partition("-")[0]), []).append(wheel)
     for name, wheels in by_package.items():
         allowed = question.hashes.hashes.get(name)
         if allowed is None and question.hashes.required:
@@ -167,12 +174,15 @@ def _examine(wheel: Path, known: Known, *, contents: bool) -> Examined:
     if known.verified and known.untouched and len(known.hashes) == 1 and not contents:
         (noted,) = known.hashes
         return Examined(noted, "")
-    with opened(wheel) as (stream, digest):
-        same = not known.hashes or known.hashes == {digest}
-        if same and known.verified and not contents:
-            return Examined(digest, "")
-        if faults := find_faults(stream, wheel.name, record=not known.trusted):
-            return Examined(digest, faults[0])
+    try:
+        with opened(wheel) as (stream, digest):
+            same = not known.hashes or known.hashes == {digest}
+            if same and known.verified and not contents:
+                return Examined(digest, "")
+            if faults := find_faults(stream, wheel.name, record=not known.trusted):
+                return Examined(digest, faults[0])
+    except OSError as error:  # such as of a link to nothing, or of a directory of that name
+        return Examined("", f"it cannot be read: {error.strerror or error}")
     return Examined(digest, "" if same else "another build than the one that was locked")
 
 

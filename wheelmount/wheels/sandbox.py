@@ -26,7 +26,10 @@ _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _RDONLY = 442, -100, 0x8000, 1
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _CLEAR_ALL = 38, 24, 47, 4
 
 HIDDEN = ("/home", "/root", "/run", "/var/run", "/tmp", "/var/tmp", "/dev/shm", "/mnt", "/media")
-"""Directories hidden from builds, besides the home: files and sockets of users and services."""
+"""Directories hidden from builds, besides the home: files and sockets of users and services.
+
+Others are not, as compilers and their libraries may be anywhere.
+"""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 

@@ -13,6 +13,7 @@ have hashes, so tools check wheels by default.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import html
 import json
@@ -149,9 +150,7 @@ def _metadata(wheel: Path, folder: Path, entry: Entry) -> bytes:
 
 def _write_project(folder: Path, project: str, files: list[_File]) -> None:
     for file in files:
-        link = folder / file.name
-        if not link.is_symlink():
-            link.symlink_to(Path("..", "..", file.name))
+        _link(folder, file.name)
     _write(folder / "index.html", _page(f"Links for {project}", "".join(map(_anchor, files))))
     _write(
         folder / _PAGE,
@@ -163,6 +162,31 @@ def _write_project(folder: Path, project: str, files: list[_File]) -> None:
     )
     names = {file.name for file in files}
     _keep_only(folder, {"index.html", _PAGE, *names, *(f"{name}.metadata" for name in names)})
+
+
+def _link(folder: Path, name: str) -> None:
+    """Link to a wheel from its project's directory, or copy it on a file system without links."""
+    link, target = folder / name, Path("..", "..", name)
+    wheel = folder.parent.parent / name
+    if link.is_symlink() and link.readlink() == target:
+        return
+    if os.path.lexists(link):  # of a wheelhouse that was copied with copies in place of links
+        if not link.is_symlink() and link.is_file() and _same(link, wheel):
+            return
+        _remove(link)
+    try:
+        link.symlink_to(target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        part = folder / f".{name}.part"
+        shutil.copy2(wheel, part)
+        part.replace(link)
+
+
+def _same(copy: Path, wheel: Path) -> bool:
+    one, other = copy.stat(), wheel.stat()
+    return (one.st_size, one.st_mtime_ns) == (other.st_size, other.st_mtime_ns)
 
 
 def _anchor(file: _File) -> str:
@@ -213,8 +237,11 @@ def _write(file: Path, text: str) -> None:
 
 def _keep_only(folder: Path, names: Iterable[str]) -> None:
     for other in {path.name for path in folder.iterdir()} - set(names):
-        path = folder / other
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        _remove(folder / other)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

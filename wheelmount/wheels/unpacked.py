@@ -283,7 +283,10 @@ class _Folder(WheelDestination):
         make_folders(file.parent)
         executable = is_executable or scheme == "scripts"
         mode = 0o555 if executable else 0o444
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
+        # A wheel may have two files for one place, of which the later counts. The first one may be
+        # written to by root alone, and has its own mode.
+        file.unlink(missing_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as target:
             digest, size = copyfileobj_with_hashing(stream, target, "sha256")
             plain = base64.urlsafe_b64decode(f"{digest}=").hex()

@@ -337,7 +337,7 @@ class Wheelhouse:
             directory=self.directory,
             requests=len(questions),
             wheels=tuple(sorted(wheel.name for wheel in wheels)),
-            size=sum(wheel.stat().st_size for wheel in wheels),
+            size=sum(wheel.stat().st_size for wheel in wheels if wheel.is_file()),
             unsound=tuple(dict.fromkeys(unsound)),
             gaps=tuple(dict.fromkeys(gaps)),
         )
@@ -366,6 +366,7 @@ class Wheelhouse:
                 verified=wheel.name in manifest.wheels and manifest.wheels[wheel.name].verified,
                 trusted=canonicalize_name(wheel.name.partition("-")[0]) in manifest.trusted,
                 untouched=wheel.name in manifest.wheels
+                and wheel.is_file()
                 and manifest.wheels[wheel.name].untouched(wheel),
             )
             for wheel in wheels

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from wheelmount import linux
+from wheelmount.config import ADAPTERS
 from wheelmount.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     )
 
 AUTO = "auto"
-NAMES = (AUTO, "bind", "devfuse", "pyfuse3")
+NAMES = ADAPTERS
 """Values of ``--adapter``."""
 
 SERVERS = ("devfuse", "pyfuse3")
