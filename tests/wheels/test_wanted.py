@@ -194,3 +194,36 @@ def test_what_is_on_this_machine_may_change(tmp_path: Path) -> None:
     assert Wanted.of([str(tmp_path)]).digest() == ""
     assert Wanted.of(["a @ git+https://127.0.0.1/a"]).digest() == ""
     assert Wanted.of(["a @ https://127.0.0.1/a.whl"], builds=["b"]).digest() != ""
+
+
+INDEXES = {
+    "UV_DEFAULT_INDEX": "https://{}127.0.0.1/simple",
+    "UV_INDEX": "own=https://{}127.0.0.1/simple https://{}127.0.0.1/more",
+    "UV_EXTRA_INDEX_URL": "https://{}127.0.0.1/simple",
+    "UV_FIND_LINKS": "https://{}127.0.0.1/links,https://{}127.0.0.1/more",
+    "uv.toml": '[[index]]\nname = "own"\nurl = "https://{}127.0.0.1/simple"\n',
+}
+
+
+@pytest.mark.parametrize("where", INDEXES)
+def test_another_index_makes_another_request_and_another_password_does_not(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG")
+    digests = [Wanted.of(["a"]).digest()]
+    for user in ("me:one@", "me:other@", ""):
+        text = INDEXES[where].replace("{}", user)
+        if where == "uv.toml":
+            (tmp_path / where).write_text(text)
+        else:
+            monkeypatch.setenv(where, text)
+        digests.append(Wanted.of(["a"]).digest())
+    assert digests[0] != digests[1] == digests[2] == digests[3]
+
+
+def test_another_password_makes_no_other_request() -> None:
+    one, other = (
+        Wanted.of([f"a @ https://me:{password}@127.0.0.1/a-1.0-py3-none-any.whl"])
+        for password in ("one", "other")
+    )
+    assert one.digest() == other.digest() != ""

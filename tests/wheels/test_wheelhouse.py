@@ -545,6 +545,36 @@ def test_what_is_there_is_not_asked_for_again(filled: Wheelhouse, uv_index: Inde
 
 
 @pytest.mark.slow
+def test_another_index_is_asked(
+    house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    for name, version in (("one", "1.0"), ("two", "2.0")):
+        make_wheel(tmp_path / name, "foo", version)
+        monkeypatch.setenv("UV_FIND_LINKS", name)
+        report = house.add(Wanted.of(["foo"]), targets=[TARGET])
+        assert report.wheels == (f"foo-{version}-py3-none-any.whl",)
+
+
+@pytest.mark.slow
+def test_a_wheel_of_the_same_name_from_another_url_is_not_taken(
+    house: Wheelhouse, index: Index, tmp_path: Path
+) -> None:
+    wheel = make_wheel(index.directory, "foo")
+    (tmp_path / "other").mkdir()
+    with Index(tmp_path / "other") as other:
+        namesake = make_wheel(other.directory, "foo", module=b"VALUE = 'other'\n")
+        for _ in range(2):
+            for server, file in ((index, wheel), (other, namesake)):
+                wanted = Wanted.of([f"foo @ {server.file_url(file)}"])
+                house.add(wanted, targets=[TARGET])
+                assert sha256(house.directory / file.name) == sha256(file)
+                server.requests.clear()
+                house.add(wanted, targets=[TARGET])
+                assert server.requests == []
+
+
+@pytest.mark.slow
 def test_what_changed_is_asked_for_again(
     filled: Wheelhouse, uv_index: Index, tmp_path: Path
 ) -> None:

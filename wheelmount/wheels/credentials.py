@@ -23,7 +23,6 @@ from wheelmount.wheels.reqfile import read_lines
 KEYRING_TIMEOUT = 30.0
 """Seconds that ``keyring`` may take to answer."""
 
-_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 _INDEX_OPTIONS = ("--index-url", "--extra-index-url", "--find-links")
 _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND)
 
@@ -119,7 +118,8 @@ class _Auth(httpx.Auth):
 def _indexes(environ: Mapping[str, str], files: Iterable[Path]) -> Iterator[_Index]:
     lines = (line for line in read_lines(files) if line.option in _INDEX_OPTIONS)
     named = [("", line.text) for line in lines]
-    for name, url in (*_of_environment(environ), *named, *_of_files(environ)):
+    variables = [(name, url) for _, name, url in uvsettings.of_variables(environ)]
+    for name, url in (*variables, *named, *_of_files(environ)):
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -131,15 +131,6 @@ def _indexes(environ: Mapping[str, str], files: Iterable[Path]) -> Iterator[_Ind
             password = environ.get(f"{prefix}_PASSWORD", password)
         if parts.scheme in ("http", "https"):
             yield _Index(without_credentials(url), user, password)
-
-
-def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield name (maybe empty) and URL of each index in the variables' ``[NAME=]URL`` lists."""
-    for variable in (*_INDEX_VARIABLES, "UV_FIND_LINKS"):
-        for entry in re.split(r"[\s,]+", environ.get(variable, "")):
-            found = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", entry)
-            if found:
-                yield found[1] or "", found[2]
 
 
 def _of_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

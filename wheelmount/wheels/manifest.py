@@ -29,7 +29,6 @@ from wheelmount import disk, typed
 from wheelmount.errors import InputError, WheelError
 from wheelmount.owned import make_folders
 from wheelmount.urls import public, without_credentials
-from wheelmount.wheels.pins import Pins
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -61,9 +60,11 @@ class Request:
         groups: of the same.
         builds: packages of the index that were to be built on this machine.
         flags: options of uv that changed the choice.
-        digest: hash of everything that the result depends on, except for the index; empty if that
-            is unknown: files that name others, packages that are built on this machine.
+        digest: hash of everything that the result depends on, with the addresses of the indexes;
+            empty if that is unknown: files that name others, packages that are built on this
+            machine.
         wheels: names of the chosen wheels.
+        hashes: SHA-256 of each of them; none in requests of old versions.
         located: ``NAME==VERSION`` of packages that were chosen by URLs, in requirements or in the
             metadata of others, or by overrides; hosts have them by name.
         pinned: ``NAME ALGORITHM:HEX`` of each hash that the requirements pin a package to.
@@ -86,6 +87,7 @@ class Request:
     located: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     built: tuple[str, ...] | None = None
+    hashes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, wanted: Wanted, target: Target) -> Request:
@@ -137,7 +139,7 @@ class Request:
 
     def same_question(self, other: Request) -> bool:
         """Return whether another request is the same, whatever its result."""
-        answer = ("pins", "wheels", "digest", "pinned", "located", "built")
+        answer = ("pins", "wheels", "hashes", "digest", "pinned", "located", "built")
         blank: dict[str, Any] = {name: type(getattr(self, name))() for name in answer}
         return dataclasses.replace(self, **blank) == dataclasses.replace(other, **blank)
 
@@ -268,29 +270,21 @@ class Manifest:
                 disk.write(file, text.encode())
 
     def answer(self, asked: Request, directory: Path) -> Request | None:
-        """Return an equal earlier request if all its wheels are still there, otherwise None."""
+        """Return an equal earlier request if all its wheels are still there, otherwise None.
+
+        Wheels with other bytes, or that were built of other sources, are those of another request.
+        """
         for request in self.requests:
             same = request.same_question(asked) and request.digest == asked.digest != ""
             if (
                 same
                 and request.answered
                 and all(self.has(name, directory) for name in request.wheels)
-                and self._is_pinned_to_these(request)
+                and request.hashes == tuple(self.wheels[name].sha256 for name in request.wheels)
+                and len(self.built_for(request)) == len(request.built or ())
             ):
                 return request
         return None
-
-    def _is_pinned_to_these(self, request: Request) -> bool:
-        """Whether its wheels have hashes that it pins; another request may have replaced some."""
-        pinned = Pins.of_texts(request.pinned).hashes
-        # Old versions noted no builder, so a wheel may have been built for another request.
-        built = self.built_for(request) if request.built is not None else set()
-        foreign = [name for name in request.wheels if name not in built]
-        allowed = {name: pinned.get(parse_wheel_filename(name)[0]) for name in foreign}
-        return all(
-            some is None or f"sha256:{self.wheels[name].sha256}" in some
-            for name, some in allowed.items()
-        )
 
     def built_for(self, request: Request) -> set[str]:
         """Return the names of a request's wheels that were built for it, not for another one.

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from wheelmount import toml, typed
 from wheelmount.errors import ConfigError
+from wheelmount.urls import public, without_credentials
 
 _OF_INDEXES = frozenset(
     {
@@ -22,6 +23,12 @@ _OF_INDEXES = frozenset(
         *("cache-dir", "no-cache", "prerelease", "exclude-newer"),
     }
 )
+
+_INDEX_VARIABLES = (
+    *("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
+)
+
+_ADDRESSES = ("index", "index-url", "extra-index-url", "find-links", "no-index")
 
 _OVERRIDES = "override-dependencies"
 
@@ -101,6 +108,32 @@ def of_indexes(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
                 else:
                     found.setdefault(name, settings[name])
     return found
+
+
+def of_variables(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str, str]]:
+    """Yield variable, name (maybe empty) and URL or path of each index that variables list.
+
+    Those of ``UV_FIND_LINKS`` are directories and pages with links to wheels.
+    """
+    for variable in _INDEX_VARIABLES:
+        for entry in re.split(r"[\s,]+", environ.get(variable, "")):
+            found = re.fullmatch(r"(?:([\w.-]+)=)?(.+)", entry)
+            if found:
+                yield variable, found[1] or "", found[2]
+
+
+def addresses(environ: Mapping[str, str] = os.environ) -> list[object]:
+    """Return where uv looks for packages, by variables and by its configuration.
+
+    There are no credentials among them: who only renews a password asks for the same.
+    """
+    found: list[object] = [
+        (variable, name, without_credentials(url) if "://" in url else str(Path(url).absolute()))
+        for variable, name, url in of_variables(environ)
+    ]
+    settings = of_indexes(environ)
+    found += [(name, public(settings[name])) for name in _ADDRESSES if name in settings]
+    return [*found, flag("no-index", environ)]
 
 
 def of_choice(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name, is_normalized_name
 
 from wheelmount import toml
 from wheelmount.errors import InputError
+from wheelmount.urls import public
 from wheelmount.wheels import uvsettings
 from wheelmount.wheels.reqfile import Line
 from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
@@ -203,9 +204,9 @@ class Wanted:
         ]
 
     def digest(self) -> str:
-        """Return a hash of everything that a resolution depends on, except for the index.
+        """Return a hash of everything that a resolution depends on, without credentials.
 
-        The user's settings of uv count, unless a lock says what is chosen.
+        The indexes and the user's settings of uv count, unless a lock says what is chosen.
 
         Empty if that is unknown: for files that name others, and for wheels and projects on this
         machine, which may have changed.
@@ -213,13 +214,14 @@ class Wanted:
         digest = hashlib.sha256(
             repr(
                 (
-                    *(self.requirements, self.extras, self.groups, self.builds),
+                    *(public([*map(str, self.requirements)]), self.extras, self.groups),
+                    [*map(str, self.builds)],
                     *(self.require_hashes, self.flags),
                 )
             ).encode()
         )
-        if not self.lock and (settings := uvsettings.of_choice()):
-            digest.update(repr(settings).encode())
+        if not self.lock:
+            digest.update(repr((uvsettings.addresses(), uvsettings.of_choice())).encode())
         for file in (*self.files, *self.constraints, *self.override_files):
             text = file.read_bytes()
             if (_PROJECTS if self.lock else _OTHERS).search(text):

@@ -220,6 +220,7 @@ class Wheelhouse:
                     requirements=asked,
                     pins=pins,
                     wheels=report.wheels,
+                    hashes=tuple(wheel.sha256 for wheel in chosen),
                     pinned=hashes.texts(),
                     located=tuple(wheel.pin for wheel in chosen if wheel.package in by_name),
                     built=tuple(f"{name} {origin}" for name, origin in sorted(origins.items())),
