@@ -15,25 +15,31 @@ import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import tomli_w
 import uv
+from packaging.pylock import Pylock
 
 from wheelmount.errors import (
     InputError,
     ResolveError,
     SourceError,
+    TransferError,
     WaitError,
     WheelError,
     WheelmountError,
 )
-from wheelmount.wheels import compiler
+from wheelmount.wheels import compiler, wheelhouse
+from wheelmount.wheels.resolve import resolve
+from wheelmount.wheels.shipment import prepare
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, Index, make_wheel, sha256
+from .support import ARM, Fault, Index, make_wheel, sha256
 
 HERE = Target.here()
 
@@ -637,3 +643,91 @@ def test_a_lock_with_source_distributions(
     house.add(wanted, targets=[HERE])
     assert built(house) == {"own_name-1.0-py3-none-any.whl": uv_index.file_url(archive)}
     house.check(wanted, targets=[HERE]).raise_if_any()
+
+
+@pytest.mark.slow
+def test_a_failed_download_keeps_the_wheel_that_was_built_before(
+    project: Path, house: Wheelhouse, uv_index: Index
+) -> None:
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    (wheel,) = house.directory.glob("own_name-*.whl")
+    before = wheel.read_bytes()
+    (project / "own_name.py").write_text("VALUE = 2\n")
+    # The next build is whole, and what else is needed cannot be resolved, or does not arrive.
+    with pytest.raises(ResolveError):
+        house.add(Wanted.of([str(project), "nosuch"]), targets=[HERE])
+    other = make_wheel(uv_index.directory, "other")
+    uv_index.faults[other.name] = [Fault(status=404, agent="python-httpx")]
+    with pytest.raises(TransferError):
+        house.add(Wanted.of([str(project), "other"]), targets=[HERE])
+    assert wheel.read_bytes() == before
+    house.check().raise_if_any()
+
+
+@pytest.mark.slow
+def test_a_wheel_that_another_request_replaces_is_not_taken(
+    project: Path, house: Wheelhouse, tmp_path: Path
+) -> None:
+    first = house.add(Wanted.of([str(project)]), targets=[HERE])
+    namesake = make_project(tmp_path / "other" / "project")
+    (namesake / "own_name.py").write_text("VALUE = 2\n")
+    second = house.add(Wanted.of([str(namesake)]), targets=[HERE])
+    assert first.wheels == second.wheels
+    with pytest.raises(WheelError, match="and had"):
+        prepare(house.directory, first.answers[0], HERE, tmp_path / "cache")
+    prepare(house.directory, second.answers[0], HERE, tmp_path / "cache")
+    # Once unpacked, each has its own bytes, whichever the wheelhouse has now.
+    third = house.add(Wanted.of([str(project)]), targets=[HERE])
+    prepare(house.directory, third.answers[0], HERE, tmp_path / "cache")
+    shipment = prepare(house.directory, second.answers[0], HERE, tmp_path / "cache")
+    assert {file.read_text() for file in shipment.tree.rglob("own_name.py")} == {"VALUE = 2\n"}
+
+
+@pytest.mark.slow
+def test_pruning_meanwhile_leaves_what_was_built(
+    project: Path, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.add(Wanted.of(["needed"]), targets=[HERE])
+
+    def resolve_and_prune(*arguments: Any, **options: Any) -> Pylock:
+        house.prune()  # as another process does at this moment
+        return resolve(*arguments, **options)
+
+    monkeypatch.setattr(wheelhouse, "resolve", resolve_and_prune)
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    house.check().raise_if_any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["helper", "own-name"])
+def test_a_source_of_a_lock_that_builds_another_package_or_version(
+    project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path, name: str
+) -> None:
+    before = make_wheel(uv_index.directory, "own_name", requires=["needed"])
+    house.add(Wanted.of(["own-name"]), targets=[HERE])
+    archive = packed(project, tmp_path)
+    version = "1.0" if name == "helper" else "2.0"
+    (tmp_path / "pylock.toml").write_text(
+        tomli_w.dumps(
+            {
+                "lock-version": "1.0",
+                "created-by": "me",
+                "packages": [
+                    {
+                        "name": name,
+                        "version": version,
+                        "sdist": {
+                            "name": f"{name}-{version}.tar.gz",
+                            "url": archive.as_uri(),
+                            "hashes": {"sha256": sha256(archive)},
+                        },
+                    }
+                ],
+            }
+        )
+    )
+    wanted = Wanted.of(files=[tmp_path / "pylock.toml"], builds=[name])
+    with pytest.raises(ResolveError, match=rf"{name} {version} builds own_name-1\.0"):
+        house.add(wanted, targets=[HERE])
+    assert sha256(house.directory / before.name) == sha256(before)
+    house.check().raise_if_any()

@@ -38,7 +38,7 @@ def test_what_was_asked_for_and_by_which_url(uv_index: Index, tmp_path: Path) ->
     )
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of(["own", str(local), str(project)]), targets=[Target.here()])
-    shipment = prepare(house.directory, report.wheels, Target.here(), tmp_path / "cache")
+    shipment = prepare(house.directory, report.answers[0], Target.here(), tmp_path / "cache")
     plan = plan_of(shipment)
     assert {name for name, wheel in plan.items() if wheel["requested"]} == {
         "own", "local", "project",
@@ -57,11 +57,8 @@ def test_a_tree_that_grows_keeps_what_it_has(uv_index: Index, tmp_path: Path) ->
     shipments = []
     for name in ("one", "other"):
         report = house.add(Wanted.of([name]), targets=[Target.here()])
-        shipments.append(
-            prepare(
-                house.directory, report.wheels, Target.here(), tmp_path / "cache", tree="growing"
-            )
-        )
+        (answer,), cache = report.answers, tmp_path / "cache"
+        shipments.append(prepare(house.directory, answer, Target.here(), cache, tree="growing"))
     first, second = shipments
     assert first.tree == second.tree
     assert list(plan_of(first)) == ["one"]
@@ -70,7 +67,7 @@ def test_a_tree_that_grows_keeps_what_it_has(uv_index: Index, tmp_path: Path) ->
     # Without a name each has a tree of its own, and the same wheels the same.
     report = house.add(Wanted.of(["one"]), targets=[Target.here()])
     trees = {
-        prepare(house.directory, report.wheels, Target.here(), tmp_path / "cache").tree
+        prepare(house.directory, report.answers[0], Target.here(), tmp_path / "cache").tree
         for _ in range(2)
     }
     assert len(trees) == 1
@@ -89,7 +86,7 @@ def test_no_file_has_a_password(
         monkeypatch.delenv(name)
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of(["own"]), targets=[Target.here()])
-    tree = prepare(house.directory, report.wheels, Target.here(), tmp_path / "cache").tree
+    tree = prepare(house.directory, report.answers[0], Target.here(), tmp_path / "cache").tree
     assert any(tree.rglob("needed.py"))
     made = [path for place in ("house", "cache") for path in (tmp_path / place).rglob("*")]
     assert not [path for path in made if path.is_file() and b"s3cr3t" in path.read_bytes()]

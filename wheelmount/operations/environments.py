@@ -270,13 +270,13 @@ def _planned(
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as used:
         used.enter_context(cache.used(settings))
         house = Wheelhouse(place / "wheelhouses" / "environments")
-        wheels: Sequence[str] = ()
+        request = None
         if needed.wanted is not None:
             report = house.add(
                 needed.wanted, targets=[target], progress=progress, upgrade=needed.upgrade
             )
-            wheels = report.wheels
-        planned = venv.plan(house.directory, wheels, target, python, place, progress)
+            (request,) = report.answers
+        planned = venv.plan(house.directory, request, target, python, place, progress)
 
         def make() -> Tree | None:
             with used:

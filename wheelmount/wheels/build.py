@@ -1,7 +1,8 @@
 """Build wheels of projects, source distributions and repositories on this machine.
 
 uv builds them in isolation, with the indexes and credentials of its own configuration. The built
-wheels go into the wheelhouse, are resolved by their paths, and have their origin recorded.
+wheels are resolved by their paths, and have their origin recorded. They are private until then: a
+wheelhouse gets them with the record of the request.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from wheelmount.urls import without_credentials
 from wheelmount.wheels import sandbox, uvsettings
 from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
-from wheelmount.wheels.download import locked
 from wheelmount.wheels.lockfile import Wheel, chosen_source, parse_lock
 from wheelmount.wheels.pins import ALGORITHMS, Pins
 from wheelmount.wheels.reqfile import Line, read_lines, rewrite
@@ -78,7 +78,7 @@ def build_missing(
     progress: Progress = SILENT,
     pins: Pins | None = None,
 ) -> Built:
-    """Build all required sources into a wheelhouse.
+    """Build all required sources.
 
     uv can then resolve with wheels alone: it neither runs code of sources to learn their
     requirements, nor clones repositories by URLs with passwords, which other users would see.
@@ -86,7 +86,7 @@ def build_missing(
     Args:
         wanted: the requirements; nothing is done if none is a source, or for a lock.
         target: the target that the wheels must fit.
-        directory: directory of the wheelhouse.
+        directory: a private directory for the wheels.
         folder: a private directory for copies of files of requirements, which resolving needs.
         progress: informed of the one step, ``build``.
         pins: hashes that sources are pinned to.
@@ -131,7 +131,7 @@ def build_missing(
                 source, target, inner / "wheels", progress, own=own or not wanted.confined
             )
             requirement = _named(one, fresh)
-            wheel = keep(fresh, directory, progress)
+            wheel = keep(fresh, directory)
             at = _at(requirement, wheel.absolute().as_uri())
             if line is not None:
                 changes[line] = str(at)
@@ -335,15 +335,11 @@ def _git(environment: Mapping[str, str], *arguments: str) -> str:
     return done.stdout
 
 
-def keep(wheel: Path, directory: Path, progress: Progress) -> Path:
-    """Move a built wheel into a wheelhouse, atomically; return its path there."""
+def keep(wheel: Path, directory: Path) -> Path:
+    """Move a built wheel into a private directory; return its path there."""
     kept = directory / wheel.name
-    with locked(directory, progress):
-        part = kept.with_name(f"{kept.name}.part")
-        part.unlink(missing_ok=True)  # it may be a link, which another file system's copy follows
-        wheel.chmod(wheel.stat().st_mode & ~OTHERS)
-        shutil.move(wheel, part)
-        part.replace(kept)
+    wheel.chmod(wheel.stat().st_mode & ~OTHERS)
+    shutil.move(wheel, kept)
     return kept
 
 

@@ -168,7 +168,7 @@ class Wheelhouse:
         if not (self.directory / file).is_file():  # of a version that wrote none
             with locked(self.directory, progress):
                 Manifest.read(self.directory).write(self.directory)
-        return DownloadReport(request.wheels, (), size, 0, 0.0, (file,))
+        return DownloadReport(request.wheels, (), size, 0, 0.0, (file,), (request,))
 
     def _fetch(
         self,
@@ -188,28 +188,34 @@ class Wheelhouse:
             _removed(pending(place)) as lock_file,
         ):
             hashes = Pins.of(wanted, target)
-            copies = place / "files"
+            copies, fresh = place / "files", place / "built"
             copies.mkdir()
-            built = build_missing(wanted, target, self.directory, copies, progress, hashes)
+            fresh.mkdir()
+            built = build_missing(wanted, target, fresh, copies, progress, hashes)
             lock = resolve(
                 built.wanted,
                 target=target,
                 output=lock_file,
                 progress=progress,
                 pins=hashes,
-                built=[parse_wheel_filename(wheel)[0] for wheel in built.origins],
+                built=fresh,
             )
             own = own_directories(wanted)
-            sources = build_locked(lock, built.wanted, target, self.directory, progress, own)
+            sources = build_locked(lock, built.wanted, target, self.directory, fresh, progress, own)
             if sources.origins:
                 lock = sources.lock
                 disk.write(lock_file, sources.text())
-            origins = public(built.origins | sources.origins)
-            # Until the request is recorded, its wheels seem unneeded; the lock prevents a pruning.
+            # Until the request is recorded, its wheels seem unneeded; the lock prevents a pruning,
+            # and that another request replaces a wheel by one of the same name.
             with locked(self.directory, progress):
                 auth = IndexAuth(files=wanted.plain_files)
-                report = fill(lock, self.directory, target, progress, jobs, trusted, auth)
+                report = fill(lock, self.directory, target, progress, jobs, trusted, auth, fresh)
                 manifest = Manifest.read(self.directory)
+                origins = {
+                    name: origin
+                    for name, origin in public(built.origins | sources.origins).items()
+                    if name in report.wheels
+                }
                 chosen = chosen_wheels(lock, target)
                 pins = tuple(wheel.pin for wheel in chosen)
                 by_name = {str(one.name) for one in lock.packages if one.archive}
@@ -230,7 +236,7 @@ class Wheelhouse:
                 lock_file.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
-        return replace(report, requests=(answer.file(manifest.wheels),))
+        return replace(report, requests=(answer.file(manifest.wheels),), answers=(answer,))
 
     def prune(self, progress: Progress = SILENT) -> None:
         """Remove wheels, and partial downloads, that no request needs any more.
