@@ -33,6 +33,7 @@ from wheelmount.errors import (
     WheelmountError,
 )
 from wheelmount.wheels import compiler, wheelhouse
+from wheelmount.wheels.build import clone
 from wheelmount.wheels.resolve import resolve
 from wheelmount.wheels.shipment import prepare
 from wheelmount.wheels.target import Target
@@ -374,6 +375,37 @@ def test_a_repository(repository: Path, house: Wheelhouse) -> None:
 
 
 @pytest.mark.parametrize(
+    "how", ["branch", "other branch", "tag", "note", "pull", "commit", "short", "tilde"]
+)
+def test_revisions_of_a_repository(tmp_path: Path, how: str) -> None:
+    place, copy = tmp_path / "repository", tmp_path / "copy"
+    git("init", "-qb", "main", str(place), cwd=tmp_path)
+    commits = {}
+    for name in ("other branch", "pull", "branch"):
+        git("checkout", "-q", "--orphan", name.replace(" ", "/"), cwd=place)
+        git("commit", "-q", "--allow-empty", "-m", name, cwd=place)
+        commits[name] = git("rev-parse", "HEAD", cwd=place).strip()
+    git("update-ref", "refs/pull/1/head", "pull", cwd=place)
+    git("branch", "-qD", "pull", cwd=place)
+    git("tag", "v1", "other/branch", cwd=place)
+    git("tag", "-a", "v2", "-m", "note", "other/branch", cwd=place)
+    other = commits["other branch"]
+    revision, commit = {
+        "branch": ("branch", commits["branch"]),
+        "other branch": ("other/branch", other),
+        "tag": ("v1", other),
+        "note": ("v2", other),
+        "pull": ("refs/pull/1/head", commits["pull"]),
+        "commit": (other, other),
+        "short": (other[:8], other),
+        "tilde": ("v1~0", other),
+    }[how]
+    url = f"git+{place.as_uri()}"
+    assert clone(f"{url}@{revision}", copy) == (copy, f"{url}@{commit}")
+    assert git("rev-parse", "HEAD", cwd=copy).strip() == commit
+
+
+@pytest.mark.parametrize(
     ("rest", "reason"),
     [
         ("@v9#subdirectory=sub", "v9"),
@@ -381,6 +413,7 @@ def test_a_repository(repository: Path, house: Wheelhouse) -> None:
         ("@v1#subdirectory=../..", "is not in the repository"),
         ("/no", "no repository to build from"),
         ("@--help", "--help is no revision"),
+        ("@v1:v2#subdirectory=sub", "v1:v2"),
     ],
 )
 def test_bad_repositories(repository: Path, house: Wheelhouse, rest: str, reason: str) -> None:

@@ -286,7 +286,7 @@ def clone(url: str, folder: Path) -> tuple[Path, str]:
     inside = parse_qs(parts.fragment).get("subdirectory", ["."])[0]
     _git(environment, "clone", "--quiet", "--", address, str(folder))
     if revision:
-        _git(environment, "-C", str(folder), "checkout", "--quiet", "--detach", revision, "--")
+        _check_out(revision, environment, folder)
     modules = ("submodule", "--quiet", "update", "--init", "--recursive")
     _git(environment, "-C", str(folder), *modules)
     commit = _git(environment, "-C", str(folder), "rev-parse", "HEAD").strip()
@@ -294,6 +294,21 @@ def clone(url: str, folder: Path) -> tuple[Path, str]:
     if not source.is_relative_to(folder.resolve()):
         raise SourceError(f"{inside} is not in the repository", hint="check its subdirectory")
     return source, f"git+{without_credentials(address)}@{commit}"
+
+
+def _check_out(revision: str, environment: Mapping[str, str], folder: Path) -> None:
+    """Check out a revision of a clone: a commit, a tag, a branch, or another reference.
+
+    Servers need not give a commit by its name, or by the beginning of its name. The clone has those
+    of all branches and tags.
+    """
+    inside = ("-C", str(folder))
+    try:  # the colon: what is fetched gets no name in the clone
+        _git(environment, *inside, "fetch", "--quiet", "--", "origin", f"{revision}:")
+        found = "FETCH_HEAD"
+    except SourceError:
+        found = f"{revision}^{{commit}}"  # otherwise git may take it for a branch to make
+    _git(environment, *inside, "checkout", "--quiet", "--detach", found, "--")
 
 
 def _apart(url: str) -> tuple[str, dict[str, str]]:
