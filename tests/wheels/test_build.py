@@ -356,6 +356,25 @@ def test_bounds_count_for_source_distributions_too(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["--extra-index-url", "--find-links"])
+def test_of_the_index_of_a_file(
+    project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path, how: str
+) -> None:
+    archive = sdist(project, tmp_path / "private")
+    with Index(archive.parent) as index:
+        index.password = "secret"  # noqa: S105
+        if how == "--find-links":
+            place, origin = "private", archive.as_uri()
+        else:
+            place, origin = index.url.replace("://", "://me:secret@"), index.file_url(archive)
+            shutil.copy(archive, uv_index.directory / "own_name-1.1.tar.gz")  # a namesake
+        (tmp_path / "needs.txt").write_text(f"{how} {place}\nneeded\n")
+        wanted = Wanted.of(files=[tmp_path / "needs.txt"], builds=["own-name"])
+        house.add(wanted, targets=[HERE])
+    assert built(house) == {"own_name-1.0-py3-none-any.whl": origin}
+
+
+@pytest.mark.slow
 def test_by_url(project: Path, house: Wheelhouse, uv_index: Index) -> None:
     archive = sdist(project, uv_index.directory)
     url = uv_index.file_url(archive)
@@ -374,6 +393,7 @@ def test_a_repository(repository: Path, house: Wheelhouse) -> None:
     house.check().raise_if_any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["branch", "other branch", "tag", "note", "pull", "commit", "short", "tilde"]
 )

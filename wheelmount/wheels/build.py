@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
 from wheelmount.wheels.lockfile import Wheel, chosen_source, parse_lock
 from wheelmount.wheels.pins import ALGORITHMS, Pins
-from wheelmount.wheels.reqfile import Line, read_lines, rewrite
+from wheelmount.wheels.reqfile import Line, indexes, read_lines, rewrite
 from wheelmount.wheels.requirements import applies, split_url
 from wheelmount.wheels.resolve import error_of
 from wheelmount.wheels.scratch import scratch
@@ -106,9 +106,11 @@ def build_missing(
     plain = tuple(one for one in wanted.requirements if not is_source(one))
     by_path, asked = list(plain), list(plain)
     overrides = list(wanted.overrides)
-    # Constraints also narrow the choice of a source distribution, except those that are sources.
+    # Constraints also narrow the choice of a source distribution, except those that are sources;
+    # and it is looked for where a file of requirements says, as the wheels are.
     bounds = replace(
         Wanted(flags=tuple(flag for flag in wanted.flags if flag != NO_DEPS)),
+        files=(indexes(wanted.plain_files, folder),),
         constraints=wanted.constraints,
         override_files=wanted.override_files,
     ).with_files(lambda file: rewrite(file, dict.fromkeys(lines, ""), folder))
@@ -203,7 +205,7 @@ def _bring(
     if parts.scheme.startswith("git+"):
         _refuse_open(str(one), pins)
         return clone(one.url, folder / "repository")
-    return _download(one, target, folder, [], pins, Wanted())
+    return _download(one, target, folder, [], pins, Wanted(files=bounds.files))
 
 
 def _compared(path: Path, name: str, pins: Pins) -> Path:
@@ -251,15 +253,26 @@ def _download(
     if isinstance(answer, Failure):
         raise error_of(answer, target)
     (package,) = pins.apply(parse_lock(answer), target).packages
-    return bring(chosen_source(package), folder)
+    return bring(chosen_source(package), folder, bounds.plain_files)
 
 
-def bring(source: Wheel, folder: Path) -> tuple[Path, str]:
-    """Fetch a source distribution; return its path, and where it is from without credentials."""
-    from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
+def bring(source: Wheel, folder: Path, files: Iterable[Path]) -> tuple[Path, str]:
+    """Fetch a source distribution.
+
+    Args:
+        source: the source distribution.
+        folder: directory for it.
+        files: files of requirements, which may have credentials of its index.
+
+    Returns:
+        Its path, and where it is from without credentials.
+    """
+    # Both with httpx, which takes long to load.
+    from wheelmount.wheels.credentials import IndexAuth
+    from wheelmount.wheels.fetch import fetch
 
     with SILENT.task("download") as task:
-        fetch([source], folder, task, 1)
+        fetch([source], folder, task, 1, auth=IndexAuth(files=files))
     return folder / source.filename, without_credentials(source.source)
 
 

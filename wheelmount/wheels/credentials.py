@@ -18,12 +18,11 @@ from wheelmount import child
 from wheelmount.errors import ConfigError
 from wheelmount.urls import without_credentials
 from wheelmount.wheels import uvsettings
-from wheelmount.wheels.reqfile import read_lines
+from wheelmount.wheels.reqfile import INDEX_OPTIONS, read_lines
 
 KEYRING_TIMEOUT = 30.0
 """Seconds that ``keyring`` may take to answer."""
 
-_INDEX_OPTIONS = ("--index-url", "--extra-index-url", "--find-links")
 _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND)
 
 
@@ -116,7 +115,7 @@ class _Auth(httpx.Auth):
 
 
 def _indexes(environ: Mapping[str, str], files: Iterable[Path]) -> Iterator[_Index]:
-    lines = (line for line in read_lines(files) if line.option in _INDEX_OPTIONS)
+    lines = (line for line in read_lines(files) if line.option in INDEX_OPTIONS)
     named = [("", line.text) for line in lines]
     variables = [(name, url) for _, name, url in uvsettings.of_variables(environ)]
     for name, url in (*variables, *named, *_of_files(environ)):

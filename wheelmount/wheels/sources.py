@@ -103,7 +103,7 @@ def build_locked(
         for number, package in enumerate(todo):
             inner = place / str(number)
             inner.mkdir()
-            source, origin = _bring(package, base, inner)
+            source, origin = _bring(package, base, inner, wanted)
             named = source in own or (wanted.lock is not None and not is_fetched(wanted.lock))
             plain = (package.directory is not None and named) or not wanted.confined
             fresh = build(source, target, inner / "wheels", progress, own=plain)
@@ -116,7 +116,7 @@ def build_locked(
     return BuiltLock(dataclasses.replace(lock, packages=packages), origins)
 
 
-def _bring(package: Package, base: Path, folder: Path) -> tuple[Path, str]:
+def _bring(package: Package, base: Path, folder: Path, wanted: Wanted) -> tuple[Path, str]:
     """Return the directory or source distribution to build, and its origin."""
     if isinstance(package.vcs, PackageVcs):
         if package.vcs.type != "git":
@@ -133,7 +133,7 @@ def _bring(package: Package, base: Path, folder: Path) -> tuple[Path, str]:
     source = chosen_source(package)
     if "://" not in source.source:
         source = dataclasses.replace(source, source=(base / source.source).resolve().as_uri())
-    return bring(source, folder)
+    return bring(source, folder, wanted.plain_files)
 
 
 def _as_wheel(package: Package, wheel: Path) -> Package:
