@@ -219,7 +219,9 @@ def test_built_wheels_that_an_old_version_noted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["argument", "file", "constraint", "unnamed", "project"])
+@pytest.mark.parametrize(
+    "how", ["argument", "file", "constraint", "unnamed", "project", "dependency", "extra", "group"]
+)
 def test_git_is_told_a_password_by_no_argument(
     repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -259,6 +261,24 @@ def test_git_is_told_a_password_by_no_argument(
                 f'[tool.uv.sources]\n"Own.Name" = {source}\nneeded = {{git = "http://no"}}\n'
             )
             wanted = Wanted.of(files=[other])
+            house.add(wanted, targets=[HERE])
+            house.check(wanted, targets=[HERE]).raise_if_any()
+            house.check().raise_if_any()
+        elif how in ("dependency", "extra", "group"):
+            other = tmp_path / "other" / "pyproject.toml"
+            other.parent.mkdir()
+            table: dict[str, Any] = {"project": {"name": "other", "version": "1"}}
+            table["dependency-groups"] = {"no": ["no @ git+http://no"]}
+            if how == "dependency":
+                table["project"]["dependencies"] = [line]
+            elif how == "extra":
+                extras = {"All": ["other[some]"], "some": [line], "no": ["no @ git+http://no"]}
+                table["project"]["optional-dependencies"] = extras
+            else:
+                table["dependency-groups"] |= {"All": [{"include-group": "some"}], "some": [line]}
+            other.write_text(tomli_w.dumps(table))
+            extra, group = ["all"] if how == "extra" else [], ["all"] if how == "group" else []
+            wanted = Wanted.of(files=[other], extras=extra, groups=group)
             house.add(wanted, targets=[HERE])
             house.check(wanted, targets=[HERE]).raise_if_any()
             house.check().raise_if_any()

@@ -157,7 +157,9 @@ class Wanted:
         return [file for file in self.files if file.name in (PROJECT_NAME, UV_LOCK_NAME)]
 
     def repositories(self) -> list[Requirement]:
-        """Return git sources of its projects (``[tool.uv.sources]``), as requirements with URLs.
+        """Return the repositories that its projects require, as requirements with URLs.
+
+        They are in the requirements themselves, or in ``[tool.uv.sources]``.
 
         uv would clone them itself, and pass their passwords to git as arguments.
 
@@ -172,9 +174,13 @@ class Wanted:
                 table = toml.loads(file.read_text(encoding="utf-8"))
                 sources = {
                     canonicalize_name(name): entries if isinstance(entries, list) else [entries]
-                    for name, entries in table.get("tool", {}).get("uv", {})["sources"].items()
+                    for name, entries in (
+                        table.get("tool", {}).get("uv", {}).get("sources", {}).items()
+                    )
                 }
                 for needed in self._needed(table):
+                    if (needed.url or "").startswith("git+"):
+                        found.append(needed)
                     for entry in sources.get(canonicalize_name(needed.name), ()):
                         if "git" in entry:
                             found.append(_repository(needed, entry))
@@ -183,14 +189,26 @@ class Wanted:
     def _needed(self, project: dict[str, Any]) -> Iterator[Requirement]:
         """Yield the requirements of a ``pyproject.toml``, with the requested extras and groups."""
         table = project.get("project", {})
-        texts = list(table.get("dependencies", ()))
-        for extra, more in table.get("optional-dependencies", {}).items():
-            texts += more if canonicalize_name(extra) in self.extras else ()
-        for more in project.get("dependency-groups", {}).values() if self.groups else ():
-            texts += more  # groups include one another
-        for text in texts:
-            with contextlib.suppress(InvalidRequirement, TypeError):  # uv says what is wrong
-                yield Requirement(text)
+        extras, groups = map(
+            _by_name, (table.get("optional-dependencies", {}), project.get("dependency-groups", {}))
+        )
+        chosen = [extras.get(name, ()) for name in self.extras]
+        chosen += [groups.get(name, ()) for name in self.groups]
+        waiting = [*table.get("dependencies", ()), *(one for more in chosen for one in more)]
+        seen: list[object] = []
+        for one in waiting:  # which grows: extras and groups include one another
+            if one in seen:
+                continue
+            seen.append(one)
+            if isinstance(one, dict):
+                waiting += groups.get(canonicalize_name(one["include-group"]), ())
+                continue
+            with contextlib.suppress(InvalidRequirement):  # uv says what is wrong
+                needed = Requirement(one)
+                if canonicalize_name(needed.name) == canonicalize_name(table.get("name", "")):
+                    for name in needed.extras:
+                        waiting += extras.get(canonicalize_name(name), ())
+                yield needed
 
     def options(self) -> list[str]:
         """Return the arguments of ``uv pip compile`` for all but the string requirements."""
@@ -271,6 +289,10 @@ class Wanted:
     def adding(self, requirements: Iterable[Requirement]) -> Wanted:
         """Return a copy with more requirements."""
         return dataclasses.replace(self, requirements=(*self.requirements, *requirements))
+
+
+def _by_name(lists: dict[str, Any]) -> dict[str, Any]:
+    return {canonicalize_name(name): more for name, more in lists.items()}
 
 
 def _repository(needed: Requirement, source: dict[str, object]) -> Requirement:
