@@ -30,7 +30,18 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256, spoil
+from .support import (
+    ARM,
+    TARGET,
+    Fault,
+    Index,
+    lock_of,
+    make_wheel,
+    package_of,
+    sha256,
+    spoil,
+    with_files,
+)
 
 
 @pytest.fixture
@@ -388,6 +399,24 @@ def test_a_file_where_another_wheel_has_a_directory(filled: Wheelhouse, uv_index
     for file in uv_index.directory.glob("o*.whl"):
         shutil.copy(file, filled.directory)
     assert "'one.py' is a directory here" in refused(filled, "one").message
+
+
+@pytest.mark.slow
+def test_wheels_that_clash_are_refused_again(house: Wheelhouse, uv_index: Index) -> None:
+    with_files(make_wheel(uv_index.directory, "aaa"), {"x": b""})
+    with_files(make_wheel(uv_index.directory, "bbb"), {"x/y.py": b""})
+    for name in ("aaa", "bbb"):
+        house.add(Wanted.of([name]), targets=[TARGET])
+    for _ in range(2):
+        with pytest.raises(WheelError, match="is not sound"):
+            house.add(Wanted.of(["aaa", "bbb"]), targets=[TARGET])
+    house.check().raise_if_any()
+    # A version that did not look recorded them together.
+    manifest = json.loads((house.directory / "wheelmount.json").read_text())
+    manifest["requests"][0]["wheels"] += manifest["requests"][1]["wheels"]
+    del manifest["requests"][0]["hashes"]
+    (house.directory / "wheelmount.json").write_text(json.dumps(manifest))
+    assert house.check(Wanted.of(["aaa", "bbb"]), targets=[TARGET]).unsound
 
 
 OTHER = "other-1.0.dist-info"

@@ -166,7 +166,7 @@ def fill(
         finally:
             with disk_errors(directory):
                 manifest.write(directory)
-        if needed or fresh:
+        if not manifest.has_together((wheel.filename, wheel.sha256) for wheel in wheels):
             _refuse_clashes([fresh.get(wheel, directory / wheel.filename) for wheel in wheels])
         if fresh:
             with disk_errors(directory):

@@ -301,10 +301,17 @@ class Manifest:
         entry, file = self.wheels.get(name), directory / name
         return bool(entry and entry.verified and file.is_file() and entry.fits(file))
 
-    def has_together(self, names: Iterable[str]) -> bool:
-        """Return whether one request has all these wheels, so that they are known not to clash."""
-        asked = set(names)
-        return any(asked.issubset(request.wheels) for request in self.requests)
+    def has_together(self, wheels: Iterable[tuple[str, str]]) -> bool:
+        """Return whether one request has all these wheels, so that they are known not to clash.
+
+        Args:
+            wheels: name and SHA-256 of each.
+        """
+        asked = set(wheels)
+        return any(
+            asked.issubset(zip(request.wheels, request.hashes, strict=False))
+            for request in self.requests
+        )
 
     def remember(self, request: Request) -> None:
         """Add a request; it replaces an equal earlier one."""

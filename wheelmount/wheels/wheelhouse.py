@@ -337,7 +337,8 @@ class Wheelhouse:
             for question, chosen in answers:
                 foreign = [wheel for wheel in chosen if wheel.name not in question.built]
                 unsound += find_unpinned(question, foreign, examined)
-                if contents or not manifest.has_together(wheel.name for wheel in chosen):
+                hashes = [(wheel.name, examined[wheel.name].sha256) for wheel in chosen]
+                if contents or not manifest.has_together(hashes):
                     sound = [wheel for wheel in chosen if not examined[wheel.name].fault]
                     unsound += [Unsound(one.name, fault) for one, fault in find_clashes(sound)]
         return Findings(
