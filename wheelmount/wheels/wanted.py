@@ -156,12 +156,10 @@ class Wanted:
     def _own(self) -> list[Path]:
         return [file for file in self.files if file.name in (PROJECT_NAME, UV_LOCK_NAME)]
 
-    def repositories(self) -> list[Requirement]:
-        """Return the repositories that its projects require, as requirements with URLs.
+    def of_projects(self) -> list[Requirement]:
+        """Return the requirements of its projects, with the requested extras and groups.
 
-        They are in the requirements themselves, or in ``[tool.uv.sources]``.
-
-        uv would clone them itself, and pass their passwords to git as arguments.
+        They have the URLs of repositories in ``[tool.uv.sources]``.
 
         Raises:
             InputError: a repository has no address, or a name is invalid.
@@ -172,19 +170,23 @@ class Wanted:
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
                 table = toml.loads(file.read_text(encoding="utf-8"))
-                sources = {
-                    canonicalize_name(name): entries if isinstance(entries, list) else [entries]
-                    for name, entries in (
-                        table.get("tool", {}).get("uv", {}).get("sources", {}).items()
-                    )
-                }
+                sources = _by_name(table.get("tool", {}).get("uv", {}).get("sources", {}))
                 for needed in self._needed(table):
-                    if (needed.url or "").startswith("git+"):
-                        found.append(needed)
-                    for entry in sources.get(canonicalize_name(needed.name), ()):
-                        if "git" in entry:
-                            found.append(_repository(needed, entry))
+                    entries = sources.get(canonicalize_name(needed.name), ())
+                    entries = entries if isinstance(entries, list | tuple) else [entries]
+                    located = [_repository(needed, one) for one in entries if "git" in one]
+                    found += located or [needed]
         return found
+
+    def repositories(self) -> list[Requirement]:
+        """Return those of them that are git repositories.
+
+        uv would clone them itself, and pass their passwords to git as arguments.
+
+        Raises:
+            InputError: as ``of_projects``.
+        """
+        return [one for one in self.of_projects() if (one.url or "").startswith("git+")]
 
     def _needed(self, project: dict[str, Any]) -> Iterator[Requirement]:
         """Yield the requirements of a ``pyproject.toml``, with the requested extras and groups."""

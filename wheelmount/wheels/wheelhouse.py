@@ -16,14 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from packaging.pylock import Pylock
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from wheelmount import disk
 from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.urls import public, without_credentials
-from wheelmount.wheels import uvsettings
 from wheelmount.wheels.archive import find_clashes
 from wheelmount.wheels.build import UNNAMED, build_missing, is_source, sources_of_files
 from wheelmount.wheels.disk import disk_errors
@@ -32,10 +31,10 @@ from wheelmount.wheels.findings import Findings, Unsound
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.own import own_directories
-from wheelmount.wheels.pins import Pins, required_by_environment
+from wheelmount.wheels.pins import Pins, names_of, overrides, required_by_environment
 from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
-from wheelmount.wheels.reqfile import read_lines, rewrite
+from wheelmount.wheels.reqfile import rewrite
 from wheelmount.wheels.requirements import applies, parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.scratch import scratch
@@ -219,7 +218,7 @@ class Wheelhouse:
                 chosen = chosen_wheels(lock, target)
                 pins = tuple(wheel.pin for wheel in chosen)
                 by_name = {str(one.name) for one in lock.packages if one.archive}
-                by_name |= _overridden(wanted)
+                by_name |= names_of(overrides(wanted))
                 asked = tuple(without_credentials(str(one)) for one in built.asked)
                 answer = replace(
                     request,
@@ -462,15 +461,6 @@ def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple
     built = manifest.built if noted is None else {one.partition(" ")[0] for one in noted}
     names = [parse_wheel_filename(wheel)[:2] for wheel in answers[-1].wheels if wheel in built]
     return tuple(Requirement(f"{name}=={version}") for name, version in names)
-
-
-def _overridden(wanted: Wanted) -> set[str]:
-    """Return the names of packages whose requirements are replaced by overrides."""
-    lines = [line.requirement() for line in read_lines(wanted.override_files) if not line.option]
-    texts = [] if wanted.lock else uvsettings.overrides()
-    with contextlib.suppress(InvalidRequirement):  # uv says what is wrong
-        lines += map(Requirement, texts)
-    return {canonicalize_name(one.name) for one in lines if one}
 
 
 def _proof_flags(flags: Iterable[str]) -> tuple[str, ...]:
