@@ -26,6 +26,7 @@ from packaging.utils import (
 )
 
 from wheelmount.errors import InputError
+from wheelmount.urls import without_credentials
 
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
@@ -96,6 +97,13 @@ def read_lines(files: Iterable[Path]) -> Iterator[Line]:
             if line.option in ("--requirement", "--constraint") and "://" not in line.text:
                 waiting.append((file.parent / line.text).absolute())
             yield line
+
+
+def expanded(text: bytes) -> bytes:
+    """Return the text of a file with the values of its variables, but without credentials."""
+    found = text.decode("utf-8-sig", errors="surrogateescape")
+    plain = without_credentials(_VARIABLE.sub(_value, found))
+    return plain.encode(errors="surrogateescape")
 
 
 def rewrite(file: Path, changes: Mapping[Line, str], folder: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, is_normalized_name
 
 from wheelmount import toml
-from wheelmount.errors import InputError
-from wheelmount.urls import public
+from wheelmount.errors import InputError, WheelError
 from wheelmount.wheels import uvsettings
-from wheelmount.wheels.reqfile import Line
+from wheelmount.wheels.lockfile import parse_lock
+from wheelmount.wheels.reqfile import Line, expanded, read_lines
 from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
 
 PROJECT_NAME = "pyproject.toml"
@@ -28,15 +27,8 @@ UV_LOCK_NAME = "uv.lock"
 PRE, NO_DEPS = "--prerelease=allow", "--no-deps"
 """Options of uv, see ``Wanted.flags``."""
 
-# Lines of a file that name other files, or wheels and projects on this machine.
-_OTHERS = re.compile(
-    rb"^\s*(?:-[rcef]\b|--(?:requirement|constraint|editable|find-links)\b|\.|/)"
-    rb"|file:|git\+|\b(?:path|git|dynamic)\s*=",
-    re.MULTILINE,
-)
-
-# Likewise in a lock, whose own project is at ``"."``.
-_PROJECTS = re.compile(rb"\b(?:directory|editable) = (?:\{|\"(?!\.\"))")
+_OTHERS = ("-e", "--editable", "--requirement", "--constraint", "--find-links")
+"""Options of a file that name other files, or projects on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +226,8 @@ class Wanted:
         digest = hashlib.sha256(
             repr(
                 (
-                    *(public([*map(str, self.requirements)]), self.extras, self.groups),
+                    [expanded(str(one).encode()) for one in self.requirements],
+                    *(self.extras, self.groups),
                     [*map(str, self.builds)],
                     *(self.require_hashes, self.flags),
                 )
@@ -243,12 +236,23 @@ class Wanted:
         if not self.lock:
             digest.update(repr((uvsettings.addresses(), uvsettings.of_choice())).encode())
         for file in (*self.files, *self.constraints, *self.override_files):
-            text = file.read_bytes()
-            if (_PROJECTS if self.lock else _OTHERS).search(text):
+            text = file.read_bytes() if file == self.lock else expanded(file.read_bytes())
+            if not self._is_fixed(file):
                 return ""
             digest.update(hashlib.sha256(text).digest())
-        local = any((one.url or "").startswith(("file:", "git+")) for one in self.requirements)
-        return "" if local or self.projects else digest.hexdigest()
+        fixed = all(map(_is_fixed, self.requirements)) and not self.projects
+        return digest.hexdigest() if fixed else ""
+
+    def _is_fixed(self, file: Path) -> bool:
+        """Return whether a file means the same as long as its text, and the index, are the same."""
+        if file == self.lock:
+            return _is_fixed_lock(file)
+        if file in self._own:
+            return _is_fixed_project(file)
+        return all(
+            line.option not in _OTHERS if line.option else _is_fixed(line.requirement())
+            for line in read_lines([file])
+        )
 
     def with_files(self, change: Callable[[Path], Path]) -> Wanted:
         """Return a copy with other files of requirements; projects and locks stay.
@@ -291,6 +295,38 @@ class Wanted:
     def adding(self, requirements: Iterable[Requirement]) -> Wanted:
         """Return a copy with more requirements."""
         return dataclasses.replace(self, requirements=(*self.requirements, *requirements))
+
+
+def _is_fixed(one: Requirement | None) -> bool:
+    """Return whether a requirement is a name or the URL of a file on a server."""
+    local = one is None or (one.url is not None and "://" not in one.url)
+    return not local and not ((one and one.url) or "").startswith(("file:", "git+"))
+
+
+def _is_fixed_project(file: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        text = file.read_text(encoding="utf-8")
+        table = toml.loads(text)
+        sources = table.get("tool", {}).get("uv", {}).get("sources", {}).values()
+        located = [one for more in sources for one in (more if isinstance(more, list) else [more])]
+        return not (
+            table.get("project", {}).get("dynamic")
+            or any({"path", "git", "workspace"} & one.keys() for one in located)
+            or any(word in text for word in ("file:", "git+"))
+        )
+    return False  # uv says what is wrong
+
+
+def _is_fixed_lock(file: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, WheelError):
+        text = file.read_text(encoding="utf-8")
+        if file.name != UV_LOCK_NAME:
+            packages = parse_lock(text).packages
+            return not any(one.directory or (one.vcs and one.vcs.path) for one in packages)
+        sources = [one.get("source", {}) for one in toml.loads(text).get("package", ())]
+        places = [one.get(key, ".") for one in sources for key in ("directory", "editable", "path")]
+        return set(places) <= {"."}  # where its own project is
+    return False
 
 
 def _by_name(lists: dict[str, Any]) -> dict[str, Any]:
