@@ -29,6 +29,7 @@ from wheelmount import disk, typed
 from wheelmount.errors import InputError, WheelError
 from wheelmount.owned import make_folders
 from wheelmount.urls import public, without_credentials
+from wheelmount.wheels.given import recorded
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -94,16 +95,16 @@ class Request:
         """Return the request for requirements, without a result."""
         return cls(
             requirements=tuple(without_credentials(str(one)) for one in wanted.requirements),
-            files=tuple(map(str, wanted.files)),
+            files=tuple(map(recorded, wanted.files)),
             python_version=target.python_version,
             platform=target.platform,
             pins=(),
-            constraints=tuple(map(str, wanted.constraints)),
+            constraints=tuple(map(recorded, wanted.constraints)),
             extras=wanted.extras,
             groups=wanted.groups,
             builds=tuple(map(str, wanted.builds)),
             digest=wanted.digest(),
-            flags=(*wanted.flags, *(f"--overrides={file}" for file in wanted.override_files)),
+            flags=(*wanted.flags, *(f"--overrides={recorded(f)}" for f in wanted.override_files)),
             built=(),
         )
 

@@ -28,6 +28,7 @@ from wheelmount.wheels.build import UNNAMED, build_missing, is_source, sources_o
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.download import DownloadReport, fill, locked, pending
 from wheelmount.wheels.findings import Findings, Unsound
+from wheelmount.wheels.given import recorded
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.own import own_directories
@@ -453,7 +454,7 @@ def _built_from(wanted: Wanted, target: Target, manifest: Manifest) -> set[str]:
 
 def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
     """Return requirements for the wheels that were built of sources in files."""
-    files = tuple(map(str, wanted.files))
+    files = tuple(map(recorded, wanted.files))
     answers = [one for one in manifest.requests if one.files == files and one.target == target]
     if not (files and answers):
         return ()
