@@ -35,8 +35,8 @@ LOCK_TIMEOUT = 3600.0
 
 LOCK_NAME = ".wheelmount.lock"
 
-_WRITTEN = re.compile(r"wheelmount\.json|pylock\.(.+\.)?toml")
-"""Names of the files that are written beside the wheels."""
+_WRITTEN = re.compile(r"wheelmount\.json|pylock\.toml")
+"""Names of the files that are written beside the wheels, by holders of the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,8 @@ def fill(
 def _clear(directory: Path) -> None:
     """Delete remains of killed runs, except for partly downloaded wheels."""
     for place in abandoned(directory):
-        for lock in directory.glob(f"{pending(place).stem}*.toml"):
+        name = pending(place).stem
+        for lock in (*directory.glob(f"{name}*.toml"), *directory.glob(f".{name}*.toml.*")):
             lock.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
     clear_fresh(directory, _WRITTEN)
