@@ -43,7 +43,7 @@ class IndexAuth:
         files: files of requirements, whose ``--index-url`` and so on may contain credentials.
 
     Raises:
-        ConfigError: a netrc file cannot be parsed.
+        ConfigError: a netrc file cannot be read.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, files: Iterable[Path] = ()) -> None:
@@ -54,8 +54,16 @@ class IndexAuth:
         file = Path(environ.get("NETRC") or Path("~/.netrc").expanduser())
         try:
             self._netrc = netrc.netrc(file) if file.is_file() else None
-        except netrc.NetrcParseError as error:
-            raise ConfigError(f"{file}: {error}", hint="fix the syntax of the file") from None
+        except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
+            reason = "it is no UTF-8"
+            if isinstance(error, netrc.NetrcParseError):  # whose text may have a password
+                reason = f"its line {error.lineno} has a wrong syntax"
+            elif isinstance(error, OSError):
+                reason = error.strerror or str(error)
+            raise ConfigError(
+                f"{file} cannot be read: {reason}",
+                hint="correct the file, or name another one in NETRC",
+            ) from None
 
     def of(self, index: str = "") -> httpx.Auth:
         """Return the authentication for downloads of files.
@@ -103,9 +111,12 @@ class _Auth(httpx.Auth):
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         """Try the credentials known for the request's origin, one after the other."""
-        tried = False
-        for user, password in dict.fromkeys(self._known.candidates(request.url, self._index)):
-            tried = True
+        tried = set()
+        # One by one: to ask a keyring for what is not needed may take long.
+        for user, password in self._known.candidates(request.url, self._index):
+            if (user, password) in tried:
+                continue
+            tried.add((user, password))
             response = yield next(httpx.BasicAuth(user, password).auth_flow(request))
             # A private index answers 404 without credentials.
             if response.status_code not in _REFUSED:
