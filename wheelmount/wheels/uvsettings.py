@@ -215,37 +215,64 @@ def _of_pip(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def tables(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
     """Yield the tables of uv's configuration files, by precedence.
 
-    Unreadable and malformed files are skipped: uv reports them.
+    Of directories, only the nearest with settings counts, and in it ``uv.toml``. Relative paths of
+    indexes are made absolute: they start at the directory of their file. Unreadable and malformed
+    files are skipped: uv reports them.
 
     Raises:
         ConfigError: uv would wait for a file, which is a pipe.
     """
-    for file in _files(environ):
-        try:
-            if file.is_fifo():  # maybe of another user, in a directory such as /tmp
-                raise ConfigError(
-                    f"{file} is a pipe, which uv would wait for",
-                    hint="remove it, work in another directory, or set UV_NO_CONFIG=1",
-                )
-            table = toml.read(file)
-            if table is None:
-                continue
-            if file.name == "pyproject.toml":
-                table = typed.convert(table, _Project).get("tool", {}).get("uv", {})
-            typed.convert(table, _Settings)
-        except (OSError, ValueError):
-            continue
-        yield table
-
-
-def _files(environ: Mapping[str, str]) -> Iterator[Path]:
     if "UV_CONFIG_FILE" in environ:
-        yield Path(environ["UV_CONFIG_FILE"])
+        yield from _read(Path(environ["UV_CONFIG_FILE"]))
     elif "UV_NO_CONFIG" not in environ:
         here = Path.cwd()
-        for folder in (here, *here.parents):
-            yield folder / "uv.toml"
-            yield folder / "pyproject.toml"
+        names = ("uv.toml", "pyproject.toml")
+        files = [folder / name for folder in (here, *here.parents) for name in names]
+        for file in files:  # uv opens more of them than it takes settings from
+            _refuse_pipe(file)
+        yield from next(filter(None, map(_read, files)), [])
         home = Path(environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
-        yield home / "uv" / "uv.toml"
-        yield Path("/etc/uv/uv.toml")
+        yield from _read(home / "uv" / "uv.toml")
+        yield from _read(Path("/etc/uv/uv.toml"))
+
+
+def _refuse_pipe(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        if file.is_fifo():  # maybe of another user, in a directory such as /tmp
+            raise ConfigError(
+                f"{file} is a pipe, which uv would wait for",
+                hint="remove it, work in another directory, or set UV_NO_CONFIG=1",
+            )
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """Return the table of a configuration file; none if it has no settings."""
+    _refuse_pipe(file)
+    try:
+        table = toml.read(file)
+        if table is not None and file.name == "pyproject.toml":
+            table = typed.convert(table, _Project).get("tool", {}).get("uv")
+        if table is None:
+            return []
+        typed.convert(table, _Settings)
+    except (OSError, ValueError):
+        return []
+    for settings in (table, table.get("pip", {})):
+        _anchor(settings, file.parent.absolute())
+    return [table]
+
+
+def _anchor(settings: dict[str, Any], folder: Path) -> None:
+    """Make relative paths of indexes absolute."""
+
+    def at(place: str) -> str:
+        return place if "://" in place else str(folder / place)
+
+    for name in ("extra-index-url", "find-links"):
+        if name in settings:
+            settings[name] = [at(one) for one in settings[name]]
+    if "index-url" in settings:
+        settings["index-url"] = at(settings["index-url"])
+    for index in settings.get("index", ()):
+        if "url" in index:
+            index["url"] = at(index["url"])
