@@ -476,6 +476,24 @@ def test_what_does_not_build(project: Path, house: Wheelhouse) -> None:
 
 
 @pytest.mark.slow
+def test_what_does_not_build_is_named_by_where_it_is_from(
+    repository: Path, house: Wheelhouse, uv_index: Index
+) -> None:
+    (repository / "pyproject.toml").write_text(PYPROJECT)
+    git("add", ".", cwd=repository)
+    git("commit", "-qm", "third", cwd=repository)
+    commit = git("rev-parse", "HEAD", cwd=repository).strip()
+    origin = f"git+{repository.as_uri()}"
+    error = refused(house, f"own-name @ {origin}")
+    assert f"uv build --wheel, in a copy of {origin}@{commit}" in (error.hint or "")
+    error = refused(house, f"own-name @ {origin}#subdirectory=sub")
+    assert error.message == f"sub of {origin}@{commit} does not exist"
+    archive = packed(repository, uv_index.directory)
+    error = refused(house, f"own-name @ {uv_index.file_url(archive)}")
+    assert f"uv build --wheel, in a copy of {uv_index.file_url(archive)}" in (error.hint or "")
+
+
+@pytest.mark.slow
 def test_an_archive_that_cannot_be_read(house: Wheelhouse, tmp_path: Path) -> None:
     archive = tmp_path / "own_name-1.0.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:

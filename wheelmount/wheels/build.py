@@ -29,7 +29,7 @@ from packaging.utils import (
 )
 
 from wheelmount import child
-from wheelmount.errors import ResolveError, SourceError, UnavailableError, WheelError
+from wheelmount.errors import ResolveError, SourceError, UnavailableError, WaitError, WheelError
 from wheelmount.owned import OTHERS
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
@@ -130,7 +130,7 @@ def build_missing(
             source, origin = _bring(one, target, inner, pins or Pins(), bounds)
             own = isinstance(one, Path) and source.is_dir()
             fresh = build(
-                source, target, inner / "wheels", progress, own=own or not wanted.confined
+                source, origin, target, inner / "wheels", progress, own=own or not wanted.confined
             )
             requirement = _named(one, fresh)
             wheel = keep(fresh, directory)
@@ -373,6 +373,7 @@ def keep(wheel: Path, directory: Path) -> Path:
 
 def build(
     source: Path,
+    origin: str,
     target: Target,
     output: Path,
     progress: Progress = SILENT,
@@ -382,7 +383,8 @@ def build(
     """Build the wheel of a project or source distribution; return its path.
 
     Args:
-        source: directory or archive of the source.
+        source: directory or archive of the source, maybe a temporary one.
+        origin: URL of where it is from, for messages.
         target: the target that the wheel must fit.
         output: directory for the wheel; made.
         progress: warned when strangers' code runs as this user.
@@ -394,29 +396,40 @@ def build(
         SourceError: the source does not exist or is not a project.
         WheelError: the built wheel is not sound.
     """
+    parts = split_url(origin)
+    if parts.scheme == "file":
+        name = url2pathname(parts.path)
+        again = f"uv build --wheel {name}"
+    else:
+        name = f"{source.name} of {origin}"
+        again = f"uv build --wheel, in a copy of {origin}"
     if not source.exists():
-        raise SourceError(f"{source} does not exist", hint="check the path")
+        raise SourceError(f"{name} does not exist", hint="check the path")
     if source.is_dir() and not any((source / name).exists() for name in _PROJECT_FILES):
         raise SourceError(
-            f"{source} is not a project",
+            f"{name} is not a project",
             hint="it has no pyproject.toml or setup.py; give wheels by their own paths",
         )
-    if not own and sandbox.available():
-        from wheelmount.wheels.confined import build_confined
+    try:
+        if not own and sandbox.available():
+            from wheelmount.wheels.confined import build_confined
 
-        failure = build_confined(source, output)
-    else:
-        if not own:
-            progress.log(
-                f"warning: the build of {source.name} runs its code as you, with your files and "
-                "network in reach: this machine makes no namespaces for you"
-            )
-        failure = build_wheel(source, output, sys.executable)
+            failure = build_confined(source, output)
+        else:
+            if not own:
+                progress.log(
+                    f"warning: the build of {source.name} runs its code as you, with your files "
+                    "and network in reach: this machine makes no namespaces for you"
+                )
+            failure = build_wheel(source, output, sys.executable)
+    except WaitError as error:
+        error.hint = f"see what it does: {again}"
+        raise
     found = list(output.glob("*.whl"))
     if failure or len(found) != 1:
         raise ResolveError(
             f"{source.name} does not build: {failure or 'no wheel came out'}",
-            hint=f"see all it says with: uv build --wheel {source}"
+            hint=f"see all it says with: {again}"
             + ("" if own else "; builds that need a network: --no-sandbox, if you trust them"),
         )
     (wheel,) = found

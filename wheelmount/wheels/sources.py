@@ -106,7 +106,7 @@ def build_locked(
             source, origin = _bring(package, base, inner, wanted)
             named = source in own or (wanted.lock is not None and not is_fetched(wanted.lock))
             plain = (package.directory is not None and named) or not wanted.confined
-            fresh = build(source, target, inner / "wheels", progress, own=plain)
+            fresh = build(source, origin, target, inner / "wheels", progress, own=plain)
             made[id(package)] = _as_wheel(package, fresh)
             wheel = keep(fresh, folder)
             origins[wheel.name] = origin
