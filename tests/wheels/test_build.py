@@ -822,3 +822,20 @@ def test_a_source_of_a_lock_that_builds_another_package_or_version(
         house.add(wanted, targets=[HERE])
     assert sha256(house.directory / before.name) == sha256(before)
     house.check().raise_if_any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["project", "repository"])
+def test_a_request_for_a_source_is_forgotten_in_its_original_form(
+    project: Path, repository: Path, house: Wheelhouse, how: str
+) -> None:
+    text = f"own-name @ git+{repository.as_uri()}@v1#subdirectory=sub"
+    wanted = Wanted.of(["./a project" if how == "project" else text])
+    for _ in range(2):
+        house.add(wanted, targets=[HERE])
+    with pytest.raises(InputError) as caught:
+        house.forget(Wanted.of(["own-name"]))
+    assert (str(project) if how == "project" else "@v1#sub") in (caught.value.hint or "")
+    assert house.forget(wanted) == 1
+    house.prune()
+    assert house.wheels() == []

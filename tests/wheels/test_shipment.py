@@ -50,6 +50,19 @@ def test_what_was_asked_for_and_by_which_url(uv_index: Index, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_what_another_request_with_the_same_wheels_asked_for_does_not_count(
+    uv_index: Index, tmp_path: Path
+) -> None:
+    make_wheel(uv_index.directory, "own", requires=["other"])
+    make_wheel(uv_index.directory, "other")
+    house = Wheelhouse(tmp_path / "house")
+    for names in (["own"], ["own", "other"], ["own"]):
+        (answer,) = house.add(Wanted.of(names), targets=[Target.here()]).answers
+        plan = plan_of(prepare(house.directory, answer, Target.here(), tmp_path / "cache"))
+        assert [name for name, wheel in plan.items() if wheel["requested"]] == sorted(names)
+
+
+@pytest.mark.slow
 def test_a_tree_that_grows_keeps_what_it_has(uv_index: Index, tmp_path: Path) -> None:
     for name in ("one", "other"):
         make_wheel(uv_index.directory, name)

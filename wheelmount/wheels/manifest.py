@@ -51,7 +51,8 @@ class Request:
     """A request, and its result.
 
     Attributes:
-        requirements: as given.
+        requirements: in their original form, or, of what was built, names with the URLs of
+            their sources.
         files: absolute paths of the files of requirements, for information: they may be gone.
         python_version: of the target.
         platform: of the target.
@@ -66,6 +67,8 @@ class Request:
             machine.
         wheels: names of the chosen wheels.
         hashes: SHA-256 of each of them; none in requests of old versions.
+        given: requirements, and paths of projects, in their original form without credentials;
+            None in requests of old versions.
         located: ``NAME==VERSION`` of packages that were chosen by URLs, in requirements or in the
             metadata of others, or by overrides; hosts have them by name.
         pinned: ``NAME ALGORITHM:HEX`` of each hash that the requirements pin a package to.
@@ -89,12 +92,14 @@ class Request:
     flags: tuple[str, ...] = ()
     built: tuple[str, ...] | None = None
     hashes: tuple[str, ...] = ()
+    given: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, wanted: Wanted, target: Target) -> Request:
         """Return the request for requirements, without a result."""
+        requirements = tuple(without_credentials(str(one)) for one in wanted.requirements)
         return cls(
-            requirements=tuple(without_credentials(str(one)) for one in wanted.requirements),
+            requirements=requirements,
             files=tuple(map(recorded, wanted.files)),
             python_version=target.python_version,
             platform=target.platform,
@@ -106,6 +111,7 @@ class Request:
             digest=wanted.digest(),
             flags=(*wanted.flags, *(f"--overrides={recorded(f)}" for f in wanted.override_files)),
             built=(),
+            given=(*requirements, *map(str, wanted.projects)),
         )
 
     @property
@@ -140,8 +146,9 @@ class Request:
 
     def same_question(self, other: Request) -> bool:
         """Return whether another request is the same, whatever its result."""
-        answer = ("pins", "wheels", "hashes", "digest", "pinned", "located", "built")
-        blank: dict[str, Any] = {name: type(getattr(self, name))() for name in answer}
+        ignored = ["pins", "wheels", "hashes", "digest", "pinned", "located", "built"]
+        ignored.append("given" if None in (self.given, other.given) else "requirements")
+        blank: dict[str, Any] = dict.fromkeys(ignored, ())
         return dataclasses.replace(self, **blank) == dataclasses.replace(other, **blank)
 
 

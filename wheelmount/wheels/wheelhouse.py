@@ -148,7 +148,10 @@ class Wheelhouse:
             ]
             gone = len(manifest.requests) - len(kept)
             if not gone:
-                asked = {" ".join((*one.requirements, *one.files)) for one in manifest.requests}
+                asked = {
+                    " ".join((*(one.given or one.requirements), *one.files))
+                    for one in manifest.requests
+                }
                 raise InputError(
                     f"{self.directory} has no request for just these requirements",
                     hint=f"it was for: {'; '.join(sorted(asked)) or 'nothing'}",
