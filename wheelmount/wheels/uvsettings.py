@@ -125,7 +125,7 @@ def of_variables(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str,
 def addresses(environ: Mapping[str, str] = os.environ) -> list[object]:
     """Return where uv looks for packages, by variables and by its configuration.
 
-    There are no credentials among them: who only renews a password asks for the same.
+    There are no credentials among them, so that a new password makes no other request.
     """
     found: list[object] = [
         (variable, name, without_credentials(url) if "://" in url else str(Path(url).absolute()))

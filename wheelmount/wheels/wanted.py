@@ -171,7 +171,7 @@ class Wanted:
         return found
 
     def repositories(self) -> list[Requirement]:
-        """Return those of them that are git repositories.
+        """Return the requirements of its projects that are git repositories.
 
         uv would clone them itself, and pass their passwords to git as arguments.
 
