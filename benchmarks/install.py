@@ -196,7 +196,7 @@ def _prepare(packages: Sequence[str], cache: Path) -> tuple[Wheelhouse, Shipment
     report = house.add(Wanted.of(packages), targets=[Target.here()])
     print(f"{len(report.wheels)} wheels, {report.size / 1e6:.0f} MB", end=", ")
     there = time.perf_counter()
-    shipment = prepare(house.directory, report.wheels, Target.here(), cache / "unpacked")
+    shipment = prepare(house.directory, report.answers[0], Target.here(), cache / "unpacked")
     print(
         f"downloaded in {there - started:.1f} s, "
         f"unpacked and compiled in {time.perf_counter() - there:.1f} s"

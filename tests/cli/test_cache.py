@@ -288,7 +288,7 @@ def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
     house = Wheelhouse(place / "house")
     report = house.add(Wanted.of([str(wheel)]), targets=[Target.here()])
     python = base_executable()
-    planned = venv.plan(house.directory, report.wheels, Target.here(), python, place)
+    planned = venv.plan(house.directory, report.answers[0], Target.here(), python, place)
     planned.make()
     made = venv.Environment.read(planned.folder)
     name = made.folder.name
@@ -302,7 +302,7 @@ def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
     assert [one.folder.name for one in environments.remove([name], settings)] == [name]
     with pytest.raises(InputError, match="no environment"):
         environments.remove([name], settings)
-    planned = venv.plan(house.directory, report.wheels, Target.here(), python, place)
+    planned = venv.plan(house.directory, report.answers[0], Target.here(), python, place)
     assert planned.items is not None
     planned.make()
     assert "environment" in {item.kind for item in cache.clean(settings)}

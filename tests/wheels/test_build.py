@@ -15,25 +15,32 @@ import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import tomli_w
 import uv
+from packaging.pylock import Pylock
 
 from wheelmount.errors import (
     InputError,
     ResolveError,
     SourceError,
+    TransferError,
     WaitError,
     WheelError,
     WheelmountError,
 )
-from wheelmount.wheels import compiler
+from wheelmount.wheels import compiler, wheelhouse
+from wheelmount.wheels.build import clone
+from wheelmount.wheels.resolve import resolve
+from wheelmount.wheels.shipment import prepare
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, Index, make_wheel, sha256
+from .support import ARM, Fault, Index, make_wheel, sha256
 
 HERE = Target.here()
 
@@ -212,7 +219,9 @@ def test_built_wheels_that_an_old_version_noted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["argument", "file", "constraint", "unnamed", "project"])
+@pytest.mark.parametrize(
+    "how", ["argument", "file", "constraint", "unnamed", "project", "dependency", "extra", "group"]
+)
 def test_git_is_told_a_password_by_no_argument(
     repository: Path, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -252,6 +261,24 @@ def test_git_is_told_a_password_by_no_argument(
                 f'[tool.uv.sources]\n"Own.Name" = {source}\nneeded = {{git = "http://no"}}\n'
             )
             wanted = Wanted.of(files=[other])
+            house.add(wanted, targets=[HERE])
+            house.check(wanted, targets=[HERE]).raise_if_any()
+            house.check().raise_if_any()
+        elif how in ("dependency", "extra", "group"):
+            other = tmp_path / "other" / "pyproject.toml"
+            other.parent.mkdir()
+            table: dict[str, Any] = {"project": {"name": "other", "version": "1"}}
+            table["dependency-groups"] = {"no": ["no @ git+http://no"]}
+            if how == "dependency":
+                table["project"]["dependencies"] = [line]
+            elif how == "extra":
+                extras = {"All": ["other[some]"], "some": [line], "no": ["no @ git+http://no"]}
+                table["project"]["optional-dependencies"] = extras
+            else:
+                table["dependency-groups"] |= {"All": [{"include-group": "some"}], "some": [line]}
+            other.write_text(tomli_w.dumps(table))
+            extra, group = ["all"] if how == "extra" else [], ["all"] if how == "group" else []
+            wanted = Wanted.of(files=[other], extras=extra, groups=group)
             house.add(wanted, targets=[HERE])
             house.check(wanted, targets=[HERE]).raise_if_any()
             house.check().raise_if_any()
@@ -349,6 +376,25 @@ def test_bounds_count_for_source_distributions_too(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["--extra-index-url", "--find-links"])
+def test_of_the_index_of_a_file(
+    project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path, how: str
+) -> None:
+    archive = sdist(project, tmp_path / "private")
+    with Index(archive.parent) as index:
+        index.password = "secret"  # noqa: S105
+        if how == "--find-links":
+            place, origin = "private", archive.as_uri()
+        else:
+            place, origin = index.url.replace("://", "://me:secret@"), index.file_url(archive)
+            shutil.copy(archive, uv_index.directory / "own_name-1.1.tar.gz")  # a namesake
+        (tmp_path / "needs.txt").write_text(f"{how} {place}\nneeded\n")
+        wanted = Wanted.of(files=[tmp_path / "needs.txt"], builds=["own-name"])
+        house.add(wanted, targets=[HERE])
+    assert built(house) == {"own_name-1.0-py3-none-any.whl": origin}
+
+
+@pytest.mark.slow
 def test_by_url(project: Path, house: Wheelhouse, uv_index: Index) -> None:
     archive = sdist(project, uv_index.directory)
     url = uv_index.file_url(archive)
@@ -367,6 +413,38 @@ def test_a_repository(repository: Path, house: Wheelhouse) -> None:
     house.check().raise_if_any()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", ["branch", "other branch", "tag", "note", "pull", "commit", "short", "tilde"]
+)
+def test_revisions_of_a_repository(tmp_path: Path, how: str) -> None:
+    place, copy = tmp_path / "repository", tmp_path / "copy"
+    git("init", "-qb", "main", str(place), cwd=tmp_path)
+    commits = {}
+    for name in ("other branch", "pull", "branch"):
+        git("checkout", "-q", "--orphan", name.replace(" ", "/"), cwd=place)
+        git("commit", "-q", "--allow-empty", "-m", name, cwd=place)
+        commits[name] = git("rev-parse", "HEAD", cwd=place).strip()
+    git("update-ref", "refs/pull/1/head", "pull", cwd=place)
+    git("branch", "-qD", "pull", cwd=place)
+    git("tag", "v1", "other/branch", cwd=place)
+    git("tag", "-a", "v2", "-m", "note", "other/branch", cwd=place)
+    other = commits["other branch"]
+    revision, commit = {
+        "branch": ("branch", commits["branch"]),
+        "other branch": ("other/branch", other),
+        "tag": ("v1", other),
+        "note": ("v2", other),
+        "pull": ("refs/pull/1/head", commits["pull"]),
+        "commit": (other, other),
+        "short": (other[:8], other),
+        "tilde": ("v1~0", other),
+    }[how]
+    url = f"git+{place.as_uri()}"
+    assert clone(f"{url}@{revision}", copy) == (copy, f"{url}@{commit}")
+    assert git("rev-parse", "HEAD", cwd=copy).strip() == commit
+
+
 @pytest.mark.parametrize(
     ("rest", "reason"),
     [
@@ -375,6 +453,7 @@ def test_a_repository(repository: Path, house: Wheelhouse) -> None:
         ("@v1#subdirectory=../..", "is not in the repository"),
         ("/no", "no repository to build from"),
         ("@--help", "--help is no revision"),
+        ("@v1:v2#subdirectory=sub", "v1:v2"),
     ],
 )
 def test_bad_repositories(repository: Path, house: Wheelhouse, rest: str, reason: str) -> None:
@@ -394,6 +473,24 @@ def test_what_does_not_build(project: Path, house: Wheelhouse) -> None:
     error = refused(house, str(project))
     assert type(error) is SourceError
     assert "is not a project" in error.message
+
+
+@pytest.mark.slow
+def test_what_does_not_build_is_named_by_where_it_is_from(
+    repository: Path, house: Wheelhouse, uv_index: Index
+) -> None:
+    (repository / "pyproject.toml").write_text(PYPROJECT)
+    git("add", ".", cwd=repository)
+    git("commit", "-qm", "third", cwd=repository)
+    commit = git("rev-parse", "HEAD", cwd=repository).strip()
+    origin = f"git+{repository.as_uri()}"
+    error = refused(house, f"own-name @ {origin}")
+    assert f"uv build --wheel, in a copy of {origin}@{commit}" in (error.hint or "")
+    error = refused(house, f"own-name @ {origin}#subdirectory=sub")
+    assert error.message == f"sub of {origin}@{commit} does not exist"
+    archive = packed(repository, uv_index.directory)
+    error = refused(house, f"own-name @ {uv_index.file_url(archive)}")
+    assert f"uv build --wheel, in a copy of {uv_index.file_url(archive)}" in (error.hint or "")
 
 
 @pytest.mark.slow
@@ -637,3 +734,108 @@ def test_a_lock_with_source_distributions(
     house.add(wanted, targets=[HERE])
     assert built(house) == {"own_name-1.0-py3-none-any.whl": uv_index.file_url(archive)}
     house.check(wanted, targets=[HERE]).raise_if_any()
+
+
+@pytest.mark.slow
+def test_a_failed_download_keeps_the_wheel_that_was_built_before(
+    project: Path, house: Wheelhouse, uv_index: Index
+) -> None:
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    (wheel,) = house.directory.glob("own_name-*.whl")
+    before = wheel.read_bytes()
+    (project / "own_name.py").write_text("VALUE = 2\n")
+    # The next build is whole, and what else is needed cannot be resolved, or does not arrive.
+    with pytest.raises(ResolveError):
+        house.add(Wanted.of([str(project), "nosuch"]), targets=[HERE])
+    other = make_wheel(uv_index.directory, "other")
+    uv_index.faults[other.name] = [Fault(status=404, agent="python-httpx")]
+    with pytest.raises(TransferError):
+        house.add(Wanted.of([str(project), "other"]), targets=[HERE])
+    assert wheel.read_bytes() == before
+    house.check().raise_if_any()
+
+
+@pytest.mark.slow
+def test_a_wheel_that_another_request_replaces_is_not_taken(
+    project: Path, house: Wheelhouse, tmp_path: Path
+) -> None:
+    first = house.add(Wanted.of([str(project)]), targets=[HERE])
+    namesake = make_project(tmp_path / "other" / "project")
+    (namesake / "own_name.py").write_text("VALUE = 2\n")
+    second = house.add(Wanted.of([str(namesake)]), targets=[HERE])
+    assert first.wheels == second.wheels
+    with pytest.raises(WheelError, match="and had"):
+        prepare(house.directory, first.answers[0], HERE, tmp_path / "cache")
+    prepare(house.directory, second.answers[0], HERE, tmp_path / "cache")
+    # Once unpacked, each has its own bytes, whichever the wheelhouse has now.
+    third = house.add(Wanted.of([str(project)]), targets=[HERE])
+    prepare(house.directory, third.answers[0], HERE, tmp_path / "cache")
+    shipment = prepare(house.directory, second.answers[0], HERE, tmp_path / "cache")
+    assert {file.read_text() for file in shipment.tree.rglob("own_name.py")} == {"VALUE = 2\n"}
+
+
+@pytest.mark.slow
+def test_pruning_meanwhile_leaves_what_was_built(
+    project: Path, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.add(Wanted.of(["needed"]), targets=[HERE])
+
+    def resolve_and_prune(*arguments: Any, **options: Any) -> Pylock:
+        house.prune()  # as another process does at this moment
+        return resolve(*arguments, **options)
+
+    monkeypatch.setattr(wheelhouse, "resolve", resolve_and_prune)
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    house.check().raise_if_any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["helper", "own-name"])
+def test_a_source_of_a_lock_that_builds_another_package_or_version(
+    project: Path, house: Wheelhouse, uv_index: Index, tmp_path: Path, name: str
+) -> None:
+    before = make_wheel(uv_index.directory, "own_name", requires=["needed"])
+    house.add(Wanted.of(["own-name"]), targets=[HERE])
+    archive = packed(project, tmp_path)
+    version = "1.0" if name == "helper" else "2.0"
+    (tmp_path / "pylock.toml").write_text(
+        tomli_w.dumps(
+            {
+                "lock-version": "1.0",
+                "created-by": "me",
+                "packages": [
+                    {
+                        "name": name,
+                        "version": version,
+                        "sdist": {
+                            "name": f"{name}-{version}.tar.gz",
+                            "url": archive.as_uri(),
+                            "hashes": {"sha256": sha256(archive)},
+                        },
+                    }
+                ],
+            }
+        )
+    )
+    wanted = Wanted.of(files=[tmp_path / "pylock.toml"], builds=[name])
+    with pytest.raises(ResolveError, match=rf"{name} {version} builds own_name-1\.0"):
+        house.add(wanted, targets=[HERE])
+    assert sha256(house.directory / before.name) == sha256(before)
+    house.check().raise_if_any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["project", "repository"])
+def test_a_request_for_a_source_is_forgotten_in_its_original_form(
+    project: Path, repository: Path, house: Wheelhouse, how: str
+) -> None:
+    text = f"own-name @ git+{repository.as_uri()}@v1#subdirectory=sub"
+    wanted = Wanted.of(["./a project" if how == "project" else text])
+    for _ in range(2):
+        house.add(wanted, targets=[HERE])
+    with pytest.raises(InputError) as caught:
+        house.forget(Wanted.of(["own-name"]))
+    assert (str(project) if how == "project" else "@v1#sub") in (caught.value.hint or "")
+    assert house.forget(wanted) == 1
+    house.prune()
+    assert house.wheels() == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import http.client
+import netrc
 import os
 import shlex
 import shutil
@@ -16,14 +18,16 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import httpcore
 import httpx
 import pytest
 
-from wheelmount.errors import UnavailableError, WheelmountError
+from wheelmount.errors import ConfigError, UnavailableError, WheelmountError
 from wheelmount.wheels import fetch
+from wheelmount.wheels.credentials import IndexAuth
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
@@ -94,6 +98,46 @@ def test_a_keyring(
     monkeypatch.setenv("UV_KEYRING_PROVIDER", "subprocess")
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.url.replace("://", "://me@"))
     add(house, "own")
+
+
+def test_a_keyring_is_not_asked_before_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "keyring"
+    program.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/log\necho secret\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("UV_KEYRING_PROVIDER", "subprocess")
+    monkeypatch.setenv("UV_INDEX", "https://me:known@a.example/one https://you@a.example/two")
+    request = httpx.Request("GET", "https://a.example/one/a.whl")
+    flow = IndexAuth().of().auth_flow(request)
+
+    def given(request: httpx.Request) -> str:
+        return base64.b64decode(request.headers["Authorization"].removeprefix("Basic ")).decode()
+
+    assert given(next(flow)) == "me:known"
+    assert not (tmp_path / "log").exists()
+    assert given(flow.send(httpx.Response(401))) == "you:secret"
+    assert (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"machine a login b\xe4 password c", b"machine a login b secret", None]
+)
+def test_a_netrc_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    file = tmp_path / "netrc"
+    file.write_bytes(content or b"")
+    monkeypatch.setenv("NETRC", str(file))
+    if content is None:
+        error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        monkeypatch.setattr(netrc, "netrc", Mock(side_effect=error))
+    with pytest.raises(ConfigError, match="netrc cannot be read: ") as caught:
+        IndexAuth()
+    assert caught.value.hint
+    assert "secret" not in caught.value.message
 
 
 def serve(index: Index, place: Path, *, clients: bool = False) -> tuple[Path, Path]:

@@ -26,7 +26,8 @@ from wheelmount.errors import (
 from wheelmount.wheels import archive
 from wheelmount.wheels import download as download_module
 from wheelmount.wheels import fetch as fetch_module
-from wheelmount.wheels.download import DownloadReport, download, locked
+from wheelmount.wheels.download import DownloadReport, download, locked, pending
+from wheelmount.wheels.scratch import scratch
 
 from .support import TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256
 
@@ -416,3 +417,18 @@ def test_nothing_is_written_where_links_lead(index: Index, house: Path, wheel: P
     assert (house / wheel.name).read_bytes() == wheel.read_bytes()
     assert not (house / wheel.name).is_symlink()
     assert precious.read_text() == "precious"
+
+
+def test_locks_that_another_process_is_writing_stay(tmp_path: Path) -> None:
+    with scratch(tmp_path) as place:
+        lock = pending(place)
+        files = [lock, lock.with_name(f".{lock.name}.1"), lock.with_name(f".{lock.stem}-1.toml.2")]
+        for file in files:
+            file.touch()
+        with locked(tmp_path):
+            assert all(file.exists() for file in files)
+        shutil.copytree(place, tmp_path / "kept")
+    (tmp_path / "kept").rename(place)  # as if its maker was killed
+    with locked(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".wheelmount.lock"]

@@ -159,6 +159,32 @@ def test_malformed_settings_are_passed_over(monkeypatch: pytest.MonkeyPatch, tex
     IndexAuth()
 
 
+def test_of_directories_the_nearest_with_settings_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    below = tmp_path / "above" / "near" / "below"
+    below.mkdir(parents=True)
+    (tmp_path / "config" / "uv").mkdir(parents=True)
+    for folder in (tmp_path / "config" / "uv", tmp_path / "above", tmp_path / "above" / "near"):
+        (folder / "uv.toml").write_text('find-links = ["links", "https://a.example/"]\n')
+    (below.parent / "pyproject.toml").write_text("[tool.uv]\nno-index = true\n")
+    (below / "pyproject.toml").write_text('[project]\nname = "a"\n')  # without settings of uv
+    monkeypatch.chdir(below)
+    found = [
+        [str(tmp_path / place / "links"), "https://a.example/"]
+        for place in ("above/near", "config/uv")
+    ]
+    assert [table["find-links"] for table in uvsettings.tables()] == found
+    (below / "pyproject.toml").write_text("[tool.uv]\n")
+    assert list(uvsettings.tables()) == [{}, {"find-links": found[1]}]
+    monkeypatch.setenv("UV_CONFIG_FILE", "../uv.toml")
+    (table,) = uvsettings.tables()
+    assert [Path(one).exists() for one in table["find-links"]] == [False, False]
+    assert Path(table["find-links"][0]).resolve() == below.parent / "links"
+
+
 def test_standard_input_and_urls(more: Index) -> None:
     for _ in range(2):
         assert wheels("-r", "-", given="b<2\n") == ["b-1.0"]

@@ -208,3 +208,55 @@ def test_pins_by_another_algorithm(
 def test_an_unknown_algorithm_is_no_pin(wheel: Path, house: Wheelhouse, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="md5"):
         house.add(listed(tmp_path, "a --hash=md5:00"), targets=[TARGET])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["file", "variable", "setting"])
+def test_pins_of_overrides_are_compared_and_replace_others(
+    wheel: Path,
+    house: Wheelhouse,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    url = f"a @ {wheel.as_uri()}#sha256="
+    over = tmp_path / "over.txt"
+    (tmp_path / "r.txt").write_text(f"a==9 --hash=sha256:{'1' * 64}\n")
+
+    def wanted(digest: str) -> Wanted:
+        over.write_text(f"a==1.0 --hash=sha256:{digest}\n")
+        if how == "setting":
+            monkeypatch.delenv("UV_NO_CONFIG", raising=False)
+            table = {"override-dependencies": [f"{url}{digest}"]}
+            (tmp_path / "uv.toml").write_text(tomli_w.dumps(table))
+        elif how == "variable":
+            monkeypatch.setenv("UV_OVERRIDE", str(over))
+        files = [over] if how == "file" else []
+        return Wanted.of(files=[tmp_path / "r.txt"], override_files=files)
+
+    assert ZEROS in refused(house, wanted(ZEROS))
+    house.add(wanted(sha256(wheel)), targets=[TARGET])
+    house.check().raise_if_any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["dependencies", "extra", "group"])
+def test_pins_of_a_project_are_compared(
+    wheel: Path, house: Wheelhouse, tmp_path: Path, where: str
+) -> None:
+    def wanted(digest: str) -> Wanted:
+        lines = [f"a @ {wheel.as_uri()}#sha256={digest}"]
+        project: dict[str, object] = {"name": "own", "version": "1"}
+        if where == "dependencies":
+            project["dependencies"] = lines
+        project["optional-dependencies"] = {"more": lines if where == "extra" else []}
+        groups = {"more": lines if where == "group" else []}
+        table = {"project": project, "dependency-groups": groups}
+        (tmp_path / "pyproject.toml").write_text(tomli_w.dumps(table))
+        extras = ["more"] if where == "extra" else []
+        groups_of = ["more"] if where == "group" else []
+        return Wanted.of(files=[tmp_path / "pyproject.toml"], extras=extras, groups=groups_of)
+
+    assert ZEROS in refused(house, wanted(ZEROS))
+    house.add(wanted(sha256(wheel)), targets=[TARGET])
+    house.check(wanted(sha256(wheel)), targets=[TARGET]).raise_if_any()

@@ -38,7 +38,7 @@ def test_what_was_asked_for_and_by_which_url(uv_index: Index, tmp_path: Path) ->
     )
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of(["own", str(local), str(project)]), targets=[Target.here()])
-    shipment = prepare(house.directory, report.wheels, Target.here(), tmp_path / "cache")
+    shipment = prepare(house.directory, report.answers[0], Target.here(), tmp_path / "cache")
     plan = plan_of(shipment)
     assert {name for name, wheel in plan.items() if wheel["requested"]} == {
         "own", "local", "project",
@@ -50,6 +50,19 @@ def test_what_was_asked_for_and_by_which_url(uv_index: Index, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_what_another_request_with_the_same_wheels_asked_for_does_not_count(
+    uv_index: Index, tmp_path: Path
+) -> None:
+    make_wheel(uv_index.directory, "own", requires=["other"])
+    make_wheel(uv_index.directory, "other")
+    house = Wheelhouse(tmp_path / "house")
+    for names in (["own"], ["own", "other"], ["own"]):
+        (answer,) = house.add(Wanted.of(names), targets=[Target.here()]).answers
+        plan = plan_of(prepare(house.directory, answer, Target.here(), tmp_path / "cache"))
+        assert [name for name, wheel in plan.items() if wheel["requested"]] == sorted(names)
+
+
+@pytest.mark.slow
 def test_a_tree_that_grows_keeps_what_it_has(uv_index: Index, tmp_path: Path) -> None:
     for name in ("one", "other"):
         make_wheel(uv_index.directory, name)
@@ -57,11 +70,8 @@ def test_a_tree_that_grows_keeps_what_it_has(uv_index: Index, tmp_path: Path) ->
     shipments = []
     for name in ("one", "other"):
         report = house.add(Wanted.of([name]), targets=[Target.here()])
-        shipments.append(
-            prepare(
-                house.directory, report.wheels, Target.here(), tmp_path / "cache", tree="growing"
-            )
-        )
+        (answer,), cache = report.answers, tmp_path / "cache"
+        shipments.append(prepare(house.directory, answer, Target.here(), cache, tree="growing"))
     first, second = shipments
     assert first.tree == second.tree
     assert list(plan_of(first)) == ["one"]
@@ -70,7 +80,7 @@ def test_a_tree_that_grows_keeps_what_it_has(uv_index: Index, tmp_path: Path) ->
     # Without a name each has a tree of its own, and the same wheels the same.
     report = house.add(Wanted.of(["one"]), targets=[Target.here()])
     trees = {
-        prepare(house.directory, report.wheels, Target.here(), tmp_path / "cache").tree
+        prepare(house.directory, report.answers[0], Target.here(), tmp_path / "cache").tree
         for _ in range(2)
     }
     assert len(trees) == 1
@@ -89,7 +99,7 @@ def test_no_file_has_a_password(
         monkeypatch.delenv(name)
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of(["own"]), targets=[Target.here()])
-    tree = prepare(house.directory, report.wheels, Target.here(), tmp_path / "cache").tree
+    tree = prepare(house.directory, report.answers[0], Target.here(), tmp_path / "cache").tree
     assert any(tree.rglob("needed.py"))
     made = [path for place in ("house", "cache") for path in (tmp_path / place).rglob("*")]
     assert not [path for path in made if path.is_file() and b"s3cr3t" in path.read_bytes()]

@@ -48,7 +48,7 @@ def make(tmp_path: Path, *wheels: Path) -> tuple[Environment, bool]:
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of(map(str, wheels)), targets=[HERE])
     cache = tmp_path / "cache"
-    planned = venv.plan(house.directory, report.wheels, HERE, base_executable(), cache)
+    planned = venv.plan(house.directory, report.answers[0], HERE, base_executable(), cache)
     planned.make()
     return Environment.read(planned.folder), planned.items is not None
 
@@ -113,7 +113,7 @@ def test_the_tree_of_a_new_environment_is_what_a_scan_finds(tmp_path: Path) -> N
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of(map(str, wheels)), targets=[HERE])
     plans = [
-        venv.plan(house.directory, report.wheels, HERE, base_executable(), tmp_path / "cache")
+        venv.plan(house.directory, report.answers[0], HERE, base_executable(), tmp_path / "cache")
         for _ in range(2)
     ]
     tree = plans[0].make()
@@ -249,7 +249,7 @@ def test_programs_of_a_python_that_is_brought_along_stay(tmp_path: Path) -> None
     house = Wheelhouse(tmp_path / "house")
     report = house.add(Wanted.of([str(wheel)]), targets=[HERE])
     brought = Carried(HERE.minor_release, HERE.python_version, prefix)
-    made = venv.plan(house.directory, report.wheels, HERE, brought, tmp_path / "cache")
+    made = venv.plan(house.directory, report.answers[0], HERE, brought, tmp_path / "cache")
     assert made.make() is None, "what came along is not in its tree"
     assert (made.folder / "bin" / "a").read_text().startswith("#!/bin/sh")
     assert (prefix / "bin" / "a").read_text() == "its own"

@@ -175,6 +175,12 @@ def test_a_group_that_is_not_there(project: Path, house: Wheelhouse) -> None:
         ("./a-1.0-py3-none-any.whl\n", False),
         ("a @ file:///a.whl\n", False),
         ("a @ git+https://127.0.0.1/a\n", False),
+        ("a @ ./dist/a-1.0-py3-none-any.whl\n", False),
+        ("a @ dist/a-1.0-py3-none-any.whl\n", False),
+        ("dist/a-1.0-py3-none-any.whl\n", False),
+        ("dist/a\n", False),
+        ("a @ https://127.0.0.1/a-1.0-py3-none-any.whl\n", True),
+        ("https://127.0.0.1/a-1.0-py3-none-any.whl\n", True),
     ],
 )
 def test_when_nothing_can_have_changed(tmp_path: Path, text: str, known: bool) -> None:
@@ -188,9 +194,85 @@ def test_when_nothing_can_have_changed(tmp_path: Path, text: str, known: bool) -
     assert not known or digest != Wanted.of(["x"], [file]).digest()
 
 
+def test_values_of_variables_count_and_passwords_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "needs.txt"
+    file.write_text("--index-url https://me:${PASSWORD}@127.0.0.1/simple\na==${VERSION}\n")
+    digests = []
+    for password, version in (("one", "1"), ("other", "1"), ("other", "2")):
+        monkeypatch.setenv("PASSWORD", password)
+        monkeypatch.setenv("VERSION", version)
+        digests.append(Wanted.of(files=[file]).digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "known"),
+    [
+        ("uv.lock", 'source = {{ {} = "." }}', True),
+        ("uv.lock", 'source = {{registry = "https://127.0.0.1/{}"}}', True),
+        ("uv.lock", 'source={{{}="../a"}}', False),
+        ("uv.lock", '[package.source]\n{} = "../a"', False),
+        ("pylock.toml", "[packages.{}]\npath = '../a'", False),
+        ("pylock.toml", "{}={{path='../a'}}", False),
+        ("pylock.toml", "vcs={{type='git',commit-id='1',path='../{}'}}", False),
+        ("pylock.toml", "vcs={{type='git',commit-id='1',url='https://127.0.0.1/{}'}}", True),
+        ("pyproject.toml", "[tool.uv.sources]\na.path = '{}'", False),
+        ("pyproject.toml", "[tool.uv.sources.a]\nworkspace = true #{}", False),
+        ("pyproject.toml", "[tool.uv.sources]\na.index = '{}'", True),
+        ("pyproject.toml", "[project]\ndynamic=['dependencies'] #{}", False),
+        ("pyproject.toml", "[project]\ndependencies=['a @ git+https://127.0.0.1/{}']", False),
+    ],
+)
+def test_locks_and_projects_that_may_change(
+    tmp_path: Path, name: str, text: str, known: bool
+) -> None:
+    starts = {
+        "uv.lock": '[[package]]\nname = "a"\n',
+        "pylock.toml": "lock-version = '1.0'\ncreated-by = 'me'\n[[packages]]\nname = 'a'\n",
+    }
+    (tmp_path / name).write_text(f"{starts.get(name, '')}{text.format('directory')}\n")
+    assert bool(Wanted.of(files=[tmp_path / name]).digest()) == known
+
+
 def test_what_is_on_this_machine_may_change(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "a")
     assert Wanted.of([str(wheel)]).digest() == ""
     assert Wanted.of([str(tmp_path)]).digest() == ""
     assert Wanted.of(["a @ git+https://127.0.0.1/a"]).digest() == ""
+    assert Wanted.of(["a @ ./a-1.0-py3-none-any.whl"]).digest() == ""
     assert Wanted.of(["a @ https://127.0.0.1/a.whl"], builds=["b"]).digest() != ""
+
+
+INDEXES = {
+    "UV_DEFAULT_INDEX": "https://{}127.0.0.1/simple",
+    "UV_INDEX": "own=https://{}127.0.0.1/simple https://{}127.0.0.1/more",
+    "UV_EXTRA_INDEX_URL": "https://{}127.0.0.1/simple",
+    "UV_FIND_LINKS": "https://{}127.0.0.1/links,https://{}127.0.0.1/more",
+    "uv.toml": '[[index]]\nname = "own"\nurl = "https://{}127.0.0.1/simple"\n',
+}
+
+
+@pytest.mark.parametrize("where", INDEXES)
+def test_another_index_makes_another_request_and_another_password_does_not(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG")
+    digests = [Wanted.of(["a"]).digest()]
+    for user in ("me:one@", "me:other@", ""):
+        text = INDEXES[where].replace("{}", user)
+        if where == "uv.toml":
+            (tmp_path / where).write_text(text)
+        else:
+            monkeypatch.setenv(where, text)
+        digests.append(Wanted.of(["a"]).digest())
+    assert digests[0] != digests[1] == digests[2] == digests[3]
+
+
+def test_another_password_makes_no_other_request() -> None:
+    one, other = (
+        Wanted.of([f"a @ https://me:{password}@127.0.0.1/a-1.0-py3-none-any.whl"])
+        for password in ("one", "other")
+    )
+    assert one.digest() == other.digest() != ""

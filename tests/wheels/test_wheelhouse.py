@@ -30,7 +30,18 @@ from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 from wheelmount.wheels.wheelhouse import Wheelhouse
 
-from .support import ARM, TARGET, Fault, Index, lock_of, make_wheel, package_of, sha256, spoil
+from .support import (
+    ARM,
+    TARGET,
+    Fault,
+    Index,
+    lock_of,
+    make_wheel,
+    package_of,
+    sha256,
+    spoil,
+    with_files,
+)
 
 
 @pytest.fixture
@@ -401,6 +412,24 @@ def test_a_file_where_another_wheel_has_a_directory(filled: Wheelhouse, uv_index
     assert "'one.py' is a directory here" in refused(filled, "one").message
 
 
+@pytest.mark.slow
+def test_wheels_that_clash_are_refused_again(house: Wheelhouse, uv_index: Index) -> None:
+    with_files(make_wheel(uv_index.directory, "aaa"), {"x": b""})
+    with_files(make_wheel(uv_index.directory, "bbb"), {"x/y.py": b""})
+    for name in ("aaa", "bbb"):
+        house.add(Wanted.of([name]), targets=[TARGET])
+    for _ in range(2):
+        with pytest.raises(WheelError, match="is not sound"):
+            house.add(Wanted.of(["aaa", "bbb"]), targets=[TARGET])
+    house.check().raise_if_any()
+    # A version that did not look recorded them together.
+    manifest = json.loads((house.directory / "wheelmount.json").read_text())
+    manifest["requests"][0]["wheels"] += manifest["requests"][1]["wheels"]
+    del manifest["requests"][0]["hashes"]
+    (house.directory / "wheelmount.json").write_text(json.dumps(manifest))
+    assert house.check(Wanted.of(["aaa", "bbb"]), targets=[TARGET]).unsound
+
+
 OTHER = "other-1.0.dist-info"
 
 
@@ -553,6 +582,36 @@ def test_what_is_there_is_not_asked_for_again(filled: Wheelhouse, uv_index: Inde
         patch.setenv("UV_DEFAULT_INDEX", other.url)
         filled.add(Wanted.of(["a"]), targets=[TARGET], upgrade=True)
     assert names(filled) == ["a-1.0", "b-1.0", "c-2.5", "c-3.0"]
+
+
+@pytest.mark.slow
+def test_another_index_is_asked(
+    house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    for name, version in (("one", "1.0"), ("two", "2.0")):
+        make_wheel(tmp_path / name, "foo", version)
+        monkeypatch.setenv("UV_FIND_LINKS", name)
+        report = house.add(Wanted.of(["foo"]), targets=[TARGET])
+        assert report.wheels == (f"foo-{version}-py3-none-any.whl",)
+
+
+@pytest.mark.slow
+def test_a_wheel_of_the_same_name_from_another_url_is_not_taken(
+    house: Wheelhouse, index: Index, tmp_path: Path
+) -> None:
+    wheel = make_wheel(index.directory, "foo")
+    (tmp_path / "other").mkdir()
+    with Index(tmp_path / "other") as other:
+        namesake = make_wheel(other.directory, "foo", module=b"VALUE = 'other'\n")
+        for _ in range(2):
+            for server, file in ((index, wheel), (other, namesake)):
+                wanted = Wanted.of([f"foo @ {server.file_url(file)}"])
+                house.add(wanted, targets=[TARGET])
+                assert sha256(house.directory / file.name) == sha256(file)
+                server.requests.clear()
+                house.add(wanted, targets=[TARGET])
+                assert server.requests == []
 
 
 @pytest.mark.slow

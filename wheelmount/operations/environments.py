@@ -273,14 +273,14 @@ def _planned(
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as used:
         used.enter_context(cache.used(settings))
         house = Wheelhouse(cache.wheelhouse(settings, "environments"))
-        wheels: Sequence[str] = ()
+        request = None
         if needed.wanted is not None:
             report = house.add(
                 needed.wanted, targets=[target], progress=progress, upgrade=needed.upgrade
             )
-            wheels = report.wheels
+            (request,) = report.answers
             cache.touch(house.directory, settings)
-        planned = venv.plan(house.directory, wheels, target, python, place, progress)
+        planned = venv.plan(house.directory, request, target, python, place, progress)
 
         def make() -> Tree | None:
             with used:

@@ -111,7 +111,7 @@ def install(
         if tool == "wheelmount":
             shipment = prepare(
                 house.directory,
-                report.wheels,
+                report.answers[0],
                 found[0],
                 Path(settings.cache_dir) / "unpacked",
                 progress,

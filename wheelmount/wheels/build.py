@@ -1,7 +1,8 @@
 """Build wheels of projects, source distributions and repositories on this machine.
 
 uv builds them in isolation, with the indexes and credentials of its own configuration. The built
-wheels go into the wheelhouse, are resolved by their paths, and have their origin recorded.
+wheels are resolved by their paths, and have their origin recorded. They are private until then: a
+wheelhouse gets them with the record of the request.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,17 +29,16 @@ from packaging.utils import (
 )
 
 from wheelmount import child
-from wheelmount.errors import ResolveError, SourceError, UnavailableError, WheelError
+from wheelmount.errors import ResolveError, SourceError, UnavailableError, WaitError, WheelError
 from wheelmount.owned import OTHERS
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import without_credentials
 from wheelmount.wheels import sandbox, uvsettings
 from wheelmount.wheels.archive import find_faults, hash_file
 from wheelmount.wheels.compiler import Failure, build_wheel, compile_requirements
-from wheelmount.wheels.download import locked
 from wheelmount.wheels.lockfile import Wheel, chosen_source, parse_lock
 from wheelmount.wheels.pins import ALGORITHMS, Pins
-from wheelmount.wheels.reqfile import Line, read_lines, rewrite
+from wheelmount.wheels.reqfile import Line, indexes, read_lines, rewrite
 from wheelmount.wheels.requirements import applies, split_url
 from wheelmount.wheels.resolve import error_of
 from wheelmount.wheels.scratch import scratch
@@ -78,7 +78,7 @@ def build_missing(
     progress: Progress = SILENT,
     pins: Pins | None = None,
 ) -> Built:
-    """Build all required sources into a wheelhouse.
+    """Build all required sources.
 
     uv can then resolve with wheels alone: it neither runs code of sources to learn their
     requirements, nor clones repositories by URLs with passwords, which other users would see.
@@ -86,7 +86,7 @@ def build_missing(
     Args:
         wanted: the requirements; nothing is done if none is a source, or for a lock.
         target: the target that the wheels must fit.
-        directory: directory of the wheelhouse.
+        directory: a private directory for the wheels.
         folder: a private directory for copies of files of requirements, which resolving needs.
         progress: informed of the one step, ``build``.
         pins: hashes that sources are pinned to.
@@ -106,9 +106,11 @@ def build_missing(
     plain = tuple(one for one in wanted.requirements if not is_source(one))
     by_path, asked = list(plain), list(plain)
     overrides = list(wanted.overrides)
-    # Constraints also narrow the choice of a source distribution, except those that are sources.
+    # Constraints also narrow the choice of a source distribution, except those that are sources;
+    # and it is looked for where a file of requirements says, as the wheels are.
     bounds = replace(
         Wanted(flags=tuple(flag for flag in wanted.flags if flag != NO_DEPS)),
+        files=(indexes(wanted.plain_files, folder),),
         constraints=wanted.constraints,
         override_files=wanted.override_files,
     ).with_files(lambda file: rewrite(file, dict.fromkeys(lines, ""), folder))
@@ -128,10 +130,10 @@ def build_missing(
             source, origin = _bring(one, target, inner, pins or Pins(), bounds)
             own = isinstance(one, Path) and source.is_dir()
             fresh = build(
-                source, target, inner / "wheels", progress, own=own or not wanted.confined
+                source, origin, target, inner / "wheels", progress, own=own or not wanted.confined
             )
             requirement = _named(one, fresh)
-            wheel = keep(fresh, directory, progress)
+            wheel = keep(fresh, directory)
             at = _at(requirement, wheel.absolute().as_uri())
             if line is not None:
                 changes[line] = str(at)
@@ -203,7 +205,7 @@ def _bring(
     if parts.scheme.startswith("git+"):
         _refuse_open(str(one), pins)
         return clone(one.url, folder / "repository")
-    return _download(one, target, folder, [], pins, Wanted())
+    return _download(one, target, folder, [], pins, Wanted(files=bounds.files))
 
 
 def _compared(path: Path, name: str, pins: Pins) -> Path:
@@ -251,15 +253,26 @@ def _download(
     if isinstance(answer, Failure):
         raise error_of(answer, target)
     (package,) = pins.apply(parse_lock(answer), target).packages
-    return bring(chosen_source(package), folder)
+    return bring(chosen_source(package), folder, bounds.plain_files)
 
 
-def bring(source: Wheel, folder: Path) -> tuple[Path, str]:
-    """Fetch a source distribution; return its path, and where it is from without credentials."""
-    from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
+def bring(source: Wheel, folder: Path, files: Iterable[Path]) -> tuple[Path, str]:
+    """Fetch a source distribution.
+
+    Args:
+        source: the source distribution.
+        folder: directory for it.
+        files: files of requirements, which may have credentials of its index.
+
+    Returns:
+        Its path, and where it is from without credentials.
+    """
+    # Both with httpx, which takes long to load.
+    from wheelmount.wheels.credentials import IndexAuth
+    from wheelmount.wheels.fetch import fetch
 
     with SILENT.task("download") as task:
-        fetch([source], folder, task, 1)
+        fetch([source], folder, task, 1, auth=IndexAuth(files=files))
     return folder / source.filename, without_credentials(source.source)
 
 
@@ -286,7 +299,7 @@ def clone(url: str, folder: Path) -> tuple[Path, str]:
     inside = parse_qs(parts.fragment).get("subdirectory", ["."])[0]
     _git(environment, "clone", "--quiet", "--", address, str(folder))
     if revision:
-        _git(environment, "-C", str(folder), "checkout", "--quiet", "--detach", revision, "--")
+        _check_out(revision, environment, folder)
     modules = ("submodule", "--quiet", "update", "--init", "--recursive")
     _git(environment, "-C", str(folder), *modules)
     commit = _git(environment, "-C", str(folder), "rev-parse", "HEAD").strip()
@@ -294,6 +307,21 @@ def clone(url: str, folder: Path) -> tuple[Path, str]:
     if not source.is_relative_to(folder.resolve()):
         raise SourceError(f"{inside} is not in the repository", hint="check its subdirectory")
     return source, f"git+{without_credentials(address)}@{commit}"
+
+
+def _check_out(revision: str, environment: Mapping[str, str], folder: Path) -> None:
+    """Check out a revision of a clone: a commit, a tag, a branch, or another reference.
+
+    Servers need not give a commit by its name, or by the beginning of its name. The clone has those
+    of all branches and tags.
+    """
+    inside = ("-C", str(folder))
+    try:  # the colon: what is fetched gets no name in the clone
+        _git(environment, *inside, "fetch", "--quiet", "--", "origin", f"{revision}:")
+        found = "FETCH_HEAD"
+    except SourceError:
+        found = f"{revision}^{{commit}}"  # otherwise git may take it for a branch to make
+    _git(environment, *inside, "checkout", "--quiet", "--detach", found, "--")
 
 
 def _apart(url: str) -> tuple[str, dict[str, str]]:
@@ -335,20 +363,17 @@ def _git(environment: Mapping[str, str], *arguments: str) -> str:
     return done.stdout
 
 
-def keep(wheel: Path, directory: Path, progress: Progress) -> Path:
-    """Move a built wheel into a wheelhouse, atomically; return its path there."""
+def keep(wheel: Path, directory: Path) -> Path:
+    """Move a built wheel into a private directory; return its path there."""
     kept = directory / wheel.name
-    with locked(directory, progress):
-        part = kept.with_name(f"{kept.name}.part")
-        part.unlink(missing_ok=True)  # it may be a link, which another file system's copy follows
-        wheel.chmod(wheel.stat().st_mode & ~OTHERS)
-        shutil.move(wheel, part)
-        part.replace(kept)
+    wheel.chmod(wheel.stat().st_mode & ~OTHERS)
+    shutil.move(wheel, kept)
     return kept
 
 
 def build(
     source: Path,
+    origin: str,
     target: Target,
     output: Path,
     progress: Progress = SILENT,
@@ -358,7 +383,8 @@ def build(
     """Build the wheel of a project or source distribution; return its path.
 
     Args:
-        source: directory or archive of the source.
+        source: directory or archive of the source, maybe a temporary one.
+        origin: URL of where it is from, for messages.
         target: the target that the wheel must fit.
         output: directory for the wheel; made.
         progress: warned when strangers' code runs as this user.
@@ -370,29 +396,40 @@ def build(
         SourceError: the source does not exist or is not a project.
         WheelError: the built wheel is not sound.
     """
+    parts = split_url(origin)
+    if parts.scheme == "file":
+        name = url2pathname(parts.path)
+        again = f"uv build --wheel {name}"
+    else:
+        name = f"{source.name} of {origin}"
+        again = f"uv build --wheel, in a copy of {origin}"
     if not source.exists():
-        raise SourceError(f"{source} does not exist", hint="check the path")
+        raise SourceError(f"{name} does not exist", hint="check the path")
     if source.is_dir() and not any((source / name).exists() for name in _PROJECT_FILES):
         raise SourceError(
-            f"{source} is not a project",
+            f"{name} is not a project",
             hint="it has no pyproject.toml or setup.py; give wheels by their own paths",
         )
-    if not own and sandbox.available():
-        from wheelmount.wheels.confined import build_confined
+    try:
+        if not own and sandbox.available():
+            from wheelmount.wheels.confined import build_confined
 
-        failure = build_confined(source, output)
-    else:
-        if not own:
-            progress.log(
-                f"warning: the build of {source.name} runs its code as you, with your files and "
-                "network in reach: this machine makes no namespaces for you"
-            )
-        failure = build_wheel(source, output, sys.executable)
+            failure = build_confined(source, output)
+        else:
+            if not own:
+                progress.log(
+                    f"warning: the build of {source.name} runs its code as you, with your files "
+                    "and network in reach: this machine makes no namespaces for you"
+                )
+            failure = build_wheel(source, output, sys.executable)
+    except WaitError as error:
+        error.hint = f"see what it does: {again}"
+        raise
     found = list(output.glob("*.whl"))
     if failure or len(found) != 1:
         raise ResolveError(
             f"{source.name} does not build: {failure or 'no wheel came out'}",
-            hint=f"see all it says with: uv build --wheel {source}"
+            hint=f"see all it says with: {again}"
             + ("" if own else "; builds that need a network: --no-sandbox, if you trust them"),
         )
     (wheel,) = found

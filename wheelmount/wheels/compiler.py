@@ -216,7 +216,7 @@ def build_wheel(
     except WaitError:
         raise WaitError(
             f"the build of {source.name} did not end within {TIMEOUT:.0f} s",
-            hint=f"see what it does: uv build --wheel {source}",
+            hint="see what it does: uv build --wheel",
         ) from None
     return answer.reason if isinstance(answer, Failure) else ""
 

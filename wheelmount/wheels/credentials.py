@@ -18,13 +18,11 @@ from wheelmount import child
 from wheelmount.errors import ConfigError
 from wheelmount.urls import without_credentials
 from wheelmount.wheels import uvsettings
-from wheelmount.wheels.reqfile import read_lines
+from wheelmount.wheels.reqfile import INDEX_OPTIONS, read_lines
 
 KEYRING_TIMEOUT = 30.0
 """Seconds that ``keyring`` may take to answer."""
 
-_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
-_INDEX_OPTIONS = ("--index-url", "--extra-index-url", "--find-links")
 _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND)
 
 
@@ -45,7 +43,7 @@ class IndexAuth:
         files: files of requirements, whose ``--index-url`` and so on may contain credentials.
 
     Raises:
-        ConfigError: a netrc file cannot be parsed.
+        ConfigError: a netrc file cannot be read.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, files: Iterable[Path] = ()) -> None:
@@ -56,8 +54,16 @@ class IndexAuth:
         file = Path(environ.get("NETRC") or Path("~/.netrc").expanduser())
         try:
             self._netrc = netrc.netrc(file) if file.is_file() else None
-        except netrc.NetrcParseError as error:
-            raise ConfigError(f"{file}: {error}", hint="fix the syntax of the file") from None
+        except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
+            reason = "it is no UTF-8"
+            if isinstance(error, netrc.NetrcParseError):  # whose text may have a password
+                reason = f"its line {error.lineno} has a wrong syntax"
+            elif isinstance(error, OSError):
+                reason = error.strerror or str(error)
+            raise ConfigError(
+                f"{file} cannot be read: {reason}",
+                hint="correct the file, or name another one in NETRC",
+            ) from None
 
     def of(self, index: str = "") -> httpx.Auth:
         """Return the authentication for downloads of files.
@@ -105,9 +111,12 @@ class _Auth(httpx.Auth):
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         """Try the credentials known for the request's origin, one after the other."""
-        tried = False
-        for user, password in dict.fromkeys(self._known.candidates(request.url, self._index)):
-            tried = True
+        tried = set()
+        # One by one: to ask a keyring for what is not needed may take long.
+        for user, password in self._known.candidates(request.url, self._index):
+            if (user, password) in tried:
+                continue
+            tried.add((user, password))
             response = yield next(httpx.BasicAuth(user, password).auth_flow(request))
             # A private index answers 404 without credentials.
             if response.status_code not in _REFUSED:
@@ -117,9 +126,10 @@ class _Auth(httpx.Auth):
 
 
 def _indexes(environ: Mapping[str, str], files: Iterable[Path]) -> Iterator[_Index]:
-    lines = (line for line in read_lines(files) if line.option in _INDEX_OPTIONS)
+    lines = (line for line in read_lines(files) if line.option in INDEX_OPTIONS)
     named = [("", line.text) for line in lines]
-    for name, url in (*_of_environment(environ), *named, *_of_files(environ)):
+    variables = [(name, url) for _, name, url in uvsettings.of_variables(environ)]
+    for name, url in (*variables, *named, *_of_files(environ)):
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -131,15 +141,6 @@ def _indexes(environ: Mapping[str, str], files: Iterable[Path]) -> Iterator[_Ind
             password = environ.get(f"{prefix}_PASSWORD", password)
         if parts.scheme in ("http", "https"):
             yield _Index(without_credentials(url), user, password)
-
-
-def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield name (maybe empty) and URL of each index in the variables' ``[NAME=]URL`` lists."""
-    for variable in (*_INDEX_VARIABLES, "UV_FIND_LINKS"):
-        for entry in re.split(r"[\s,]+", environ.get(variable, "")):
-            found = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", entry)
-            if found:
-                yield found[1] or "", found[2]
 
 
 def _of_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

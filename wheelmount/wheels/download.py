@@ -21,7 +21,7 @@ from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.wheels.archive import find_clashes, hash_file
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.lockfile import Wheel, chosen_wheels
-from wheelmount.wheels.manifest import REQUESTS_NAME, RESULT, Entry, Manifest
+from wheelmount.wheels.manifest import REQUESTS_NAME, RESULT, Entry, Manifest, Request
 from wheelmount.wheels.refusals import refuse_unpinned, refuse_unsound
 from wheelmount.wheels.scratch import abandoned, clear_fresh
 from wheelmount.wheels.simple import INDEX_NAME, WRITTEN
@@ -35,8 +35,8 @@ LOCK_TIMEOUT = 3600.0
 
 LOCK_NAME = ".wheelmount.lock"
 
-_WRITTEN = re.compile(r"wheelmount\.json|pylock\.(.+\.)?toml")
-"""Names of the files that are written beside the wheels."""
+_WRITTEN = re.compile(r"wheelmount\.json|pylock\.toml")
+"""Names of the files that are written beside the wheels, by holders of the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class DownloadReport:
         fetched_size: bytes of the fetched wheels.
         seconds: duration of the download.
         requests: relative paths of files of requirements that pin all wheels, one for each target.
+        answers: the recorded request of each target, with its result.
     """
 
     wheels: tuple[str, ...]
@@ -58,6 +59,7 @@ class DownloadReport:
     fetched_size: int
     seconds: float
     requests: tuple[str, ...] = ()
+    answers: tuple[Request, ...] = ()
 
     @classmethod
     def together(cls, reports: Sequence[DownloadReport], seconds: float) -> DownloadReport:
@@ -69,6 +71,7 @@ class DownloadReport:
             sum(report.fetched_size for report in reports),
             seconds,
             tuple(one for report in reports for one in report.requests),
+            tuple(one for report in reports for one in report.answers),
         )
 
 
@@ -121,8 +124,14 @@ def fill(
     jobs: int,
     trusted: Iterable[str],
     auth: IndexAuth | None = None,
+    built: Path | None = None,
 ) -> DownloadReport:
-    """Download as ``download`` does; the caller must hold the directory's lock."""
+    """Download as ``download`` does; the caller must hold the directory's lock.
+
+    Args:
+        built: directory, on the same file system, of sound wheels that were built for this lock.
+            They are moved into the wheelhouse once all others have arrived.
+    """
     from wheelmount.wheels.fetch import fetch  # with httpx, which takes long to load
 
     started = time.monotonic()
@@ -131,7 +140,12 @@ def fill(
         with disk_errors(directory):
             manifest = Manifest.read(directory)
             manifest.trusted.update(map(canonicalize_name, trusted))
-            needed = [wheel for wheel in wheels if not _is_there(wheel, directory, manifest)]
+            fresh = {wheel: file for wheel in wheels if (file := _in(built, wheel))}
+            needed = [
+                wheel
+                for wheel in wheels
+                if wheel not in fresh and not _is_there(wheel, directory, manifest)
+            ]
             _refuse_full(needed, directory)
 
         def remember(wheel: Wheel) -> None:
@@ -152,8 +166,14 @@ def fill(
         finally:
             with disk_errors(directory):
                 manifest.write(directory)
-        if needed:
-            _refuse_clashes([directory / wheel.filename for wheel in wheels])
+        if not manifest.has_together((wheel.filename, wheel.sha256) for wheel in wheels):
+            _refuse_clashes([fresh.get(wheel, directory / wheel.filename) for wheel in wheels])
+        if fresh:
+            with disk_errors(directory):
+                for wheel, file in fresh.items():
+                    file.replace(directory / wheel.filename)
+                    remember(wheel)
+                manifest.write(directory)
         report = DownloadReport(
             wheels=tuple(wheel.filename for wheel in wheels),
             fetched=tuple(wheel.filename for wheel in needed),
@@ -171,7 +191,8 @@ def fill(
 def _clear(directory: Path) -> None:
     """Delete remains of killed runs, except for partly downloaded wheels."""
     for place in abandoned(directory):
-        for lock in directory.glob(f"{pending(place).stem}*.toml"):
+        name = pending(place).stem
+        for lock in (*directory.glob(f"{name}*.toml"), *directory.glob(f".{name}*.toml.*")):
             lock.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
     clear_fresh(directory, _WRITTEN)
@@ -235,6 +256,12 @@ def locked(directory: Path, progress: Progress = SILENT) -> Iterator[None]:
             )
             _clear(directory)
         yield
+
+
+def _in(folder: Path | None, wheel: Wheel) -> Path | None:
+    """Return the file of a wheel in a directory, if it is there with the right bytes."""
+    file = folder / wheel.filename if folder else None
+    return file if file and file.is_file() and hash_file(file) == wheel.sha256 else None
 
 
 def _is_there(wheel: Wheel, directory: Path, manifest: Manifest) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
 from wheelmount import disk
@@ -13,6 +13,7 @@ from wheelmount.errors import SourceError, TransferError
 from wheelmount.owned import make_folders
 from wheelmount.wheels.reqfile import anchored
 from wheelmount.wheels.requirements import split_url
+from wheelmount.wheels.scratch import is_scratch, scratch
 
 _FETCHED = "fetched-"
 """Prefix of the directory of a file that was fetched from a URL."""
@@ -45,16 +46,29 @@ def file_of(text: str, folder: Path) -> Path:
     return Path(text)
 
 
+def recorded(file: Path) -> str:
+    """Return the path by which a file is recorded; it is one for all files of the same content.
+
+    Each process has a file of its own, in a directory that it deletes.
+    """
+    place = file.parent.parent
+    if not is_scratch(place):
+        return str(file)
+    return str(place.parent / file.relative_to(place))
+
+
 def is_fetched(file: Path) -> bool:
     """Return whether a file came from a URL, so that its content is a stranger's."""
     return file.parent.name.startswith(_FETCHED)
 
 
 def _keep(data: bytes, kind: str, name: str, folder: Path) -> Path:
-    # By its content: what is asked for again is the same.
-    place = folder / f"{kind}{hashlib.sha256(data).hexdigest()[:16]}"
-    make_folders(place)
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    make_folders(folder)
+    held = ExitStack()
+    atexit.register(held.close)
+    # By its content: what is asked for again is the same, see ``recorded``.
+    place = held.enter_context(scratch(folder)) / f"{kind}{hashlib.sha256(data).hexdigest()[:16]}"
+    place.mkdir()
     disk.write(place / name, data)
     return place / name
 

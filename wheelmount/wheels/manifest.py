@@ -29,7 +29,7 @@ from wheelmount import disk, typed
 from wheelmount.errors import InputError, WheelError
 from wheelmount.owned import make_folders
 from wheelmount.urls import public, without_credentials
-from wheelmount.wheels.pins import Pins
+from wheelmount.wheels.given import recorded
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.wanted import Wanted
 
@@ -51,7 +51,8 @@ class Request:
     """A request, and its result.
 
     Attributes:
-        requirements: as given.
+        requirements: in their original form, or, of what was built, names with the URLs of
+            their sources.
         files: absolute paths of the files of requirements, for information: they may be gone.
         python_version: of the target.
         platform: of the target.
@@ -61,9 +62,13 @@ class Request:
         groups: of the same.
         builds: packages of the index that were to be built on this machine.
         flags: options of uv that changed the choice.
-        digest: hash of everything that the result depends on, except for the index; empty if that
-            is unknown: files that name others, packages that are built on this machine.
+        digest: hash of everything that the result depends on, with the addresses of the indexes;
+            empty if that is unknown: files that name others, packages that are built on this
+            machine.
         wheels: names of the chosen wheels.
+        hashes: SHA-256 of each of them; none in requests of old versions.
+        given: requirements, and paths of projects, in their original form without credentials;
+            None in requests of old versions.
         located: ``NAME==VERSION`` of packages that were chosen by URLs, in requirements or in the
             metadata of others, or by overrides; hosts have them by name.
         pinned: ``NAME ALGORITHM:HEX`` of each hash that the requirements pin a package to.
@@ -86,23 +91,27 @@ class Request:
     located: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     built: tuple[str, ...] | None = None
+    hashes: tuple[str, ...] = ()
+    given: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, wanted: Wanted, target: Target) -> Request:
         """Return the request for requirements, without a result."""
+        requirements = tuple(without_credentials(str(one)) for one in wanted.requirements)
         return cls(
-            requirements=tuple(without_credentials(str(one)) for one in wanted.requirements),
-            files=tuple(map(str, wanted.files)),
+            requirements=requirements,
+            files=tuple(map(recorded, wanted.files)),
             python_version=target.python_version,
             platform=target.platform,
             pins=(),
-            constraints=tuple(map(str, wanted.constraints)),
+            constraints=tuple(map(recorded, wanted.constraints)),
             extras=wanted.extras,
             groups=wanted.groups,
             builds=tuple(map(str, wanted.builds)),
             digest=wanted.digest(),
-            flags=(*wanted.flags, *(f"--overrides={file}" for file in wanted.override_files)),
+            flags=(*wanted.flags, *(f"--overrides={recorded(f)}" for f in wanted.override_files)),
             built=(),
+            given=(*requirements, *map(str, wanted.projects)),
         )
 
     @property
@@ -137,8 +146,9 @@ class Request:
 
     def same_question(self, other: Request) -> bool:
         """Return whether another request is the same, whatever its result."""
-        answer = ("pins", "wheels", "digest", "pinned", "located", "built")
-        blank: dict[str, Any] = {name: type(getattr(self, name))() for name in answer}
+        ignored = ["pins", "wheels", "hashes", "digest", "pinned", "located", "built"]
+        ignored.append("given" if None in (self.given, other.given) else "requirements")
+        blank: dict[str, Any] = dict.fromkeys(ignored, ())
         return dataclasses.replace(self, **blank) == dataclasses.replace(other, **blank)
 
 
@@ -268,29 +278,21 @@ class Manifest:
                 disk.write(file, text.encode())
 
     def answer(self, asked: Request, directory: Path) -> Request | None:
-        """Return an equal earlier request if all its wheels are still there, otherwise None."""
+        """Return an equal earlier request if all its wheels are still there, otherwise None.
+
+        Wheels with other bytes, or that were built of other sources, are those of another request.
+        """
         for request in self.requests:
             same = request.same_question(asked) and request.digest == asked.digest != ""
             if (
                 same
                 and request.answered
                 and all(self.has(name, directory) for name in request.wheels)
-                and self._is_pinned_to_these(request)
+                and request.hashes == tuple(self.wheels[name].sha256 for name in request.wheels)
+                and len(self.built_for(request)) == len(request.built or ())
             ):
                 return request
         return None
-
-    def _is_pinned_to_these(self, request: Request) -> bool:
-        """Whether its wheels have hashes that it pins; another request may have replaced some."""
-        pinned = Pins.of_texts(request.pinned).hashes
-        # Old versions noted no builder, so a wheel may have been built for another request.
-        built = self.built_for(request) if request.built is not None else set()
-        foreign = [name for name in request.wheels if name not in built]
-        allowed = {name: pinned.get(parse_wheel_filename(name)[0]) for name in foreign}
-        return all(
-            some is None or f"sha256:{self.wheels[name].sha256}" in some
-            for name, some in allowed.items()
-        )
 
     def built_for(self, request: Request) -> set[str]:
         """Return the names of a request's wheels that were built for it, not for another one.
@@ -307,10 +309,17 @@ class Manifest:
         entry, file = self.wheels.get(name), directory / name
         return bool(entry and entry.verified and file.is_file() and entry.fits(file))
 
-    def has_together(self, names: Iterable[str]) -> bool:
-        """Return whether one request has all these wheels, so that they are known not to clash."""
-        asked = set(names)
-        return any(asked.issubset(request.wheels) for request in self.requests)
+    def has_together(self, wheels: Iterable[tuple[str, str]]) -> bool:
+        """Return whether one request has all these wheels, so that they are known not to clash.
+
+        Args:
+            wheels: name and SHA-256 of each.
+        """
+        asked = set(wheels)
+        return any(
+            asked.issubset(zip(request.wheels, request.hashes, strict=False))
+            for request in self.requests
+        )
 
     def remember(self, request: Request) -> None:
         """Add a request; it replaces an equal earlier one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -18,11 +18,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from wheelmount.errors import InputError, WheelError
+from wheelmount.wheels import uvsettings
 from wheelmount.wheels.lockfile import TOOL, selected, wheel_name
 from wheelmount.wheels.reqfile import Line, name_of, read_lines
 from wheelmount.wheels.requirements import applies, split_url
 from wheelmount.wheels.target import Target
-from wheelmount.wheels.wanted import Wanted
+from wheelmount.wheels.wanted import PROJECT_NAME, Wanted
 
 ALGORITHMS = ("sha256", "sha384", "sha512")
 """Hash algorithms for pins: those that pip accepts."""
@@ -164,10 +165,30 @@ def as_texts(hashes: Mapping[str, str]) -> frozenset[str]:
     return frozenset(f"{name}:{value}".lower() for name, value in hashes.items())
 
 
-def _lines(wanted: Wanted) -> Iterable[Line]:
-    for one in wanted.requirements:
-        yield Line(Path("the command line"), "", str(one))
-    yield from read_lines(wanted.plain_files)
+def overrides(wanted: Wanted) -> list[Line]:
+    """Return the lines that replace all other requirements of the same packages.
+
+    They are in files and in uv's configuration, which does not count for a lock.
+    """
+    lines = [line for line in read_lines(wanted.override_files) if not line.option]
+    texts = [] if wanted.lock else uvsettings.overrides()
+    return lines + [Line(Path("override-dependencies"), "", text) for text in texts]
+
+
+def names_of(lines: Iterable[Line]) -> set[str]:
+    """Return the normalized names of packages that lines name."""
+    return {canonicalize_name(one.name) for line in lines if (one := line.requirement())}
+
+
+def _lines(wanted: Wanted) -> Iterator[Line]:
+    over = overrides(wanted)
+    replaced = names_of(over)
+    lines = [Line(Path("the command line"), "", str(one)) for one in wanted.requirements]
+    lines += [Line(Path(PROJECT_NAME), "", str(one)) for one in wanted.of_projects()]
+    for line in (*lines, *read_lines(wanted.plain_files)):
+        if line.option or not names_of([line]) & replaced:
+            yield line
+    yield from over
 
 
 def _is_exact(one: Requirement) -> bool:

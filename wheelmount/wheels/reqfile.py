@@ -26,12 +26,16 @@ from packaging.utils import (
 )
 
 from wheelmount.errors import InputError
+from wheelmount.urls import without_credentials
 
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _OPTION = re.compile(r"\s--?[a-z]")
 _HASH = re.compile(r"\s--hash(?:=|\s+)(\S+)")
+
+INDEX_OPTIONS = ("--index-url", "--extra-index-url", "--find-links")
+"""Options that say where packages are looked for."""
 
 # Short forms of the options that are read.
 _LONG = {"-r": "--requirement", "-c": "--constraint", "-i": "--index-url", "-f": "--find-links"}
@@ -95,6 +99,13 @@ def read_lines(files: Iterable[Path]) -> Iterator[Line]:
             yield line
 
 
+def expanded(text: bytes) -> bytes:
+    """Return the text of a file with the values of its variables, but without credentials."""
+    found = text.decode("utf-8-sig", errors="surrogateescape")
+    plain = without_credentials(_VARIABLE.sub(_value, found))
+    return plain.encode(errors="surrogateescape")
+
+
 def rewrite(file: Path, changes: Mapping[Line, str], folder: Path) -> Path:
     """Copy a file of requirements, and the files that it names, with some lines changed.
 
@@ -129,6 +140,23 @@ def rewrite(file: Path, changes: Mapping[Line, str], folder: Path) -> Path:
     return copy(file)
 
 
+def indexes(files: Iterable[Path], folder: Path) -> Path:
+    """Copy only the options that say where packages are looked for.
+
+    Args:
+        files: files of requirements.
+        folder: a private directory for the copy, which may hold credentials.
+
+    Returns:
+        The copy: one file of requirements.
+    """
+    made = folder / f"{uuid.uuid4().hex}.txt"
+    options = [line for line in read_lines(files) if line.option in (*INDEX_OPTIONS, "--no-index")]
+    texts = [f"{line.option} {_anchored(line, line.file.parent)}".strip() for line in options]
+    made.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return made
+
+
 def anchored(file: Path, folder: Path) -> str:
     """Return the text of a file of requirements, with absolute paths of the files that it names.
 
@@ -138,9 +166,14 @@ def anchored(file: Path, folder: Path) -> str:
     """
     lines = []
     for line, text in _logical_lines(file):
-        path = _path_of(line)
-        lines.append(f"{line.option} {(folder / path).absolute()}" if path else text)
+        lines.append(f"{line.option} {_anchored(line, folder)}" if _path_of(line) else text)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _anchored(line: Line, folder: Path) -> str:
+    """Return the value of an option, with the absolute path if it names one."""
+    path = _path_of(line)
+    return str((folder / path).absolute()) if path else line.text
 
 
 def _path_of(line: Line) -> str:

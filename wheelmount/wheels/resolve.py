@@ -6,12 +6,13 @@ import dataclasses
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import tomli_w
 from packaging.pylock import Pylock
 from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
 
 from wheelmount import disk
 from wheelmount.errors import (
@@ -47,7 +48,7 @@ def resolve(
     output: Path,
     progress: Progress = SILENT,
     pins: Pins | None = None,
-    built: Collection[str] = (),
+    built: Path | None = None,
 ) -> Pylock:
     """Resolve requirements for a target, and write the lock file; a lock is taken as it is.
 
@@ -64,7 +65,8 @@ def resolve(
             directory.
         progress: told of the one step, ``resolve``.
         pins: pinned hashes; default those of ``wanted``.
-        built: names of packages that were built on this machine, whose sources were compared.
+        built: directory of wheels that were built on this machine, whose sources were compared;
+            the lock has them by their names, as they are to lie beside it.
 
     Raises:
         InputError: a file cannot be parsed, or a lock has files beside it.
@@ -92,11 +94,15 @@ def resolve(
                 outcome = compile_requirements(wanted, target, options, warn=warnings.append)
                 if isinstance(outcome, Failure):
                     raise error_of(outcome, target)
-            # Built wheels are beside the lock, also when the directory is moved.
             text = fresh.read_text(encoding="utf-8")
-            text = text.replace(f'path = "{output.parent.absolute()}/', 'path = "')
             found = parse_lock(text, str(output))
-            lock = (pins or Pins.of(wanted, target)).apply(found, target, built)
+            folders = [built] if built else []
+            own = [wheel for folder in folders for wheel in folder.glob("*.whl")]
+            lock = (pins or Pins.of(wanted, target)).apply(
+                _beside(found, *folders, output.parent),
+                target,
+                [parse_wheel_filename(wheel.name)[0] for wheel in own],
+            )
             table = dict(lock.to_dict())
             if lock is not found or public(table) != table:
                 text = tomli_w.dumps(public(table))
@@ -116,6 +122,25 @@ def resolve(
     finally:
         fresh.unlink(missing_ok=True)
     return lock
+
+
+def _beside(lock: Pylock, *folders: Path) -> Pylock:
+    """Return a lock with paths below some directories relative to them.
+
+    The lock and what lies beside it may be moved together then.
+    """
+    packages = []
+    for package in lock.packages:
+        path = Path((package.archive and package.archive.path) or "")
+        for folder in map(Path.absolute, folders):
+            if package.archive and path.is_relative_to(folder):
+                archive = dataclasses.replace(
+                    package.archive, path=path.relative_to(folder).as_posix()
+                )
+                package = dataclasses.replace(package, archive=archive)
+                break
+        packages.append(package)
+    return dataclasses.replace(lock, packages=packages) if packages != lock.packages else lock
 
 
 def read_lock(file: Path, wanted: Wanted) -> Pylock:

@@ -40,6 +40,11 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
         _release(place, held)
 
 
+def is_scratch(place: Path) -> bool:
+    """Return whether a directory has the name of a scratch directory."""
+    return place.name.startswith(_PREFIX)
+
+
 def abandoned(folder: Path) -> Iterator[Path]:
     """Yield scratch directories whose makers have ended; each is locked until the next one."""
     for place in folder.glob(f"{_PREFIX}*"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from wheelmount.owned import FILE, make_folders
 from wheelmount.progress import SILENT, Progress
 from wheelmount.wheels.bytecode import Compiler
 from wheelmount.wheels.linktree import PROGRAM, Item, Plan, grow
-from wheelmount.wheels.manifest import Manifest, Request
+from wheelmount.wheels.manifest import Request
 from wheelmount.wheels.requirements import parse_requirements, split_url
 from wheelmount.wheels.target import Target
 from wheelmount.wheels.unpacked import Unpacked
@@ -45,7 +44,7 @@ class Shipment:
 
 def prepare(
     house: Path,
-    wheels: Sequence[str],
+    request: Request,
     target: Target,
     cache: Path,
     progress: Progress = SILENT,
@@ -57,7 +56,7 @@ def prepare(
 
     Args:
         house: directory of a wheelhouse, whose wheels have been checked.
-        wheels: names of the wheels to install together.
+        request: a recorded request, whose wheels are installed together.
         target: the target that they were chosen for.
         cache: directory for unpacked wheels; it may be deleted while no command runs.
         progress: informed of the steps ``unpack`` and ``compile``, if they are needed.
@@ -65,12 +64,12 @@ def prepare(
         tree: name of a tree to add to; default a new one for these wheels.
 
     Raises:
-        WheelError: wheels cannot be unpacked, or exclude each other.
+        WheelError: wheels cannot be unpacked, exclude each other, or were replaced meanwhile.
         SourceError: the cache cannot be written.
         StoreError: no space is left.
         UnavailableError: the Python that compiles bytecode failed.
     """
-    chosen = items_of(house, wheels)
+    chosen = items_of(request)
     unpacked = Unpacked(cache)
     recipes = unpacked.add(
         [(house / one.filename, one.sha256) for one in chosen],
@@ -107,19 +106,15 @@ class Chosen:
     direct_url: dict[str, Any] | None
 
 
-def items_of(house: Path, wheels: Sequence[str]) -> list[Chosen]:
-    """Return the recorded facts about the wheels of a request.
+def items_of(request: Request) -> list[Chosen]:
+    """Return the wheels of a request, with the hashes that they had when it was recorded.
 
-    Args:
-        house: its directory.
-        wheels: names of all wheels of the request.
+    Another request may replace a wheel in the wheelhouse at any time.
     """
-    manifest = Manifest.read(house)
-    request = next((r for r in reversed(manifest.requests) if r.wheels == tuple(wheels)), None)
-    asked = _asked(request) if request else {}
+    asked = _asked(request)
     found = []
-    for filename in wheels:
-        name, digest = parse_wheel_filename(filename)[0], manifest.wheels[filename].sha256
+    for filename, digest in zip(request.wheels, request.hashes, strict=True):
+        name = parse_wheel_filename(filename)[0]
         url = asked.get(name)
         origin = _direct_url(url, digest) if url else None
         found.append(Chosen(filename, digest, name in asked, origin))

@@ -23,7 +23,7 @@ from packaging.pylock import (
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from wheelmount.errors import SourceError
+from wheelmount.errors import ResolveError, SourceError
 from wheelmount.progress import SILENT, Progress
 from wheelmount.urls import public
 from wheelmount.wheels.archive import hash_file
@@ -57,10 +57,11 @@ def build_locked(
     wanted: Wanted,
     target: Target,
     directory: Path,
+    folder: Path,
     progress: Progress = SILENT,
     own: Container[Path] = (),
 ) -> BuiltLock:
-    """Build the sources of a lock for a target, into a wheelhouse.
+    """Build the sources of a lock for a target.
 
     Repositories, projects and archives are built, since they were named; source distributions of
     the index only where ``wanted.builds`` names them.
@@ -69,13 +70,14 @@ def build_locked(
         lock: the resolved or given lock.
         wanted: the requirements.
         target: the target that the wheels must fit.
-        directory: directory of the wheelhouse.
+        directory: directory that relative paths of a resolved lock start at.
+        folder: a private directory for the wheels.
         progress: informed of the one step, ``build``, if it is needed.
         own: directories whose code is the user's, besides those of a lock that the user gave.
 
     Raises:
-        ResolveError: a source does not build, or not for the target; or a source distribution of
-            the index may not be built.
+        ResolveError: a source does not build, or not for the target, or builds another package or
+            version; or a source distribution of the index may not be built.
         SourceError: a source cannot be fetched.
         UnavailableError: git or uv is not installed.
         WheelError: a built wheel is not sound.
@@ -99,14 +101,14 @@ def build_locked(
     with progress.task("build", unit="wheel") as task, scratch() as place:
         task.total(len(todo))
         for number, package in enumerate(todo):
-            folder = place / str(number)
-            folder.mkdir()
-            source, origin = _bring(package, base, folder)
+            inner = place / str(number)
+            inner.mkdir()
+            source, origin = _bring(package, base, inner, wanted)
             named = source in own or (wanted.lock is not None and not is_fetched(wanted.lock))
             plain = (package.directory is not None and named) or not wanted.confined
-            fresh = build(source, target, folder / "wheels", progress, own=plain)
-            wheel = keep(fresh, directory, progress)
-            made[id(package)] = _as_wheel(package, wheel)
+            fresh = build(source, origin, target, inner / "wheels", progress, own=plain)
+            made[id(package)] = _as_wheel(package, fresh)
+            wheel = keep(fresh, folder)
             origins[wheel.name] = origin
             task.advance(1)
         task.note(", ".join(origins))
@@ -114,7 +116,7 @@ def build_locked(
     return BuiltLock(dataclasses.replace(lock, packages=packages), origins)
 
 
-def _bring(package: Package, base: Path, folder: Path) -> tuple[Path, str]:
+def _bring(package: Package, base: Path, folder: Path, wanted: Wanted) -> tuple[Path, str]:
     """Return the directory or source distribution to build, and its origin."""
     if isinstance(package.vcs, PackageVcs):
         if package.vcs.type != "git":
@@ -131,14 +133,20 @@ def _bring(package: Package, base: Path, folder: Path) -> tuple[Path, str]:
     source = chosen_source(package)
     if "://" not in source.source:
         source = dataclasses.replace(source, source=(base / source.source).resolve().as_uri())
-    return bring(source, folder)
+    return bring(source, folder, wanted.plain_files)
 
 
 def _as_wheel(package: Package, wheel: Path) -> Package:
+    name, version, _, _ = parse_wheel_filename(wheel.name)
+    if name != package.name or package.version not in (None, version, Version(version.public)):
+        raise ResolveError(
+            f"{package.name} {package.version or ''}".rstrip() + f" builds {wheel.name}",
+            hint="do not trust its source, or lock it again",
+        )
     digests = {"sha256": hash_file(wheel)}
     return Package(
         name=package.name,
-        version=Version(str(parse_wheel_filename(wheel.name)[1])),
+        version=version,
         marker=package.marker,
         requires_python=package.requires_python,
         dependencies=package.dependencies,

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from wheelmount import toml, typed
 from wheelmount.errors import ConfigError
+from wheelmount.urls import public, without_credentials
 
 _OF_INDEXES = frozenset(
     {
@@ -22,6 +23,12 @@ _OF_INDEXES = frozenset(
         *("cache-dir", "no-cache", "prerelease", "exclude-newer"),
     }
 )
+
+_INDEX_VARIABLES = (
+    *("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
+)
+
+_ADDRESSES = ("index", "index-url", "extra-index-url", "find-links", "no-index")
 
 _OVERRIDES = "override-dependencies"
 
@@ -103,6 +110,32 @@ def of_indexes(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     return found
 
 
+def of_variables(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str, str]]:
+    """Yield variable, name (maybe empty) and URL or path of each index that variables list.
+
+    Those of ``UV_FIND_LINKS`` are directories and pages with links to wheels.
+    """
+    for variable in _INDEX_VARIABLES:
+        for entry in re.split(r"[\s,]+", environ.get(variable, "")):
+            found = re.fullmatch(r"(?:([\w.-]+)=)?(.+)", entry)
+            if found:
+                yield variable, found[1] or "", found[2]
+
+
+def addresses(environ: Mapping[str, str] = os.environ) -> list[object]:
+    """Return where uv looks for packages, by variables and by its configuration.
+
+    There are no credentials among them, so that a new password makes no other request.
+    """
+    found: list[object] = [
+        (variable, name, without_credentials(url) if "://" in url else str(Path(url).absolute()))
+        for variable, name, url in of_variables(environ)
+    ]
+    settings = of_indexes(environ)
+    found += [(name, public(settings[name])) for name in _ADDRESSES if name in settings]
+    return [*found, flag("no-index", environ)]
+
+
 def of_choice(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the settings, except indexes, that change which versions uv chooses."""
     names = {f"UV_{name.upper().replace('-', '_')}" for name in _OF_CHOICE}
@@ -182,37 +215,64 @@ def _of_pip(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def tables(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
     """Yield the tables of uv's configuration files, by precedence.
 
-    Unreadable and malformed files are skipped: uv reports them.
+    Of directories, only the nearest with settings counts, and in it ``uv.toml``. Relative paths of
+    indexes are made absolute: they start at the directory of their file. Unreadable and malformed
+    files are skipped: uv reports them.
 
     Raises:
         ConfigError: uv would wait for a file, which is a pipe.
     """
-    for file in _files(environ):
-        try:
-            if file.is_fifo():  # maybe of another user, in a directory such as /tmp
-                raise ConfigError(
-                    f"{file} is a pipe, which uv would wait for",
-                    hint="remove it, work in another directory, or set UV_NO_CONFIG=1",
-                )
-            table = toml.read(file)
-            if table is None:
-                continue
-            if file.name == "pyproject.toml":
-                table = typed.convert(table, _Project).get("tool", {}).get("uv", {})
-            typed.convert(table, _Settings)
-        except (OSError, ValueError):
-            continue
-        yield table
-
-
-def _files(environ: Mapping[str, str]) -> Iterator[Path]:
     if "UV_CONFIG_FILE" in environ:
-        yield Path(environ["UV_CONFIG_FILE"])
+        yield from _read(Path(environ["UV_CONFIG_FILE"]))
     elif "UV_NO_CONFIG" not in environ:
         here = Path.cwd()
-        for folder in (here, *here.parents):
-            yield folder / "uv.toml"
-            yield folder / "pyproject.toml"
+        names = ("uv.toml", "pyproject.toml")
+        files = [folder / name for folder in (here, *here.parents) for name in names]
+        for file in files:  # uv opens more of them than it takes settings from
+            _refuse_pipe(file)
+        yield from next(filter(None, map(_read, files)), [])
         home = Path(environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
-        yield home / "uv" / "uv.toml"
-        yield Path("/etc/uv/uv.toml")
+        yield from _read(home / "uv" / "uv.toml")
+        yield from _read(Path("/etc/uv/uv.toml"))
+
+
+def _refuse_pipe(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        if file.is_fifo():  # maybe of another user, in a directory such as /tmp
+            raise ConfigError(
+                f"{file} is a pipe, which uv would wait for",
+                hint="remove it, work in another directory, or set UV_NO_CONFIG=1",
+            )
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """Return the table of a configuration file; none if it has no settings."""
+    _refuse_pipe(file)
+    try:
+        table = toml.read(file)
+        if table is not None and file.name == "pyproject.toml":
+            table = typed.convert(table, _Project).get("tool", {}).get("uv")
+        if table is None:
+            return []
+        typed.convert(table, _Settings)
+    except (OSError, ValueError):
+        return []
+    for settings in (table, table.get("pip", {})):
+        _anchor(settings, file.parent.absolute())
+    return [table]
+
+
+def _anchor(settings: dict[str, Any], folder: Path) -> None:
+    """Make relative paths of indexes absolute."""
+
+    def at(place: str) -> str:
+        return place if "://" in place else str(folder / place)
+
+    for name in ("extra-index-url", "find-links"):
+        if name in settings:
+            settings[name] = [at(one) for one in settings[name]]
+    if "index-url" in settings:
+        settings["index-url"] = at(settings["index-url"])
+    for index in settings.get("index", ()):
+        if "url" in index:
+            index["url"] = at(index["url"])

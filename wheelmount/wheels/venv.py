@@ -32,6 +32,7 @@ from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.environment.files import row_of
 from wheelmount.wheels.linktree import Item, find_conflicts, record_of
 from wheelmount.wheels.making import Making, SpoiltError
+from wheelmount.wheels.manifest import Request
 from wheelmount.wheels.scratch import scratch
 from wheelmount.wheels.shipment import items_of
 from wheelmount.wheels.target import Target
@@ -227,7 +228,7 @@ class Planned:
 @many_objects()
 def plan(
     house: Path,
-    wheels: Sequence[str],
+    request: Request | None,
     target: Target,
     python: str | Carried,
     cache: Path,
@@ -237,7 +238,7 @@ def plan(
 
     Args:
         house: directory of a wheelhouse with the resolved wheels.
-        wheels: names of the wheels to install.
+        request: a recorded request, whose wheels are installed; None for no wheels.
         target: the target that they were chosen for.
         python: path of the interpreter on hosts, or an interpreter to put into the environment.
         cache: private directory for environments and unpacked wheels.
@@ -246,12 +247,12 @@ def plan(
 
     Raises:
         ConfigError: other users may write to the directory of environments.
-        WheelError: wheels cannot be unpacked.
+        WheelError: wheels cannot be unpacked, or were replaced meanwhile.
         SourceError: the cache cannot be written.
         StoreError: no space is left.
         UnavailableError: the Python that compiles bytecode failed.
     """
-    chosen = items_of(house, wheels)
+    chosen = items_of(request) if request else []
     # Not by the requested names: a dependency is the same package.
     each = sorted((one.filename, one.sha256, repr(one.direct_url)) for one in chosen)
     text = repr((_VERSION, str(target), python, each))

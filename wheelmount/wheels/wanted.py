@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, is_normalized_name
 
 from wheelmount import toml
-from wheelmount.errors import InputError
+from wheelmount.errors import InputError, WheelError
 from wheelmount.wheels import uvsettings
-from wheelmount.wheels.reqfile import Line
+from wheelmount.wheels.lockfile import parse_lock
+from wheelmount.wheels.reqfile import Line, expanded, read_lines
 from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
 
 PROJECT_NAME = "pyproject.toml"
@@ -27,15 +27,8 @@ UV_LOCK_NAME = "uv.lock"
 PRE, NO_DEPS = "--prerelease=allow", "--no-deps"
 """Options of uv, see ``Wanted.flags``."""
 
-# Lines of a file that name other files, or wheels and projects on this machine.
-_OTHERS = re.compile(
-    rb"^\s*(?:-[rcef]\b|--(?:requirement|constraint|editable|find-links)\b|\.|/)"
-    rb"|file:|git\+|\b(?:path|git|dynamic)\s*=",
-    re.MULTILINE,
-)
-
-# Likewise in a lock, whose own project is at ``"."``.
-_PROJECTS = re.compile(rb"\b(?:directory|editable) = (?:\{|\"(?!\.\"))")
+_OTHERS = ("-e", "--editable", "--requirement", "--constraint", "--find-links")
+"""Options of a file that name other files, or projects on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +148,10 @@ class Wanted:
     def _own(self) -> list[Path]:
         return [file for file in self.files if file.name in (PROJECT_NAME, UV_LOCK_NAME)]
 
-    def repositories(self) -> list[Requirement]:
-        """Return git sources of its projects (``[tool.uv.sources]``), as requirements with URLs.
+    def of_projects(self) -> list[Requirement]:
+        """Return the requirements of its projects, with the requested extras and groups.
 
-        uv would clone them itself, and pass their passwords to git as arguments.
+        They have the URLs of repositories in ``[tool.uv.sources]``.
 
         Raises:
             InputError: a repository has no address, or a name is invalid.
@@ -169,27 +162,47 @@ class Wanted:
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
                 table = toml.loads(file.read_text(encoding="utf-8"))
-                sources = {
-                    canonicalize_name(name): entries if isinstance(entries, list) else [entries]
-                    for name, entries in table.get("tool", {}).get("uv", {})["sources"].items()
-                }
+                sources = _by_name(table.get("tool", {}).get("uv", {}).get("sources", {}))
                 for needed in self._needed(table):
-                    for entry in sources.get(canonicalize_name(needed.name), ()):
-                        if "git" in entry:
-                            found.append(_repository(needed, entry))
+                    entries = sources.get(canonicalize_name(needed.name), ())
+                    entries = entries if isinstance(entries, list | tuple) else [entries]
+                    located = [_repository(needed, one) for one in entries if "git" in one]
+                    found += located or [needed]
         return found
+
+    def repositories(self) -> list[Requirement]:
+        """Return the requirements of its projects that are git repositories.
+
+        uv would clone them itself, and pass their passwords to git as arguments.
+
+        Raises:
+            InputError: as ``of_projects``.
+        """
+        return [one for one in self.of_projects() if (one.url or "").startswith("git+")]
 
     def _needed(self, project: dict[str, Any]) -> Iterator[Requirement]:
         """Yield the requirements of a ``pyproject.toml``, with the requested extras and groups."""
         table = project.get("project", {})
-        texts = list(table.get("dependencies", ()))
-        for extra, more in table.get("optional-dependencies", {}).items():
-            texts += more if canonicalize_name(extra) in self.extras else ()
-        for more in project.get("dependency-groups", {}).values() if self.groups else ():
-            texts += more  # groups include one another
-        for text in texts:
-            with contextlib.suppress(InvalidRequirement, TypeError):  # uv says what is wrong
-                yield Requirement(text)
+        extras, groups = map(
+            _by_name, (table.get("optional-dependencies", {}), project.get("dependency-groups", {}))
+        )
+        chosen = [extras.get(name, ()) for name in self.extras]
+        chosen += [groups.get(name, ()) for name in self.groups]
+        waiting = [*table.get("dependencies", ()), *(one for more in chosen for one in more)]
+        seen: list[object] = []
+        for one in waiting:  # which grows: extras and groups include one another
+            if one in seen:
+                continue
+            seen.append(one)
+            if isinstance(one, dict):
+                waiting += groups.get(canonicalize_name(one["include-group"]), ())
+                continue
+            with contextlib.suppress(InvalidRequirement):  # uv says what is wrong
+                needed = Requirement(one)
+                if canonicalize_name(needed.name) == canonicalize_name(table.get("name", "")):
+                    for name in needed.extras:
+                        waiting += extras.get(canonicalize_name(name), ())
+                yield needed
 
     def options(self) -> list[str]:
         """Return the arguments of ``uv pip compile`` for all but the string requirements."""
@@ -203,9 +216,9 @@ class Wanted:
         ]
 
     def digest(self) -> str:
-        """Return a hash of everything that a resolution depends on, except for the index.
+        """Return a hash of everything that a resolution depends on, without credentials.
 
-        The user's settings of uv count, unless a lock says what is chosen.
+        The indexes and the user's settings of uv count, unless a lock says what is chosen.
 
         Empty if that is unknown: for files that name others, and for wheels and projects on this
         machine, which may have changed.
@@ -213,20 +226,33 @@ class Wanted:
         digest = hashlib.sha256(
             repr(
                 (
-                    *(self.requirements, self.extras, self.groups, self.builds),
+                    [expanded(str(one).encode()) for one in self.requirements],
+                    *(self.extras, self.groups),
+                    [*map(str, self.builds)],
                     *(self.require_hashes, self.flags),
                 )
             ).encode()
         )
-        if not self.lock and (settings := uvsettings.of_choice()):
-            digest.update(repr(settings).encode())
+        if not self.lock:
+            digest.update(repr((uvsettings.addresses(), uvsettings.of_choice())).encode())
         for file in (*self.files, *self.constraints, *self.override_files):
-            text = file.read_bytes()
-            if (_PROJECTS if self.lock else _OTHERS).search(text):
+            text = file.read_bytes() if file == self.lock else expanded(file.read_bytes())
+            if not self._is_fixed(file):
                 return ""
             digest.update(hashlib.sha256(text).digest())
-        local = any((one.url or "").startswith(("file:", "git+")) for one in self.requirements)
-        return "" if local or self.projects else digest.hexdigest()
+        fixed = all(map(_is_fixed, self.requirements)) and not self.projects
+        return digest.hexdigest() if fixed else ""
+
+    def _is_fixed(self, file: Path) -> bool:
+        """Return whether a file means the same as long as its text, and the index, are the same."""
+        if file == self.lock:
+            return _is_fixed_lock(file)
+        if file in self._own:
+            return _is_fixed_project(file)
+        return all(
+            line.option not in _OTHERS if line.option else _is_fixed(line.requirement())
+            for line in read_lines([file])
+        )
 
     def with_files(self, change: Callable[[Path], Path]) -> Wanted:
         """Return a copy with other files of requirements; projects and locks stay.
@@ -269,6 +295,42 @@ class Wanted:
     def adding(self, requirements: Iterable[Requirement]) -> Wanted:
         """Return a copy with more requirements."""
         return dataclasses.replace(self, requirements=(*self.requirements, *requirements))
+
+
+def _is_fixed(one: Requirement | None) -> bool:
+    """Return whether a requirement is a name or the URL of a file on a server."""
+    local = one is None or (one.url is not None and "://" not in one.url)
+    return not local and not ((one and one.url) or "").startswith(("file:", "git+"))
+
+
+def _is_fixed_project(file: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        text = file.read_text(encoding="utf-8")
+        table = toml.loads(text)
+        sources = table.get("tool", {}).get("uv", {}).get("sources", {}).values()
+        located = [one for more in sources for one in (more if isinstance(more, list) else [more])]
+        return not (
+            table.get("project", {}).get("dynamic")
+            or any({"path", "git", "workspace"} & one.keys() for one in located)
+            or any(word in text for word in ("file:", "git+"))
+        )
+    return False  # uv says what is wrong
+
+
+def _is_fixed_lock(file: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, WheelError):
+        text = file.read_text(encoding="utf-8")
+        if file.name != UV_LOCK_NAME:
+            packages = parse_lock(text).packages
+            return not any(one.directory or (one.vcs and one.vcs.path) for one in packages)
+        sources = [one.get("source", {}) for one in toml.loads(text).get("package", ())]
+        places = [one.get(key, ".") for one in sources for key in ("directory", "editable", "path")]
+        return set(places) <= {"."}  # where its own project is
+    return False
+
+
+def _by_name(lists: dict[str, Any]) -> dict[str, Any]:
+    return {canonicalize_name(name): more for name, more in lists.items()}
 
 
 def _repository(needed: Requirement, source: dict[str, object]) -> Requirement:

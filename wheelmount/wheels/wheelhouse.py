@@ -16,26 +16,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from packaging.pylock import Pylock
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from wheelmount import disk
 from wheelmount.errors import InputError, SourceError, WheelError
 from wheelmount.progress import SILENT, Progress, number_of
 from wheelmount.urls import public, without_credentials
-from wheelmount.wheels import uvsettings
 from wheelmount.wheels.archive import find_clashes
 from wheelmount.wheels.build import UNNAMED, build_missing, is_source, sources_of_files
 from wheelmount.wheels.disk import disk_errors
 from wheelmount.wheels.download import DownloadReport, fill, locked, pending
 from wheelmount.wheels.findings import Findings, Unsound
+from wheelmount.wheels.given import recorded
 from wheelmount.wheels.lockfile import LOCK_NAME, chosen_wheels, parse_lock, selected
 from wheelmount.wheels.manifest import Manifest, Request
 from wheelmount.wheels.own import own_directories
-from wheelmount.wheels.pins import Pins, required_by_environment
+from wheelmount.wheels.pins import Pins, names_of, overrides, required_by_environment
 from wheelmount.wheels.pipproof import prove_with_pip
 from wheelmount.wheels.proof import Known, Question, examine, find_unpinned, prove
-from wheelmount.wheels.reqfile import read_lines, rewrite
+from wheelmount.wheels.reqfile import rewrite
 from wheelmount.wheels.requirements import applies, parse_requirements, without_url
 from wheelmount.wheels.resolve import read_lock, resolve
 from wheelmount.wheels.scratch import scratch
@@ -148,7 +148,10 @@ class Wheelhouse:
             ]
             gone = len(manifest.requests) - len(kept)
             if not gone:
-                asked = {" ".join((*one.requirements, *one.files)) for one in manifest.requests}
+                asked = {
+                    " ".join((*(one.given or one.requirements), *one.files))
+                    for one in manifest.requests
+                }
                 raise InputError(
                     f"{self.directory} has no request for just these requirements",
                     hint=f"it was for: {'; '.join(sorted(asked)) or 'nothing'}",
@@ -168,7 +171,7 @@ class Wheelhouse:
         if not (self.directory / file).is_file():  # of a version that wrote none
             with locked(self.directory, progress):
                 Manifest.read(self.directory).write(self.directory)
-        return DownloadReport(request.wheels, (), size, 0, 0.0, (file,))
+        return DownloadReport(request.wheels, (), size, 0, 0.0, (file,), (request,))
 
     def _fetch(
         self,
@@ -188,38 +191,45 @@ class Wheelhouse:
             _removed(pending(place)) as lock_file,
         ):
             hashes = Pins.of(wanted, target)
-            copies = place / "files"
+            copies, fresh = place / "files", place / "built"
             copies.mkdir()
-            built = build_missing(wanted, target, self.directory, copies, progress, hashes)
+            fresh.mkdir()
+            built = build_missing(wanted, target, fresh, copies, progress, hashes)
             lock = resolve(
                 built.wanted,
                 target=target,
                 output=lock_file,
                 progress=progress,
                 pins=hashes,
-                built=[parse_wheel_filename(wheel)[0] for wheel in built.origins],
+                built=fresh,
             )
             own = own_directories(wanted)
-            sources = build_locked(lock, built.wanted, target, self.directory, progress, own)
+            sources = build_locked(lock, built.wanted, target, self.directory, fresh, progress, own)
             if sources.origins:
                 lock = sources.lock
                 disk.write(lock_file, sources.text())
-            origins = public(built.origins | sources.origins)
-            # Until the request is recorded, its wheels seem unneeded; the lock prevents a pruning.
+            # Until the request is recorded, its wheels seem unneeded; the lock prevents a pruning,
+            # and that another request replaces a wheel by one of the same name.
             with locked(self.directory, progress):
                 auth = IndexAuth(files=wanted.plain_files)
-                report = fill(lock, self.directory, target, progress, jobs, trusted, auth)
+                report = fill(lock, self.directory, target, progress, jobs, trusted, auth, fresh)
                 manifest = Manifest.read(self.directory)
+                origins = {
+                    name: origin
+                    for name, origin in public(built.origins | sources.origins).items()
+                    if name in report.wheels
+                }
                 chosen = chosen_wheels(lock, target)
                 pins = tuple(wheel.pin for wheel in chosen)
                 by_name = {str(one.name) for one in lock.packages if one.archive}
-                by_name |= _overridden(wanted)
+                by_name |= names_of(overrides(wanted))
                 asked = tuple(without_credentials(str(one)) for one in built.asked)
                 answer = replace(
                     request,
                     requirements=asked,
                     pins=pins,
                     wheels=report.wheels,
+                    hashes=tuple(wheel.sha256 for wheel in chosen),
                     pinned=hashes.texts(),
                     located=tuple(wheel.pin for wheel in chosen if wheel.package in by_name),
                     built=tuple(f"{name} {origin}" for name, origin in sorted(origins.items())),
@@ -229,7 +239,7 @@ class Wheelhouse:
                 lock_file.replace(self.directory / LOCK_NAME)
                 manifest.write(self.directory)
                 write_index(self.directory, manifest.wheels)
-        return replace(report, requests=(answer.file(manifest.wheels),))
+        return replace(report, requests=(answer.file(manifest.wheels),), answers=(answer,))
 
     def prune(self, progress: Progress = SILENT) -> None:
         """Remove wheels, and partial downloads, that no request needs any more.
@@ -330,7 +340,8 @@ class Wheelhouse:
             for question, chosen in answers:
                 foreign = [wheel for wheel in chosen if wheel.name not in question.built]
                 unsound += find_unpinned(question, foreign, examined)
-                if contents or not manifest.has_together(wheel.name for wheel in chosen):
+                hashes = [(wheel.name, examined[wheel.name].sha256) for wheel in chosen]
+                if contents or not manifest.has_together(hashes):
                     sound = [wheel for wheel in chosen if not examined[wheel.name].fault]
                     unsound += [Unsound(one.name, fault) for one, fault in find_clashes(sound)]
         return Findings(
@@ -447,7 +458,7 @@ def _built_from(wanted: Wanted, target: Target, manifest: Manifest) -> set[str]:
 
 def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple[Requirement, ...]:
     """Return requirements for the wheels that were built of sources in files."""
-    files = tuple(map(str, wanted.files))
+    files = tuple(map(recorded, wanted.files))
     answers = [one for one in manifest.requests if one.files == files and one.target == target]
     if not (files and answers):
         return ()
@@ -455,15 +466,6 @@ def _built_of_files(wanted: Wanted, target: Target, manifest: Manifest) -> tuple
     built = manifest.built if noted is None else {one.partition(" ")[0] for one in noted}
     names = [parse_wheel_filename(wheel)[:2] for wheel in answers[-1].wheels if wheel in built]
     return tuple(Requirement(f"{name}=={version}") for name, version in names)
-
-
-def _overridden(wanted: Wanted) -> set[str]:
-    """Return the names of packages whose requirements are replaced by overrides."""
-    lines = [line.requirement() for line in read_lines(wanted.override_files) if not line.option]
-    texts = [] if wanted.lock else uvsettings.overrides()
-    with contextlib.suppress(InvalidRequirement):  # uv says what is wrong
-        lines += map(Requirement, texts)
-    return {canonicalize_name(one.name) for one in lines if one}
 
 
 def _proof_flags(flags: Iterable[str]) -> tuple[str, ...]:

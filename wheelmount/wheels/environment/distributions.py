@@ -68,7 +68,7 @@ def remove_empty(folder: str, keep: set[str]) -> None:
 
 
 def remove_leftovers(library: str) -> None:
-    """Return files that a killed run had moved aside."""
+    """Delete files that a killed run had moved aside."""
     for entry in os.listdir(library):
         if entry.startswith(STASH):
             shutil.rmtree(os.path.join(library, entry), ignore_errors=True)
