@@ -18,6 +18,10 @@ SUBNET = ipaddress.ip_network("10.77.0.0/24")
 BURST, LATENCY = "512kb", "50ms"
 """What a shaped link lets through at once, and how long it queues what is above its rate."""
 
+CONGESTION = "cubic"
+"""How connections share a link: as by default on Linux, whatever the default of this machine. With
+``bbr``, the first connections may leave others next to nothing for seconds."""
+
 FRAMES_UP_TO = 200e6
 """Bits a second of a link up to which hosts give it single frames, as network cards do. TCP gives a
 device packets of up to 64 KB: the queue of a link of 10 Mbit/s holds one of these, and a connection
@@ -52,9 +56,12 @@ def make_cable(host: str, pid: int) -> str:
 
 
 def make_card(own: str) -> str:
-    """Orders for ``ip -batch`` on a host: its address."""
+    """Orders for ``ip -batch`` on a host: its address, and TCP as ``CONGESTION`` says."""
     prefix = SUBNET.prefixlen
-    return f"link set lo up\naddr add {own}/{prefix} dev {CARD}\nlink set {CARD} up\n"
+    return (
+        f"link set lo up\naddr add {own}/{prefix} dev {CARD}\nlink set {CARD} up\n"
+        f"route change {SUBNET} dev {CARD} proto kernel scope link src {own} congctl {CONGESTION}\n"
+    )
 
 
 def make_rate(device: str, rate: str | None) -> str:

@@ -171,6 +171,10 @@ def _segments(lab: Lab, name: str) -> int:
     return int(json.loads(said)[0]["gso_max_segs"])
 
 
+def test_connections_share_links_as_by_default_on_linux(lab: Lab) -> None:
+    assert "congctl cubic" in _output(lab, "host0", "ip", "route", "show")
+
+
 def _held_back(lab: Lab, where: str, device: str) -> int:
     """Packets that a device could not send at once, because of its rate."""
     command = ["tc", "-statistics", "-json", "qdisc", "show", "dev", device]
