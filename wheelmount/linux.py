@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import threading
+import time
 from pathlib import Path
 
 BENEATH = 6, 5
@@ -11,6 +14,25 @@ BENEATH = 6, 5
 
 SYS_ADMIN = 21
 """Number of the capability to mount (linux/capability.h)."""
+
+
+class ThreadClock:
+    """The processor time of a thread, for other threads to read."""
+
+    def __init__(self) -> None:
+        self._clock: int | None = None
+        self._seconds = 0.0
+
+    def start(self) -> None:
+        """Measure the calling thread from now on."""
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def seconds(self) -> float:
+        """Return the seconds that the thread has taken; 0.0 before ``start``."""
+        if self._clock is not None:
+            with contextlib.suppress(OSError):  # the thread has ended
+                self._seconds = time.clock_gettime(self._clock)
+        return self._seconds
 
 
 def version() -> tuple[int, int]:

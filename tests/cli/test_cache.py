@@ -228,6 +228,21 @@ def test_a_file_system_without_locks(settings: Settings, monkeypatch: pytest.Mon
     assert names(settings) == set()
 
 
+def test_a_lock_that_cannot_be_asked_for_deletes_nothing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(settings)
+    before = names(settings)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        cache.clean(settings)
+    assert names(settings) == before
+
+
 def test_each_description_is_read_a_few_times(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

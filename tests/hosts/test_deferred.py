@@ -14,12 +14,11 @@ import monarch.actor
 unused = {"tabulate", "wcwidth", "unittest", "monarch._src.actor.debugger.debug_session"}
 assert not unused & set(sys.modules), unused & set(sys.modules)
 
-import pyre_extensions
-from pyre_extensions import none_throws
+from monarch._src.rdma.rdma import none_throws
 assert none_throws(1) == 1
-real = sys.modules["pyre_extensions"]
-assert real is not pyre_extensions
-assert pyre_extensions.ParameterSpecification is real.ParameterSpecification
+import pyre_extensions.safe_json
+from pyre_extensions import none_throws as itself
+assert none_throws is not itself
 assert "unittest" in sys.modules
 
 from monarch._src.actor.debugger.debug_controller import DebugController

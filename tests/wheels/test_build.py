@@ -23,6 +23,7 @@ import tomli_w
 import uv
 from packaging.pylock import Pylock
 
+from wheelmount import toml
 from wheelmount.errors import (
     InputError,
     ResolveError,
@@ -822,6 +823,46 @@ def test_a_source_of_a_lock_that_builds_another_package_or_version(
         house.add(wanted, targets=[HERE])
     assert sha256(house.directory / before.name) == sha256(before)
     house.check().raise_if_any()
+
+
+@pytest.mark.slow
+def test_a_commit_of_a_lock_may_call_its_version_otherwise(
+    repository: Path, house: Wheelhouse, tmp_path: Path
+) -> None:
+    command = ["git", "-C", str(repository), "rev-parse", "v1"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    vcs = {"type": "git", "url": repository.as_uri(), "commit-id": commit, "subdirectory": "sub"}
+    package = {"name": "own-name", "version": "1.1.dev3+gabc", "vcs": vcs}
+    lock = {"lock-version": "1.0", "created-by": "me", "packages": [package]}
+    (tmp_path / "pylock.toml").write_text(tomli_w.dumps(lock))
+    house.add(Wanted.of(files=[tmp_path / "pylock.toml"]), targets=[HERE])
+    assert names(house) == ["own_name-1.0"]
+
+
+@pytest.mark.slow
+def test_a_lock_beside_the_wheels_names_those_that_were_built(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    house = Wheelhouse(Path("../beside"))
+    house.add(Wanted.of([str(project)]), targets=[HERE])
+    text = (house.directory / "pylock.toml").read_text()
+    (own,) = (one for one in Pylock.from_dict(toml.loads(text)).packages if one.name == "own-name")
+    assert own.archive is not None
+    assert own.archive.path == "own_name-1.0-py3-none-any.whl"
+
+
+def test_what_a_project_would_have_git_fetch_is_not_foretold(
+    house: Wheelhouse, tmp_path: Path
+) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(
+        '[project]\nname = "mine"\nversion = "1"\n'
+        'dependencies = ["own @ git+https://user:secret@host.invalid/own"]\n'
+    )
+    with pytest.raises(InputError, match="is not known before"):
+        house.preview(Wanted.of(files=[file]), HERE)
 
 
 @pytest.mark.slow

@@ -185,6 +185,32 @@ def test_of_directories_the_nearest_with_settings_counts(
     assert Path(table["find-links"][0]).resolve() == below.parent / "links"
 
 
+def test_a_member_of_a_workspace_has_the_settings_of_its_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    workspace = '[tool.uv]\nindex-url = "https://root.example/"\n[tool.uv.workspace]\n'
+    workspace += 'members = ["packages/*"]\nexclude = ["packages/other"]\n'
+    member = '[project]\nname = "a"\n[tool.uv.sources]\nroot = {workspace = true}\n'
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "root"\n{workspace}')
+    for name in ("packages/a/below", "packages/other", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "uv.toml").write_text(f'index-url = "https://{name[-1]}.example/"\n')
+    for name in ("packages/a", "packages/other"):
+        (tmp_path / name / "pyproject.toml").write_text(member)
+    found = {}
+    for name in ("packages/a/below", "packages/a", "packages/other", "elsewhere"):
+        monkeypatch.chdir(tmp_path / name)
+        found[name] = uvsettings.of_indexes()["index-url"][8:-9]
+    assert found == {
+        "packages/a/below": "root",
+        "packages/a": "root",
+        "packages/other": "r",
+        "elsewhere": "root",
+    }, "as uv 0.13.9 says with -v"
+
+
 def test_standard_input_and_urls(more: Index) -> None:
     for _ in range(2):
         assert wheels("-r", "-", given="b<2\n") == ["b-1.0"]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from wheelmount import disk
-from wheelmount.hosts import socketguard
+from wheelmount.hosts import deferred, socketguard
 
 socketguard.load()
 
@@ -15,6 +15,8 @@ from monarch.actor import Actor as MonarchActor  # noqa: E402 - see above
 from monarch.actor import ActorError  # noqa: E402
 from monarch.actor import concurrent_endpoint as monarch_endpoint  # noqa: E402
 from monarch.rdma import RDMABuffer, RDMATcpFallbackWarning  # noqa: E402
+
+deferred.end()
 
 
 class _Listed(type(MonarchActor)):  # type: ignore[misc]

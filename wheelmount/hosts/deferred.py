@@ -50,3 +50,10 @@ def defer() -> None:
     for name, function in MODULES.items():
         if name not in sys.modules:
             sys.modules[name] = Deferred(name, function)
+
+
+def end() -> None:
+    """Have later imports find the modules themselves; to be called when Monarch is imported."""
+    for name in MODULES:
+        if isinstance(sys.modules.get(name), Deferred):
+            del sys.modules[name]

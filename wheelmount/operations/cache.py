@@ -19,6 +19,7 @@ from pathlib import Path
 from wheelmount.config import Settings
 from wheelmount.errors import WaitError
 from wheelmount.hosts.session import Session
+from wheelmount.lock import NO_LOCKS
 from wheelmount.operations.records import all_mounts
 from wheelmount.wheels.scratch import abandoned, scratch
 
@@ -372,8 +373,9 @@ def _locked(descriptor: int, how: int) -> bool:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
-        return True
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
     return True
 
 

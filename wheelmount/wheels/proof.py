@@ -86,9 +86,10 @@ def prove(question: Question, directory: Path) -> tuple[list[Path], Gap | None]:
             clean_environment(os.environ),
         )
     except UnavailableError:
-        if all(wheel.is_file() for wheel in wheels):
+        unreadable = [wheel for wheel in wheels if not wheel.is_file()]
+        if not unreadable:
             raise
-        return wheels, None  # one is a link to nothing, which is found when it is read
+        return unreadable, None  # such as links to nothing, which are found when they are read
     if isinstance(answer, Failure):
         return wheels, _gap(question, answer, wheels)
     offered = fitting(wheels, question.target)

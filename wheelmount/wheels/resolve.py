@@ -96,10 +96,9 @@ def resolve(
                     raise error_of(outcome, target)
             text = fresh.read_text(encoding="utf-8")
             found = parse_lock(text, str(output))
-            folders = [built] if built else []
-            own = [wheel for folder in folders for wheel in folder.glob("*.whl")]
+            own = list(built.glob("*.whl")) if built else []
             lock = (pins or Pins.of(wanted, target)).apply(
-                _beside(found, *folders, output.parent),
+                _beside(found, *filter(None, [built]), output.parent),
                 target,
                 [parse_wheel_filename(wheel.name)[0] for wheel in own],
             )
@@ -132,7 +131,8 @@ def _beside(lock: Pylock, *folders: Path) -> Pylock:
     packages = []
     for package in lock.packages:
         path = Path((package.archive and package.archive.path) or "")
-        for folder in map(Path.absolute, folders):
+        for folder in folders:
+            folder = Path(os.path.normpath(folder.absolute()))  # as uv writes paths
             if package.archive and path.is_relative_to(folder):
                 archive = dataclasses.replace(
                     package.archive, path=path.relative_to(folder).as_posix()

@@ -25,12 +25,18 @@ _OF_INDEXES = frozenset(
 )
 
 _INDEX_VARIABLES = (
-    *("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
+    "UV_DEFAULT_INDEX",
+    "UV_INDEX",
+    "UV_INDEX_URL",
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
 )
 
-_ADDRESSES = ("index", "index-url", "extra-index-url", "find-links", "no-index")
+_INDEX_SETTINGS = ("index", "index-url", "extra-index-url", "find-links", "no-index")
 
 _OVERRIDES = "override-dependencies"
+
+PROJECT = "pyproject.toml"
 
 _OF_CHOICE = (
     *("resolution", "prerelease", "exclude-newer", "exclude-newer-package", "index-strategy"),
@@ -132,7 +138,7 @@ def addresses(environ: Mapping[str, str] = os.environ) -> list[object]:
         for variable, name, url in of_variables(environ)
     ]
     settings = of_indexes(environ)
-    found += [(name, public(settings[name])) for name in _ADDRESSES if name in settings]
+    found += [(name, public(settings[name])) for name in _INDEX_SETTINGS if name in settings]
     return [*found, flag("no-index", environ)]
 
 
@@ -215,9 +221,9 @@ def _of_pip(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def tables(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
     """Yield the tables of uv's configuration files, by precedence.
 
-    Of directories, only the nearest with settings counts, and in it ``uv.toml``. Relative paths of
-    indexes are made absolute: they start at the directory of their file. Unreadable and malformed
-    files are skipped: uv reports them.
+    Of the root of the project's workspace and the directories above it, only the nearest with
+    settings counts, and in it ``uv.toml``. Relative paths of indexes are made absolute: they start
+    at the directory of their file. Unreadable and malformed files are skipped: uv reports them.
 
     Raises:
         ConfigError: uv would wait for a file, which is a pipe.
@@ -226,14 +232,52 @@ def tables(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
         yield from _read(Path(environ["UV_CONFIG_FILE"]))
     elif "UV_NO_CONFIG" not in environ:
         here = Path.cwd()
-        names = ("uv.toml", "pyproject.toml")
-        files = [folder / name for folder in (here, *here.parents) for name in names]
-        for file in files:  # uv opens more of them than it takes settings from
-            _refuse_pipe(file)
+        names = ("uv.toml", PROJECT)
+        for folder in (here, *here.parents):  # uv opens more of them than it takes settings from
+            for name in names:
+                _refuse_pipe(folder / name)
+        root = _workspace_root(here)
+        files = [folder / name for folder in (root, *root.parents) for name in names]
         yield from next(filter(None, map(_read, files)), [])
         home = Path(environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
         yield from _read(home / "uv" / "uv.toml")
         yield from _read(Path("/etc/uv/uv.toml"))
+
+
+def _workspace_root(here: Path) -> Path:
+    """Return the root of the workspace of the project that a directory is in; else the directory.
+
+    A project that is no member of a workspace is its own root.
+    """
+    above = (here, *here.parents)
+    project = next((each for each in above if (each / PROJECT).is_file()), here)
+    for folder in (project, *project.parents):
+        workspace: Any = _project_table(folder / PROJECT)
+        for name in ("tool", "uv", "workspace"):
+            workspace = workspace.get(name) if isinstance(workspace, dict) else None
+        if isinstance(workspace, dict):
+            inside = _matches(project, folder, workspace.get("members"))
+            outside = _matches(project, folder, workspace.get("exclude"))
+            if folder == project or (inside and not outside):
+                return folder
+            break
+    return project if "project" in _project_table(project / PROJECT) else here
+
+
+def _project_table(file: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return toml.read(file) or {}
+    return {}
+
+
+def _matches(project: Path, root: Path, patterns: object) -> bool:
+    with contextlib.suppress(OSError, ValueError, NotImplementedError):
+        return any(
+            project in root.glob(pattern)
+            for pattern in (patterns if isinstance(patterns, list) else ())
+            if isinstance(pattern, str)
+        )
+    return False
 
 
 def _refuse_pipe(file: Path) -> None:
@@ -250,7 +294,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
     _refuse_pipe(file)
     try:
         table = toml.read(file)
-        if table is not None and file.name == "pyproject.toml":
+        if table is not None and file.name == PROJECT:
             table = typed.convert(table, _Project).get("tool", {}).get("uv")
         if table is None:
             return []

@@ -123,7 +123,8 @@ class Wheelhouse:
         """
         wanted = wanted.with_settings()
         sources = [*filter(is_source, wanted.requirements), *sources_of_files(wanted)]
-        if wanted.projects or wanted.builds or sources:
+        repositories = any(applies(each, target) for each in wanted.repositories())
+        if wanted.projects or wanted.builds or sources or repositories:
             raise InputError("what has to be built is not known before", hint="omit --dry-run")
         with scratch() as place:
             lock = resolve(wanted, target=target, output=place / LOCK_NAME, progress=progress)
@@ -259,7 +260,7 @@ class Wheelhouse:
                 hint="run wheelmount download with these requirements again, then prune",
             )
         gone = [wheel for wheel in self.wheels() if wheel.name not in needed]
-        size = sum(wheel.stat().st_size for wheel in gone)
+        size = sum(wheel.lstat().st_size for wheel in gone)
         for file in (*gone, *self.directory.glob("*.whl.part")):
             file.unlink()
             manifest.wheels.pop(file.name, None)
@@ -359,7 +360,7 @@ class Wheelhouse:
 
     def size(self) -> int:
         """Return the size of all wheels together, bytes."""
-        return sum(wheel.stat().st_size for wheel in self.wheels())
+        return sum(wheel.lstat().st_size for wheel in self.wheels())
 
     def _known(self, manifest: Manifest, wheels: Iterable[Path]) -> dict[str, Known]:
         """Return the recorded facts about each wheel."""

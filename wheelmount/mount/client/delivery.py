@@ -33,9 +33,9 @@ would take long."""
 AVOIDED_AFTER, STUCK_WHEN_SILENT = 2, 10
 """Number of time-outs of a fetch without a sign of a host after which no other host waits for it,
 and after which the delivery to it has failed. Time in which the client itself reads a block does
-not count. All else that a healthy host waits for shows sooner: hosts above it send, or are avoided;
-what does not arrive is fetched again after one time-out; and of work on many files hosts tell the
-client as long as it goes on."""
+not count. A healthy host gives a sign sooner, whatever it waits for: bytes arrive, or words of the
+host above that it waits itself, or a stuck host above is avoided; what does not arrive is fetched
+again after one time-out; and of work on many files hosts tell the client as long as it goes on."""
 
 
 class _Reading:
@@ -124,8 +124,10 @@ class Delivery:
         self._bytes = Counter[str]()  # that have arrived, by host
         self._last_arrival: dict[str, float] = {}  # when, by host
         self._reports = Counter[str]()  # number of calls of ``arrived``, by host
-        self._skipped: set[str] = set()  # names of hosts that were out of reach, or silent
-        self._stuck: set[str] = set()  # names of hosts to which this delivery has failed
+        # Names of hosts that others avoid, as they are out of reach or silent, and may come back.
+        self._skipped: set[str] = set()
+        # Names of hosts that were silent for so long that this delivery to them has failed.
+        self._stuck: set[str] = set()
         self._laggards = Laggards(layout.block_size)
         self._looked = 0.0  # when slow hosts were last looked for
         self._block_server = block_server(self._ring, settings.fetch_timeout)
@@ -251,7 +253,7 @@ class Delivery:
         self._stuck |= stuck
         return {
             name: WaitError(
-                f"no byte has arrived there for {found[name]:.0f} s",
+                f"nothing was heard of it for {found[name]:.0f} s",
                 hint="a disk or network file system of that host may hang: see dmesg there",
             )
             for name in stuck

@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import functools
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,16 +269,16 @@ class Agent(Actor):
 
         A thread that waits for a disk that hangs takes no time of a processor.
         """
-        clock: list[int] = []
+        clock = linux.ThreadClock()
 
         def measured() -> T:
-            clock.append(time.pthread_getcpuclockid(threading.get_ident()))
+            clock.start()
             return work()
 
         task = asyncio.ensure_future(asyncio.to_thread(measured))
         timeout, spent = self._settings.fetch_timeout / 2, 0.0
         while not (await asyncio.wait({task}, timeout=timeout))[0]:
-            before, spent = spent, time.clock_gettime(clock[0]) if clock else 0.0
+            before, spent = spent, clock.seconds()
             if origin is not None and spent > before:
                 with contextlib.suppress(WheelmountError):  # only its patience depends on it
                     call = origin.actor.arrived.call_one(origin.name, self._host, 0)

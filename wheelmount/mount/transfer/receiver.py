@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from blake3 import blake3
 
+from wheelmount import linux
 from wheelmount.errors import StoreError, TransferError, UnreachableError, WheelmountError
 from wheelmount.hosts.runtime import translate
 from wheelmount.mount.serve.traffic import CLIENT, MESSAGES, Traffic
@@ -94,6 +95,7 @@ class Receiver:
         self._look = look
         self._kept = kept
         self._search: asyncio.Task[LocalCopies | None] | None = None
+        self._search_clock = linux.ThreadClock()
         self._wire = wire
         self._route = route
         self._in_flight = in_flight
@@ -372,13 +374,17 @@ class Receiver:
         if self._look is None:
             return None
         if self._search is None:
-            self._search = asyncio.ensure_future(asyncio.to_thread(self._look))
+            self._search = asyncio.ensure_future(asyncio.to_thread(self._measured, self._look))
         try:
             return await asyncio.shield(self._search)
         except Exception as error:  # all bytes can be fetched
             log.info("local files are not searched: %s", error)
             self._look = None
             return None
+
+    def _measured(self, look: Callable[[], LocalCopies | None]) -> LocalCopies | None:
+        self._search_clock.start()
+        return look()
 
     async def _reuse(self, copies: LocalCopies, block: int, host: str) -> bool:
         """Make a block of local files, and of a few bytes of ``host`` that these lack.
@@ -481,13 +487,15 @@ class Receiver:
     async def _tell_of_bytes(self) -> None:
         """Tell the client that bytes arrive, also where a block takes minutes.
 
-        The client would take this host for one whose disk hangs (``Delivery``).
+        The words of another host that it waits itself count too, and the search for local bytes as
+        long as it takes time of a processor. Else the client would take this host for one whose
+        disk hangs (``Delivery``).
         """
-        before = 0
+        before = (0, 0.0)
         while True:
             await asyncio.sleep(self._timeout / 2)
-            before, received = self._wire.received, before
-            if before != received:
+            before, last = (self._wire.received, self._search_clock.seconds()), before
+            if before != last:
                 with contextlib.suppress(Exception):
                     await self._report()
 

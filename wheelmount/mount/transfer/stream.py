@@ -334,7 +334,8 @@ class BlockClient:
             waits for it itself.
 
     Attributes:
-        received: bytes of blocks that have arrived, roughly, those of unfinished blocks included.
+        received: bytes that have arrived, roughly, those of unfinished blocks and of ``WAIT``
+            included.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -498,7 +499,7 @@ class _Reading:
         reply = bytearray(REPLY.size)
         kind = WAIT
         while kind == WAIT:
-            _fill(connection, memoryview(reply))
+            _fill(connection, memoryview(reply), self._note)
             kind, size = REPLY.unpack(reply)
         began = time.monotonic()
         try:

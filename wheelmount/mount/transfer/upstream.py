@@ -77,7 +77,7 @@ class Wire(Protocol):
         """
 
     async def report(self, host: str, length: int) -> None:
-        """Tell the client that ``length`` more bytes have arrived; 0: of unfinished blocks."""
+        """Tell the client that ``length`` more bytes are here; 0: the host is at work."""
 
     def rest(self) -> None:
         """Close idle connections; more blocks may still be requested."""
