@@ -405,7 +405,7 @@ def build(
         again = f"uv build --wheel, in a copy of {origin}"
     if not source.exists():
         raise SourceError(f"{name} does not exist", hint="check the path")
-    if source.is_dir() and not any((source / name).exists() for name in _PROJECT_FILES):
+    if source.is_dir() and not any((source / file).exists() for file in _PROJECT_FILES):
         raise SourceError(
             f"{name} is not a project",
             hint="it has no pyproject.toml or setup.py; give wheels by their own paths",
@@ -428,7 +428,7 @@ def build(
     found = list(output.glob("*.whl"))
     if failure or len(found) != 1:
         raise ResolveError(
-            f"{source.name} does not build: {failure or 'no wheel came out'}",
+            f"{name} does not build: {failure or 'no wheel came out'}",
             hint=f"see all it says with: {again}"
             + ("" if own else "; builds that need a network: --no-sandbox, if you trust them"),
         )

@@ -57,7 +57,7 @@ class IndexAuth:
         except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
             reason = "it is no UTF-8"
             if isinstance(error, netrc.NetrcParseError):  # whose text may have a password
-                reason = f"its line {error.lineno} has a wrong syntax"
+                reason = f"its syntax is wrong at line {error.lineno or 'unknown'}"
             elif isinstance(error, OSError):
                 reason = error.strerror or str(error)
             raise ConfigError(
