@@ -323,6 +323,7 @@ def test_a_delivery_that_fails_leaves_a_later_mount_to_its_session(
     assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 def test_up_does_not_call_a_session_up_whose_process_for_commands_died(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

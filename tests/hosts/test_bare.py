@@ -96,6 +96,7 @@ def test_wheelmount_comes_along_once(lab: Lab, source: Path, spec: str) -> None:
     _assert_ended(lab)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", ["slurm:2"])  # which is not asked in the way of commands
 def test_a_session_is_on_hosts_that_had_nothing(lab: Lab, source: Path, spec: str) -> None:
     lab.run("host0", ["rm", "-rf", BUNDLES], check=True)

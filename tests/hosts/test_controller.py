@@ -75,6 +75,7 @@ def test_a_wait_in_the_queue_outlasts_a_question_without_an_answer(
     _assert_ends(lab)
 
 
+@pytest.mark.costly
 def test_a_session_outlasts_a_controller_that_does_not_answer(lab: Lab, source: Path) -> None:
     up = _call(lab, "up", "--hosts", "slurm:1")
     assert up.returncode == 0, up.stderr

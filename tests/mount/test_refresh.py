@@ -476,6 +476,7 @@ def test_the_kernel_alone_shows_no_bytes_of_files_that_cannot_be_read(
     assert {s["adapter"] for s in mount.status().values()} == {mount._settings.adapter}
 
 
+@pytest.mark.costly
 def test_memory_of_the_client_stays_as_it_is(source: Path, workplace: Path) -> None:
     """Monarch keeps 225 KiB of each actor that has ended, and 45 of each read without a device."""
     code = """
