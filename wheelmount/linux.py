@@ -7,7 +7,11 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 BENEATH = 6, 5
 """First version that can mount beneath another mount, and so replace a mount in one step."""
@@ -23,12 +27,13 @@ class ThreadClock:
         self._clock: int | None = None
         self._seconds = 0.0
 
-    def start(self) -> None:
-        """Measure the calling thread from now on."""
+    def run(self, work: Callable[[], T]) -> T:
+        """Measure the calling thread from now on, and do work on it."""
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        return work()
 
     def seconds(self) -> float:
-        """Return the seconds that the thread has taken; 0.0 before ``start``."""
+        """Return the seconds that the thread has taken; 0.0 before ``run``."""
         if self._clock is not None:
             with contextlib.suppress(OSError):  # the thread has ended
                 self._seconds = time.clock_gettime(self._clock)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 
 FOLDER = 0o755
@@ -48,6 +49,14 @@ def unlock_folders(tree: Path) -> None:
             with contextlib.suppress(OSError):
                 if not inner.is_symlink() and inner.stat().st_mode & 0o700 != 0o700:
                     inner.chmod(0o700)
+
+
+def delete_tree(tree: Path) -> None:
+    """Delete a directory, also with read-only directories in it; what cannot be deleted stays."""
+    shutil.rmtree(tree, ignore_errors=True)
+    if tree.exists():
+        unlock_folders(tree)
+        shutil.rmtree(tree, ignore_errors=True)
 
 
 def opener(path: str, flags: int) -> int:

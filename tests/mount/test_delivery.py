@@ -260,10 +260,7 @@ def test_a_host_whose_disk_hangs_ends_the_wait_and_has_all_once_it_goes_on(
             with pytest.raises(WaitError, match=r"host0: nothing was heard of it for 1\d s"):
                 mount.wait(120)
             _same(large, mount.mntpoints["host1"])  # which waited for host0
-        deadline = time.monotonic() + 60
-        while (error := _refresh(mount)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert error is None
+        _await_refresh(mount)
         for path in mount.mntpoints.values():
             _same(large, path)
 
@@ -285,12 +282,16 @@ def test_a_host_whose_disk_hangs_keeps_no_other_from_a_refresh_and_follows_later
             with pytest.raises(WaitError, match=r"host1: nothing was heard of it for 1\d s"):
                 mount.refresh()
             assert [path.exists() for path in shown] == [True, False]
-        deadline = time.monotonic() + 60
-        while (error := _refresh(mount)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert error is None
+        _await_refresh(mount)
         for path in mount.mntpoints.values():
             _same(large, path)
+
+
+def _await_refresh(mount: RemoteMount) -> None:
+    deadline = time.monotonic() + 60
+    while (error := _refresh(mount)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert error is None
 
 
 def _refresh(mount: RemoteMount) -> WheelmountError | None:

@@ -79,7 +79,8 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
                 return None
             from wheelmount.operations.environments import Needed
             from wheelmount.wheels.given import file_of
-            from wheelmount.wheels.wanted import PROJECT_NAME, UV_LOCK_NAME
+            from wheelmount.wheels.uvsettings import PROJECT_NAME
+            from wheelmount.wheels.wanted import UV_LOCK_NAME
 
             packages = [one for text in named for one in _split(text)]
             place = config.load().private_runtime() / "given"

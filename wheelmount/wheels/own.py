@@ -19,7 +19,8 @@ from wheelmount.errors import InputError
 from wheelmount.wheels.given import is_fetched
 from wheelmount.wheels.reqfile import read_lines
 from wheelmount.wheels.requirements import split_url
-from wheelmount.wheels.wanted import PROJECT_NAME, Wanted
+from wheelmount.wheels.uvsettings import PROJECT_NAME
+from wheelmount.wheels.wanted import Wanted
 
 _MALFORMED = (
     OSError,

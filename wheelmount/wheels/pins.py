@@ -23,7 +23,8 @@ from wheelmount.wheels.lockfile import TOOL, selected, wheel_name
 from wheelmount.wheels.reqfile import Line, name_of, read_lines
 from wheelmount.wheels.requirements import applies, split_url
 from wheelmount.wheels.target import Target
-from wheelmount.wheels.wanted import PROJECT_NAME, Wanted
+from wheelmount.wheels.uvsettings import PROJECT_NAME
+from wheelmount.wheels.wanted import Wanted
 
 ALGORITHMS = ("sha256", "sha384", "sha512")
 """Hash algorithms for pins: those that pip accepts."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wheelmount.lock import NO_LOCKS, try_lock
-from wheelmount.owned import unlock_folders
+from wheelmount.owned import delete_tree
 
 _PREFIX = ".wheelmount-temporary-"
 """Of the names; another one than in old versions, which lock the directories themselves."""
@@ -31,12 +31,12 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
     """
     folder = parent or Path(tempfile.gettempdir())
     for left in abandoned(folder):
-        _remove(left)
+        delete_tree(left)
     place, held = _make(folder)
     try:
         yield place
     finally:
-        _remove(place)
+        delete_tree(place)
         _release(place, held)
 
 
@@ -80,14 +80,6 @@ def _release(place: Path, held: int | None) -> None:
         os.close(held)
     with contextlib.suppress(OSError):  # NFS keeps a file that is open, and thus its directory
         place.rmdir()
-
-
-def _remove(place: Path) -> None:
-    """Delete a directory, also with read-only ones in it, such as those of images and wheels."""
-    shutil.rmtree(place, ignore_errors=True)
-    if place.exists():
-        unlock_folders(place)
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def clear_fresh(folder: Path, names: re.Pattern[str]) -> None:

@@ -140,8 +140,7 @@ def _as_wheel(package: Package, wheel: Path) -> Package:
     name, version, _, _ = parse_wheel_filename(wheel.name)
     # The commit and the directory say what is built; a version made of the former may be worded
     # otherwise in another clone.
-    fixed = package.vcs is None and package.directory is None
-    expected = None if not fixed else package.version
+    expected = None if package.vcs or package.directory else package.version
     if name != package.name or expected not in (None, version, Version(version.public)):
         raise ResolveError(
             f"{package.name} {package.version or ''}".rstrip() + f" builds {wheel.name}",

@@ -36,7 +36,7 @@ _INDEX_SETTINGS = ("index", "index-url", "extra-index-url", "find-links", "no-in
 
 _OVERRIDES = "override-dependencies"
 
-PROJECT = "pyproject.toml"
+PROJECT_NAME = "pyproject.toml"
 
 _OF_CHOICE = (
     *("resolution", "prerelease", "exclude-newer", "exclude-newer-package", "index-strategy"),
@@ -232,7 +232,7 @@ def tables(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
         yield from _read(Path(environ["UV_CONFIG_FILE"]))
     elif "UV_NO_CONFIG" not in environ:
         here = Path.cwd()
-        names = ("uv.toml", PROJECT)
+        names = ("uv.toml", PROJECT_NAME)
         for folder in (here, *here.parents):  # uv opens more of them than it takes settings from
             for name in names:
                 _refuse_pipe(folder / name)
@@ -250,9 +250,10 @@ def _workspace_root(here: Path) -> Path:
     A project that is no member of a workspace is its own root.
     """
     above = (here, *here.parents)
-    project = next((each for each in above if (each / PROJECT).is_file()), here)
+    project = next((each for each in above if (each / PROJECT_NAME).is_file()), here)
+    own = _project_table(project)
     for folder in (project, *project.parents):
-        workspace: Any = _project_table(folder / PROJECT)
+        workspace: Any = own if folder == project else _project_table(folder)
         for name in ("tool", "uv", "workspace"):
             workspace = workspace.get(name) if isinstance(workspace, dict) else None
         if isinstance(workspace, dict):
@@ -261,12 +262,12 @@ def _workspace_root(here: Path) -> Path:
             if folder == project or (inside and not outside):
                 return folder
             break
-    return project if "project" in _project_table(project / PROJECT) else here
+    return project if "project" in own else here
 
 
-def _project_table(file: Path) -> dict[str, Any]:
+def _project_table(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        return toml.read(file) or {}
+        return toml.read(folder / PROJECT_NAME) or {}
     return {}
 
 
@@ -294,7 +295,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
     _refuse_pipe(file)
     try:
         table = toml.read(file)
-        if table is not None and file.name == PROJECT:
+        if table is not None and file.name == PROJECT_NAME:
             table = typed.convert(table, _Project).get("tool", {}).get("uv")
         if table is None:
             return []

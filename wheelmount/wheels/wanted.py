@@ -20,8 +20,8 @@ from wheelmount.wheels import uvsettings
 from wheelmount.wheels.lockfile import parse_lock
 from wheelmount.wheels.reqfile import Line, expanded, read_lines
 from wheelmount.wheels.requirements import existing_files, local_path, parse_requirements, wheel_at
+from wheelmount.wheels.uvsettings import PROJECT_NAME
 
-PROJECT_NAME = "pyproject.toml"
 UV_LOCK_NAME = "uv.lock"
 
 PRE, NO_DEPS = "--prerelease=allow", "--no-deps"

@@ -38,35 +38,6 @@ host above that it waits itself, or a stuck host above is avoided; what does not
 again after one time-out; and of work on many files hosts tell the client as long as it goes on."""
 
 
-class _Reading:
-    """A source of blocks that tells how many are being read.
-
-    Args:
-        source: the source.
-
-    Attributes:
-        blocks: their number.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self.layout = source.layout
-        self.blocks = 0
-        self._source = source
-        self._lock = threading.Lock()
-
-    def fill(self, block: int, view: memoryview) -> tuple[bytes, tuple[int, ...]]:
-        """Read a block, as ``Source`` does."""
-        self._count(1)
-        try:
-            return self._source.fill(block, view)
-        finally:
-            self._count(-1)
-
-    def _count(self, more: int) -> None:
-        with self._lock:
-            self.blocks += more
-
-
 class Delivery:
     """One layout offered to hosts, until ``end``.
 
@@ -107,9 +78,8 @@ class Delivery:
         self._source = Source(root, layout, read_before=read_before)
         # Whether more hosts than the first of each tree fetch from this process.
         self._many_readers = layout.size <= SMALL
-        self._reading = _Reading(self._source)
         self._ring = Ring(
-            self._reading,
+            self._source,
             slots=settings.ring,
             lease=settings.fetch_timeout,
             readers=lambda _: 0 if self._many_readers else 1,
@@ -122,8 +92,7 @@ class Delivery:
         self._outcome: dict[str, Any] = {}
         self._error: BaseException | None = None  # of the delivery itself
         self._bytes = Counter[str]()  # that have arrived, by host
-        self._last_arrival: dict[str, float] = {}  # when, by host
-        self._reports = Counter[str]()  # number of calls of ``arrived``, by host
+        self._last_arrival: dict[str, float] = {}  # when ``arrived`` was called last, by host
         # Names of hosts that others avoid, as they are out of reach or silent, and may come back.
         self._skipped: set[str] = set()
         # Names of hosts that were silent for so long that this delivery to them has failed.
@@ -168,7 +137,6 @@ class Delivery:
     def arrived(self, host: str, length: int) -> None:
         """Report that ``length`` more bytes have arrived on a host; 0 if it is at work without."""
         self._bytes[host] += length
-        self._reports[host] += 1
         self._last_arrival[host] = time.monotonic()
         if self._task is not None:
             self._task.advance(length)
@@ -214,8 +182,15 @@ class Delivery:
         """Tell the other hosts if the result is an error that means that the host is lost."""
         if isinstance(result, HostError):
             log.warning("%s is lost: %s", name, result.message)
-            self._many_readers = True  # the hosts below the lost one
-            _avoid(name, agents)
+            self._route_around(name, agents)
+
+    def _route_around(self, name: str, agents: Mapping[str, Any]) -> None:
+        """Have all other hosts fetch nothing more from a host."""
+        self._many_readers = True  # the hosts below that one
+        for other, agent in agents.items():
+            if other != name:
+                with contextlib.suppress(Exception):
+                    agent.avoid.broadcast(name)
 
     def _skip_unreachable(self, agents: Agents) -> None:
         """Tell the other hosts which hosts seem to be lost, long before that is certain.
@@ -227,8 +202,7 @@ class Delivery:
             if self._last_arrival.get(name, 0.0) < since:
                 log.info("%s is out of reach: no other host waits for it", name)
                 self._skipped.add(name)
-                self._many_readers = True  # the hosts below that one
-                _avoid(name, agents)
+                self._route_around(name, agents)
 
     def _find_stuck(
         self, silence: Silence, names: Set[str], agents: Mapping[str, Any]
@@ -239,16 +213,15 @@ class Delivery:
         wait for it are silent too.
         """
         most = 2 * (runtime.LOST_INTERVAL + runtime.LOST_COST * len(names))
-        reading = self._reading.blocks > 0
-        found = silence.look(self._reports, time.monotonic(), most, reading=reading)
+        now = time.monotonic()
+        found = silence.look(self._last_arrival, now, most, reading=self._ring.filling)
         timeout = self._settings.fetch_timeout
         if waited_for := names - self._skipped:
             name = max(sorted(waited_for), key=found.__getitem__)
             if found[name] > AVOIDED_AFTER * timeout:
                 log.info("%s is silent: no other host waits for it", name)
                 self._skipped.add(name)
-                self._many_readers = True  # the hosts below that one
-                _avoid(name, agents)
+                self._route_around(name, agents)
         stuck = {name for name in names if found[name] > STUCK_WHEN_SILENT * timeout}
         self._stuck |= stuck
         return {
@@ -274,8 +247,7 @@ class Delivery:
         incomplete = frozenset(pending)  # which changes in the thread of the delivery
         for name in self._laggards.find(arrived, incomplete, now):
             log.info("%s is slow: no other host waits for it", name)
-            self._many_readers = True  # the hosts below the slow one
-            _avoid(name, agents)
+            self._route_around(name, agents)
 
     def begin(self, names: Iterable[str], agents: Agents) -> None:
         """Start to deliver to hosts, without waiting; ``wait`` waits for the end.
@@ -413,11 +385,3 @@ class Delivery:
             self._ring.close()
         for thread in self._threads:
             thread.join(self._settings.start_timeout)
-
-
-def _avoid(name: str, agents: Mapping[str, Any]) -> None:
-    """Have all other hosts fetch nothing more from a host."""
-    for other, agent in agents.items():
-        if other != name:
-            with contextlib.suppress(Exception):
-                agent.avoid.broadcast(name)

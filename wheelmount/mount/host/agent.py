@@ -270,12 +270,7 @@ class Agent(Actor):
         A thread that waits for a disk that hangs takes no time of a processor.
         """
         clock = linux.ThreadClock()
-
-        def measured() -> T:
-            clock.start()
-            return work()
-
-        task = asyncio.ensure_future(asyncio.to_thread(measured))
+        task = asyncio.ensure_future(asyncio.to_thread(clock.run, work))
         timeout, spent = self._settings.fetch_timeout / 2, 0.0
         while not (await asyncio.wait({task}, timeout=timeout))[0]:
             before, spent = spent, clock.seconds()

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -314,6 +314,25 @@ def standing(directory: Path) -> Mounted | None:
     return None
 
 
+def to_take_down(directory: Path) -> Mounted | None:
+    """Return what ``standing`` returns, for a command that unmounts.
+
+    Raises:
+        MountError: that cannot be found out now.
+    """
+    with _finding():
+        return standing(directory)
+
+
+@contextlib.contextmanager
+def _finding() -> Iterator[None]:
+    """Raise ``MountError`` in the context where the list of mounts cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise MountError(f"cannot find the mount: {error.strerror}", hint="try again") from None
+
+
 def _note(directory: Path) -> str:
     try:
         return (directory / MOUNTS).read_text()
@@ -378,10 +397,12 @@ def take_down(mount: Mounted, *, force: bool) -> None:
     """Unmount one mount, but no other mount at its path; do nothing if it is gone.
 
     Raises:
-        MountError: another mount covers it, it is in use, or this user may not unmount it.
+        MountError: another mount covers it, it is in use, this user may not unmount it, or the list
+            of mounts cannot be read.
     """
-    above = find(mount.path)
-    if _by_id(mount.id) is None:
+    with _finding():
+        above, present = find(mount.path), _by_id(mount.id)
+    if present is None:
         return
     if above is None or above.id != mount.id:
         raise MountError(

@@ -275,13 +275,11 @@ def stop(directory: Path, *, force: bool) -> None:
     if pid is not None:
         _ask_to_stop(directory, task, pid, force=force)
     if directory.exists():  # the process died before it cleaned up
-        try:
-            if (mount := points.standing(directory)) is not None:
+        if (mount := points.to_take_down(directory)) is not None:
+            try:
                 points.take_down(mount, force=force)
-        except MountError as error:
-            raise _in_use(error.message, task) from None
-        except OSError as error:
-            raise MountError(f"cannot find the mount: {error.strerror}", hint="try again") from None
+            except MountError as error:
+                raise _in_use(error.message, task) from None
         discard(directory, Path(task.store), task.mntpoint if task.made else None)
 
 

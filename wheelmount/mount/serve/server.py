@@ -371,11 +371,7 @@ class Server:
                 return
 
     async def _take_down(self, *, force: bool) -> None:
-        bound = self.generations.bound
-        try:
-            mount = points.standing(self.directory)
-        except OSError as error:
-            raise MountError(f"cannot find the mount: {error.strerror}", hint="try again") from None
+        mount, bound = points.to_take_down(self.directory), self.generations.bound
         if mount is None:
             return
         if not force and not (bound and bound.owned):
@@ -489,8 +485,8 @@ def main() -> None:
     finally:
         if not good:
             _keep_log(directory)  # the reason stays when the directory is deleted
-            with contextlib.suppress(MountError, OSError):
-                if (mount := points.standing(directory)) is not None:
+            with contextlib.suppress(MountError):
+                if (mount := points.to_take_down(directory)) is not None:
                     points.take_down(mount, force=True)
         if task.made:
             with contextlib.suppress(OSError):

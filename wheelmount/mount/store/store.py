@@ -40,7 +40,7 @@ from wheelmount.mount.snapshot.tree import TreeView, many_objects
 from wheelmount.mount.store import capacity, proofs
 from wheelmount.mount.store.capacity import Need
 from wheelmount.mount.store.files import Files, NewFiles
-from wheelmount.owned import unlock_folders
+from wheelmount.owned import delete_tree
 
 LAST = "last"
 """Name of the file in a store that contains the highest generation number used so far."""
@@ -632,10 +632,7 @@ def remove(directory: Path) -> None:
     """Delete a store; files that are open or mapped take memory until they are closed."""
     with contextlib.suppress(OSError):
         syscalls.unmount(directory, detach=True)
-    shutil.rmtree(directory, ignore_errors=True)
-    if directory.exists():  # it has directories that their owner may not write to
-        unlock_folders(directory)
-        shutil.rmtree(directory, ignore_errors=True)
+    delete_tree(directory)
 
 
 def _map(path: Path) -> mmap.mmap:

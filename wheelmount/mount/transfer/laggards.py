@@ -1,4 +1,4 @@
-"""Slow hosts, which other hosts should not wait for, and silent ones, which nobody should.
+"""Find slow hosts, which other hosts stop waiting for, and silent ones, which a delivery gives up.
 
 A host is an inner node of one tree (``topology``). If bytes come to it slowly, they come as slowly
 to all hosts below it in that tree. The hosts above it can send to these as well, and the slow host
@@ -74,7 +74,7 @@ class Laggards:
 
 
 class Silence:
-    """How long hosts of a delivery have reported nothing, as far as that is their fault.
+    """Measures for how long each host of a delivery has reported nothing.
 
     Only the time between two looks counts, as a client may be stopped for long.
 
@@ -85,16 +85,16 @@ class Silence:
 
     def __init__(self, names: Iterable[str], now: float) -> None:
         self._seconds = dict.fromkeys(names, 0.0)
-        self._reports: dict[str, int] = {}
+        self._reported: dict[str, float] = {}
         self._looked = now
 
     def look(
-        self, reports: Mapping[str, int], now: float, most: float, *, reading: bool
+        self, reported: Mapping[str, float], now: float, most: float, *, reading: bool
     ) -> dict[str, float]:
         """Return the seconds for which each host has been silent.
 
         Args:
-            reports: number of reports of each host, by name.
+            reported: when each host reported last, by name.
             now: seconds on the clock.
             most: seconds that count at most since the last look.
             reading: whether the client still reads a block, for which hosts may wait. The time
@@ -103,7 +103,7 @@ class Silence:
         passed = 0.0 if reading else min(now - self._looked, most)
         self._looked = now
         for name, before in self._seconds.items():
-            silent = reports.get(name, 0) == self._reports.get(name, 0)
+            silent = reported.get(name) == self._reported.get(name)
             self._seconds[name] = before + passed if silent else 0.0
-        self._reports = dict(reports)
+        self._reported = dict(reported)
         return dict(self._seconds)

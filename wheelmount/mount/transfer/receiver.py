@@ -374,17 +374,14 @@ class Receiver:
         if self._look is None:
             return None
         if self._search is None:
-            self._search = asyncio.ensure_future(asyncio.to_thread(self._measured, self._look))
+            look = asyncio.to_thread(self._search_clock.run, self._look)
+            self._search = asyncio.ensure_future(look)
         try:
             return await asyncio.shield(self._search)
         except Exception as error:  # all bytes can be fetched
             log.info("local files are not searched: %s", error)
             self._look = None
             return None
-
-    def _measured(self, look: Callable[[], LocalCopies | None]) -> LocalCopies | None:
-        self._search_clock.start()
-        return look()
 
     async def _reuse(self, copies: LocalCopies, block: int, host: str) -> bool:
         """Make a block of local files, and of a few bytes of ``host`` that these lack.

@@ -112,6 +112,12 @@ class Ring:
         self.sent = 0
         """Bytes that were fetched from the ring."""
 
+    @property
+    def filling(self) -> bool:
+        """Whether blocks are being read now."""
+        with self._condition:
+            return any(not slot.ready.is_set() for slot in self._used.values())
+
     def close(self) -> None:
         """Free the memory, and refuse to stage more. Blocks that are lent stay intact."""
         with self._condition:
