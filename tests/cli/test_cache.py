@@ -3,11 +3,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -218,8 +219,10 @@ def test_a_wait_for_a_removal_ends(settings: Settings, monkeypatch: pytest.Monke
 def test_a_file_system_without_locks(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(settings)
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    def refuse(file: int, how: int, lock: Callable[[int, int], None] = fcntl.flock) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").startswith(settings.cache_dir):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        lock(file, how)
 
     monkeypatch.setattr("fcntl.flock", refuse)
     with cache.used(settings):

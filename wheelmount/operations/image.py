@@ -136,7 +136,7 @@ def parse_images(text: str) -> tuple[dict[str, Path], dict[str, str]]:
         InputError: a host has two images, or a path is empty.
     """
     # What is in the working directory must not take the place of an image of a registry.
-    if not any(scheme in text for scheme in registry.SCHEMES) and Path(text).exists():
+    if text and not any(scheme in text for scheme in registry.SCHEMES) and Path(text).exists():
         return {"": Path(text)}, {}
     paths: dict[str, Path] = {}
     references: dict[str, str] = {}
@@ -262,5 +262,6 @@ def point_of(spec: HostSpec, directory: Path, kind: str) -> str:
 
 
 def mark_of(directory: Path) -> str:
-    """Return a name for a directory of this machine."""
-    return blake3(os.fsencode(directory.resolve())).hexdigest(8)
+    """Return a name for a directory of this machine: for its path, by which mounts are known."""
+    path = os.path.abspath(directory)  # noqa: PTH100 - as remotemount does
+    return blake3(os.fsencode(path)).hexdigest(8)
