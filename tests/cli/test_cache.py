@@ -310,7 +310,13 @@ def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
     planned.make()
     made = venv.Environment.read(planned.folder)
     name = made.folder.name
+    other = venv.plan(house.directory, None, Target.here(), python, place)
+    other.make()
     with cache.hold(made.folder):
+        with pytest.raises(WaitError, match="uses environment"):
+            environments.remove([other.folder.name, name], settings)
+        assert other.folder.is_dir(), "all or none"
+        environments.remove([other.folder.name], settings)
         assert "environment" not in {item.kind for item in cache.clean(settings)}
         with pytest.raises(WaitError, match="uses environment"):
             environments.remove([name], settings)

@@ -80,6 +80,23 @@ class Image:
             )
         return path
 
+    def found_in(self, folder: Path | None) -> Image:
+        """Return this image with the paths that it has here, if a directory to mount holds it.
+
+        Args:
+            folder: the directory, in which ``on`` finds images; None for none.
+        """
+        if folder is None:
+            return self
+        if not self.paths and (folder / BESIDE).is_file():
+            return dataclasses.replace(self, paths={"": folder / BESIDE})
+        inside = {
+            host: folder / path
+            for host, path in self.paths.items()
+            if not path.exists() and (folder / path).exists()
+        }
+        return dataclasses.replace(self, paths={**self.paths, **inside})
+
     def on(self, host: str, shown: Shown | None) -> str:
         """Return the path of the image on ``host``; empty for that of an instance.
 
