@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SmallDisk
 from wheelmount.config import Settings
-from wheelmount.errors import HostError, UnavailableError
+from wheelmount.errors import ConfigError, HostError, StoreError, UnavailableError
 from wheelmount.hosts.slurm import SlurmHosts
 from wheelmount.hosts.ssh import SshHosts, Target
 
@@ -45,6 +46,24 @@ def test_a_host_that_keeps_printing_ends_the_start_in_time(
     with pytest.raises(HostError, match="host0, host1: no worker within 2 s"):
         _hosts(settings, guarded=True).start()
     assert time.monotonic() - started < 7
+
+
+@pytest.mark.parametrize(("what", "error"), [("inodes", StoreError), ("read-only", ConfigError)])
+def test_a_client_without_room_for_what_hosts_lack_says_so(
+    settings: Settings,
+    place: Place,
+    small_disk: Callable[[Path], SmallDisk],
+    workplace: Path,
+    what: str,
+    error: type[Exception],
+) -> None:
+    cache = small_disk(workplace / "cache")
+    (cache.path / "bundles").mkdir(mode=0o700)
+    cache.fill(what)
+    hosts = _hosts(replace(settings, cache_dir=str(cache.path)), guarded=True)
+    place(f"""echo '{hosts._token} {{"lacks": "host0"}}'; exec cat""")
+    with pytest.raises(error, match=str(cache.path)):
+        hosts.start()
 
 
 @pytest.mark.parametrize("guarded", [True, False])
