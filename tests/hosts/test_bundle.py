@@ -37,7 +37,9 @@ def archive(tmp_path: Path) -> Bundle:
     for folder in ("python/bin", "venv/bin"):
         (root / folder).mkdir(parents=True)
     program = root / "venv/bin/python"
-    program.write_text(f'#!/bin/sh\n[ "$2" != started ] || printf {STARTED!r}\n')
+    program.write_text(
+        f'#!/bin/sh\ncase "$2" in started) printf {STARTED!r};; umask) umask;; esac\n'
+    )
     program.chmod(0o700)
     (root / "python/bin/large").write_bytes(os.urandom(1 << 17))
     path = tmp_path / "archive.tar.gz"
@@ -88,6 +90,14 @@ def test_it_is_asked_for_once(tmp_path: Path, archive: Bundle) -> None:
     assert place.stat().st_mode & 0o777 == 0o700
     made = (place / bundle.key() / "venv/pyvenv.cfg").read_text()
     assert made == f"home = {place}/{bundle.key()}/python/bin\n"
+
+
+def test_it_makes_files_with_the_permissions_that_the_user_wants(archive: Bundle) -> None:
+    command = bundle.command(TOKEN, ["-c", "umask"], Settings())
+    command = ["sh", "-c", 'umask 027; exec "$@"', "sh", *command]
+    for given in (_given(archive), b""):  # it is brought, and is there
+        done = subprocess.run(command, input=given, capture_output=True, timeout=60, check=True)
+        assert done.stdout.splitlines()[-1] == b"0027"
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "tcsh", "fish"])

@@ -31,7 +31,7 @@ sound() {
   };
 };
 if [ -x "$python" ] && sound 2> /dev/null; then exec "$python" "$@"; fi;
-umask 077;
+mask=$(umask); umask 077;
 node=${SLURMD_NODENAME:-$(uname -n)};
 fail() {
   words=$(echo "$*" | tr -cd "[:alnum:] ./:_=,()-");
@@ -88,4 +88,5 @@ if [ -x "$start" ]; then :; else
 fi;
 [ -x "$start" ] || fail "$start does not come";
 touch "$here/$key";
+umask "$mask";
 exec "$start" "$@"
