@@ -344,16 +344,43 @@ def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
             assert taken.read() == (root / name / "data").read_bytes()
 
 
+def _age(path: Path, days: int) -> None:
+    stamp = time.time() - days * 86400 - 60
+    os.utime(path, (stamp, stamp))
+
+
 def test_what_nothing_has_started_for_long_is_removed(tmp_path: Path, archive: Bundle) -> None:
     place = _place(tmp_path)
     place.mkdir(parents=True, mode=0o700)
     days = {"old": 61, "kept": 59, "new-0-1": 2, "new-0-2": 0}
     for name, age in days.items():
         (place / name).mkdir()
-        stamp = time.time() - age * 86400 - 60
-        os.utime(place / name, (stamp, stamp))
+        _age(place / name, age)
     assert _start(_given(archive))[1] == STARTED
     assert {path.name for path in place.iterdir()} == {"kept", "new-0-2", bundle.key()}
+
+
+def test_what_is_removed_in_part_is_not_used(
+    tmp_path: Path, archive: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the start of a step is killed meanwhile."""
+    place = _place(tmp_path)
+    (place / "old").mkdir(parents=True)
+    place.chmod(0o700)
+    _age(place / "old", 61)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "rm").symlink_to("/bin/true")
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{programs}:{path}")
+    assert _start(_given(archive))[1] == STARTED
+    (left,) = {each.name for each in place.iterdir()} - {bundle.key()}
+    assert left == "new-old", "as what arrived in part"
+    _age(place / left, 2)
+    (place / bundle.key()).rename(place / "other")
+    monkeypatch.setenv("PATH", path)
+    assert _start(_given(archive))[1] == STARTED
+    assert {each.name for each in place.iterdir()} == {bundle.key(), "other"}
 
 
 def test_where_the_client_s_python_is_no_other_is_asked_for(
