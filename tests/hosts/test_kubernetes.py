@@ -192,6 +192,18 @@ def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: 
     assert cluster.objects == {}
 
 
+def test_a_session_stays_until_its_pods_are_deleted(cli: Cli, cluster: Cluster) -> None:
+    assert cli("up", "--hosts", SPEC).returncode == 0
+    cluster.keeps = True
+    down = cli("down")
+    assert down.returncode == 68
+    assert "pods may be left: the cluster refuses: etcdserver: leader changed" in down.stderr
+    assert "hint: kubectl delete monarchmesh,secret" in down.stderr
+    cluster.keeps = False
+    assert cli("down").returncode == 0
+    assert cluster.objects == {}
+
+
 @contextlib.contextmanager
 def _running(
     source: Path, workplace: Path, script: str = "sleep 100"

@@ -256,7 +256,9 @@ def key() -> str:
     return digest.hexdigest()[:32]
 
 
-def command(token: str, argv: list[str], settings: Settings, how: str = TAKE) -> list[str]:
+def command(
+    token: str, argv: list[str], settings: Settings, how: str = TAKE, name: str | None = None
+) -> list[str]:
     """Return the command that runs Python with this version of wheelmount on a host.
 
     Args:
@@ -264,6 +266,7 @@ def command(token: str, argv: list[str], settings: Settings, how: str = TAKE) ->
         argv: arguments of Python.
         settings: settings of the client, with the directory of bundles on hosts.
         how: what is done if the bundle is missing: ``TAKE``, ``TOLD`` or ``WAIT``.
+        name: name of the bundle, where it is that of another version; default ``key()``.
     """
     hint = "set WHEELMOUNT_PYTHON to a Python with wheelmount there, or WHEELMOUNT_CACHE_DIR"
     cache = settings.cache_dir if settings.cache_dir != Settings().cache_dir else ""
@@ -272,7 +275,7 @@ def command(token: str, argv: list[str], settings: Settings, how: str = TAKE) ->
         how,
         token,
         sys.executable,
-        key(),
+        name or key(),
         platform.machine(),
         cache,
         lacks,
