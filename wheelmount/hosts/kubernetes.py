@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from wheelmount import logs, variables
+from wheelmount import lifeline, logs, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
@@ -173,6 +173,7 @@ class KubernetesHosts(NetworkHosts):
             cwd="/",  # Python would import modules of the working directory
             start_new_session=True,  # on ^C the client ends the process in order
         )
+        lifeline.keep(process.stdin)
         with contextlib.suppress(BrokenPipeError):
             cast(IO[bytes], process.stdin).write(self._order.encode())
         return process

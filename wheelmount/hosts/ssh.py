@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any, cast
 
-from wheelmount import variables
+from wheelmount import lifeline, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError
@@ -155,7 +155,7 @@ class SshHosts(NetworkHosts):
         command = target.command(argv, self._settings.start_timeout)
         log.debug("run: %s", shlex.join(command))
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -167,6 +167,8 @@ class SshHosts(NetworkHosts):
             raise UnavailableError(
                 "there is no ssh here", hint="install OpenSSH's client, or give other --hosts"
             ) from None
+        lifeline.keep(process.stdin)
+        return process
 
     def _await_addresses(self) -> list[Address]:
         timeout = self._settings.start_timeout
