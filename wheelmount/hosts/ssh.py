@@ -11,7 +11,6 @@ import selectors
 import shlex
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any, cast
@@ -22,6 +21,7 @@ from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError
 from wheelmount.hosts import launcher
 from wheelmount.hosts.address import Address, bare, bracketed, called
+from wheelmount.hosts.names import distinct
 from wheelmount.hosts.network import INSTALL, NetworkHosts
 from wheelmount.progress import SILENT, Progress
 
@@ -319,11 +319,7 @@ class SshHosts(NetworkHosts):
 
 def _names(targets: Sequence[Target]) -> list[str]:
     """Return names for hosts: ssh's names, with a number if several hosts have the same name."""
-    times = Counter(target.host for target in targets)
-    return [
-        called(target.host) if times[target.host] == 1 else f"{called(target.host)}-{number}"
-        for number, target in enumerate(targets)
-    ]
+    return distinct([called(target.host) for target in targets], range(len(targets)))
 
 
 def _address(name: str, text: object) -> Address:
