@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from wheelmount import logs, variables
+from wheelmount import lifeline, logs, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
@@ -360,6 +360,7 @@ class SlurmHosts(NetworkHosts):
             self._bounded.set()
             self._messages.close()
             raise missing(command[0]) from None
+        lifeline.keep(self._step.stdin)
 
     def _cancel_if_killed(self) -> None:
         """Have the new job cancelled if this process is killed while the job waits.
@@ -375,6 +376,7 @@ class SlurmHosts(NetworkHosts):
             env=self._environment(),
             start_new_session=True,  # it outlives this process
         )
+        lifeline.keep(self._canceller.stdin)
 
     def _keep_job(self) -> None:
         """Undo ``_cancel_if_killed``."""

@@ -114,7 +114,7 @@ def _end_begun(session: Session, progress: Progress) -> bool:
     if record is None:
         return False
     progress.log(f"session {session.name}: ending what a killed `up` had started")
-    hosts_of(session, record).stop()
+    _stop(session, hosts_of(session, record))
     session.forget()
     return True
 
@@ -145,7 +145,7 @@ def down(session: Session, progress: Progress) -> None:
     """End a session with its mounts and hosts, even if hosts do not answer, or never came up.
 
     Raises:
-        HostError: there is no such session.
+        HostError: there is no such session; or hosts may be left, and the session stays.
         MountError: a process that serves a mount here cannot be killed; all else has ended.
     """
     with session.lock():
@@ -185,10 +185,24 @@ def _end(session: Session, record: Record) -> None:
                     processes.stop(directory, force=True)
                 except MountError as error:
                     stuck = error
-        hosts.stop()
+        _stop(session, hosts)
     session.forget()
     if stuck is not None:
         raise stuck
+
+
+def _stop(session: Session, hosts: Hosts) -> None:
+    """End the hosts of a session.
+
+    Raises:
+        HostError: some may be left; the session stays for the next attempt.
+    """
+    try:
+        hosts.stop()
+    except HostError as error:
+        gone = f"if they are gone for good, delete {session.directory}"
+        error.hint = "; ".join(filter(None, (error.hint, gone)))
+        raise
 
 
 def refresh(
