@@ -1,8 +1,9 @@
-"""A controller of Slurm that does not answer for a while."""
+"""What Slurm's controller says: nothing for a while, or of jobs that are not this command's."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import NOBODY
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import Service
 from tests.testbed.slurm import CONTROLLER, CONTROLLER_PORT, start_slurm
@@ -31,6 +33,16 @@ exit 1
 FAILS = """#!/bin/sh
 echo 'scancel: error: Socket timed out on send/recv operation' >&2; exit 1
 """
+
+TOKEN = "1" * 8
+
+KNOWN_TOKEN = f"""
+import secrets
+from wheelmount.cli.main import main
+secrets.token_hex = lambda _size: {TOKEN!r}
+main()
+"""
+"""The tool, of which another user knows the name of its job."""
 
 FAILS_ONCE = """#!/bin/sh
 if mkdir {mark} 2>/dev/null; then
@@ -110,6 +122,38 @@ def test_a_job_of_which_sbatch_does_not_tell_is_cancelled(lab: Lab, tmp_path: Pa
     assert "its job may still have its nodes: scancel: Socket timed out" in up.stderr
     assert len(_jobs(lab)) == 1
     _assert_ends(lab)
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"\xff"), f"wheelmount-{TOKEN}"])
+def test_another_user_s_job_is_left_alone(lab: Lab, source: Path, name: str) -> None:
+    """Which may have any name, also the one of this user's job."""
+    as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
+    sleep = [*as_nobody, "srun", "--mem=100", f"--job-name={name}", "sleep", "100"]
+    with lab.popen(LOGIN, sleep, stderr=subprocess.DEVNULL) as other:
+        deadline = time.monotonic() + TIMEOUT
+        while not lab.run(LOGIN, ["squeue", "--steps", "--noheader", "--format=%A"]).stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        tool = [sys.executable, "-c", KNOWN_TOKEN]
+        words = [*tool, "run", source, "--hosts", "slurm:1", "--mntpoint", "/mnt/tree", "-"]
+        done = lab.run(LOGIN, words, stdin=None, input="echo ran", timeout=120)
+        assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+        both = shlex.join([*tool, "up", "--hosts", "slurm:1"]), shlex.join([*tool, "down"])
+        inside = ["salloc", "--quiet", "--nodes=1", "bash", "-ec", "\n".join(both)]
+        done = lab.run(LOGIN, inside, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert len(_jobs(lab)) == 1
+        assert other.poll() is None
+        lab.run(LOGIN, ["scancel", f"--user={NOBODY}"], check=True)
+    _assert_no_jobs(lab)
+
+
+def test_what_a_user_hides_of_jobs_is_not_hidden_from_the_tool(lab: Lab) -> None:
+    hide = {"SQUEUE_STATES": "COMPLETED", "SQUEUE_USERS": "nobody", "SCANCEL_STATE": "PENDING"}
+    up = _call(lab, "up", "--hosts", "slurm:1", **hide)
+    assert up.returncode == 0, up.stderr
+    assert _call(lab, "down", **hide).returncode == 0
+    _assert_no_jobs(lab)
 
 
 @pytest.mark.costly

@@ -29,7 +29,18 @@ from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import launcher, runtime
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
-from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, outside, verdict
+from wheelmount.hosts.scheduler import (
+    Job,
+    ask,
+    expand,
+    look,
+    missing,
+    of_user,
+    outside,
+    queue,
+    unfiltered,
+    verdict,
+)
 from wheelmount.progress import SILENT, Progress, number_of
 
 if TYPE_CHECKING:  # loads slowly, and is needed only to start nodes
@@ -369,13 +380,13 @@ class SlurmHosts(NetworkHosts):
 
         The job of a session is cancelled also if it runs already, until ``leave``.
         """
-        which = [f"--name={self._name}", *(["--state=PENDING"] if self._guarded else [])]
+        which = [of_user(), f"--name={self._name}", *(["--state=PENDING"] if self._guarded else [])]
         self._canceller = subprocess.Popen(
             ["sh", "-c", _CANCEL, "sh", *which],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=self._environment(),
+            env=unfiltered(self._environment()),
             start_new_session=True,  # it outlives this process
         )
 
@@ -721,7 +732,7 @@ class SlurmHosts(NetworkHosts):
         Raises:
             HostError: Slurm does not answer.
         """
-        ask(["scancel", self._job or f"--name={self._name}"], ended=True)
+        ask(["scancel", of_user(), self._job or f"--name={self._name}"], ended=True)
         started = time.monotonic()
         with contextlib.suppress(HostError):  # the job is cancelled, and ends also unseen
             while (found := self._look()) is not None:
@@ -748,8 +759,8 @@ class SlurmHosts(NetworkHosts):
             time.sleep(POLL_INTERVAL)
 
     def _look_for_step(self) -> str | None:
-        for line in ask(["squeue", "--steps", "--noheader", "--format=%i|%j"]).splitlines():
-            number, _, name = line.strip().partition("|")
+        for line in queue("--steps", "--format=%i|%j"):
+            number, _, name = line.partition("|")
             if name == self._name:
                 return number
         return None
