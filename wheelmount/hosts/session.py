@@ -195,12 +195,22 @@ class Session:
         )
 
     def handles(self) -> dict[str, Any]:
-        """Return the handles that ``keep`` stored."""
+        """Return the handles that ``keep`` stored.
+
+        Raises:
+            HostError: they are damaged, or have classes that this version of wheelmount or Monarch
+                does not know.
+        """
+        path = self.directory / _HANDLES
         try:
-            handles: dict[str, Any] = pickle.loads((self.directory / _HANDLES).read_bytes())  # noqa: S301 - private, see above
+            return dict(pickle.loads(path.read_bytes()))  # noqa: S301 - private, see above
         except FileNotFoundError:
             return {}
-        return handles
+        except Exception as error:  # of any kind, by the documentation of pickle
+            raise HostError(
+                f"the handles of session {self.name} cannot be read: {path}: {error!r}",
+                hint=f"`wheelmount down {self.name}`, then `wheelmount up`, makes it anew",
+            ) from error
 
     def keep(self, handles: dict[str, Any]) -> None:
         """Keep handles of Monarch, by the caller's keys; the caller must hold ``lock``."""
