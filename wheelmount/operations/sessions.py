@@ -55,8 +55,9 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
     with session.lock():
         if session.exists:
             record = session.read()
+            hosts = hosts_of(session, record)
             try:
-                hosts_of(session, record).check()
+                hosts.check()
             except HostError as error:  # made again, for this request
                 progress.log(f"session {session.name}: {error.message}; it is made anew")
                 apart.alone(partial(_end, session, record))
