@@ -48,15 +48,16 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
 
     Raises:
         InputError: the session exists with other hosts.
-        HostError: a host does not start, and none is left running; or the session exists, and a
-            command cannot be run on one of its hosts.
+        HostError: a host does not start, and none is left running, or the next ``up`` or ``down``
+            ends it; or the session exists, and a command cannot be run on one of its hosts.
         WaitError: a host of the session does not answer.
     """
     with session.lock():
         if session.exists:
             record = session.read()
+            hosts = hosts_of(session, record)
             try:
-                hosts_of(session, record).check()
+                hosts.check()
             except HostError as error:  # made again, for this request
                 progress.log(f"session {session.name}: {error.message}; it is made anew")
                 apart.alone(partial(_end, session, record))
@@ -80,7 +81,7 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
         try:
             hosts.start()
         except BaseException:
-            session.forget()
+            _forget(session, hosts)
             raise
         try:
             with Commands(list(hosts), settings.start_timeout) as commands:
@@ -90,18 +91,25 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
             record = Record.leaving(spec, hosts)
         except BaseException:
             hosts.give_up()
-            session.forget()
+            _forget(session, hosts)
             raise
         try:
             record.notes[VERSIONS] = dict(handshake.here())
             session.keep({COMMANDS: commands.actors})
             session.write(record)
         except BaseException:
-            session.forget()
-            hosts_of(session, record).give_up()
+            hosts = hosts_of(session, record)
+            hosts.give_up()
+            _forget(session, hosts)
             raise
         task.advance(len(ready))
     return record
+
+
+def _forget(session: Session, hosts: Hosts) -> None:
+    """Forget hosts that were given up; if some may be left, the note of them stays."""
+    if not hosts.left:
+        session.forget()
 
 
 def _end_begun(session: Session, progress: Progress) -> bool:
