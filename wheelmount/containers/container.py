@@ -311,6 +311,14 @@ class Container:
     def __exit__(self, *_: object) -> None:
         self.cleanup()
 
+    def lock(self, argv: Sequence[str]) -> contextlib.AbstractContextManager[int]:
+        """Lock the overlay during the context, for a command and for others after it.
+
+        Raises:
+            ContainerError: the overlay is in use.
+        """
+        return self.writer.lock(shlex.join(argv)[:200])
+
     def run(
         self,
         argv: Sequence[str],
@@ -320,6 +328,7 @@ class Container:
         stdin: Stream = subprocess.DEVNULL,
         timeout: float | None = None,
         terminal: Terminal | None = None,
+        lock: int | None = None,
     ) -> int:
         """Run a command and wait for its end.
 
@@ -333,6 +342,7 @@ class Container:
             stdin: empty by default.
             timeout: seconds that the command may take; default no limit.
             terminal: terminal of the command, in place of all three streams.
+            lock: what ``lock`` yielded; by default the overlay is locked for this command alone.
 
         Returns:
             The command's exit code; 128 and the signal's number where one ended it.
@@ -343,7 +353,7 @@ class Container:
             OvertimeError: the time ran out.
         """
         command = self.command(argv)
-        with self.writer.lock(shlex.join(argv)[:200]) as lock:
+        with contextlib.nullcontext(lock) if lock is not None else self.lock(argv) as lock:
             # Child processes inherit the lock, so it is held until the container has ended.
             code = attend(
                 command,

@@ -179,6 +179,7 @@ class Instance:
         *,
         stdin: Stream = subprocess.DEVNULL,
         stdout: Stream = None,
+        stderr: Stream = None,
         timeout: float | None = None,
         terminal: Terminal | None = None,
     ) -> int:
@@ -192,6 +193,7 @@ class Instance:
                 container.join_command(_NAME, argv, own),
                 stdin=stdin,
                 stdout=stdout,
+                stderr=stderr,
                 timeout=timeout,
                 terminal=terminal,
                 environment=self._environment,

@@ -147,8 +147,14 @@ class Order:
             return self._run(argv, partial(instance.run, container), stdin=stdin, terminal=terminal)
         workdir = runtime / f"{PREFIX}{self.identity}"
         made = self._container(workdir, self.overlay)
-        with claimed(private_directory(workdir)), made as container:
-            return self._run(argv, container.run, stdin=stdin, terminal=terminal)
+        with (
+            claimed(private_directory(workdir)),
+            made as container,
+            # Until the files are archived: another container might delete them.
+            container.lock(argv) as lock,
+        ):
+            run = partial(container.run, lock=lock)
+            return self._run(argv, run, stdin=stdin, terminal=terminal)
 
     def _run(self, argv: Sequence[str], run: Callable[..., int], **streams: Any) -> int:
         """Run the command; when it has ended, or its time ran out, archive its files."""
@@ -164,10 +170,11 @@ class Order:
         if self.collect is None:
             return
         path = Path(f"{os.environ[_OUTPUT]}.tar")
-        with path.open("wb") as file:
-            code = run(["/bin/sh", "-c", _ARCHIVE, "sh", self.collect], stdout=file)
-        if code:  # and it has said why
-            path.unlink()
+        with path.open("wb") as file, path.with_suffix(".lacking").open("wb") as said:
+            script = ["/bin/sh", "-c", _ARCHIVE, "sh", self.collect]
+            code = run(script, stdout=file, stderr=said)
+        if not code:
+            path.with_suffix(".lacking").unlink()
 
     @property
     def _runtime(self) -> Path:
