@@ -19,6 +19,30 @@ NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL
 """Error numbers of flock(2) in file systems without locks: some network file systems."""
 
 
+def flock(descriptor: int, how: int) -> bool:
+    """Lock an open file or directory, without waiting.
+
+    Args:
+        descriptor: of the file; its lock ends when it is closed.
+        how: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
+
+    Returns:
+        False if a lock of another process forbids it; True also in a file system without locks,
+        where no process can hold one.
+
+    Raises:
+        OSError: the file cannot be locked for another reason.
+    """
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    return True
+
+
 def try_lock(path: Path) -> int | None:
     """Try to lock a file, which is made if its directory exists.
 

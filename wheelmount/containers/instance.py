@@ -11,10 +11,11 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from wheelmount.containers.overlay import check_name, remove_tree
 from wheelmount.containers.process import Stream, attend
 from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import ContainerError, WaitError
+from wheelmount.lock import flock
 
 START_TIMEOUT = 60.0
 """Seconds that an instance may take to start, or another start of it to end."""
@@ -163,8 +165,6 @@ class Instance:
             SourceError: the image or a bound file is missing.
             WaitError: another start of the instance does not end.
         """
-        private_directory(self.runtime / INSTANCES)
-        private_directory(self.path.parent)
         with self._alone():
             found = self.record()
             if found is None:
@@ -221,9 +221,10 @@ class Instance:
         if not self.path.is_dir():
             return False
         with self._alone():
+            there = self.path.is_dir()  # or another process has done it meanwhile
             self._end()
-        self._forget()
-        return True
+            self._forget()
+        return there
 
     def discard(self) -> None:
         """Delete what a killed process left of the instance, unless it has been started since.
@@ -233,18 +234,19 @@ class Instance:
         """
         if not self.path.is_dir():
             return
-        with contextlib.suppress(FileNotFoundError):  # another process has done it meanwhile
-            with self._alone():
-                if self.record() is not None:
-                    return
+        with self._alone():
+            if self.record() is None:
                 self._end()
-            self._forget()
+                self._forget()
 
     def _forget(self) -> None:
-        """Remove the directory of instances of this name, if this was the last one."""
+        """Remove the files of locks, and the directory of this name if this was the last one.
+
+        The instance must be locked: one that is just starting has the same files.
+        """
+        for file in (self._lock_file, self._start_file):
+            file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self._lock_file.unlink()
-            self._start_file.unlink()
             self.path.parent.rmdir()
 
     # ----------------------------------------------------------------------------------------------
@@ -261,7 +263,8 @@ class Instance:
                 self._lock_file.open("wb") as lock,
                 (self.path / "log").open("w+", encoding="utf-8", errors="replace") as log,
             ):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Others hold it for a moment, to look whether the instance runs.
+                self._await(lambda: flock(lock.fileno(), fcntl.LOCK_EX))
                 held = [overlay, lock.fileno()]
                 code = attend(
                     container.start_command(_NAME),
@@ -418,22 +421,41 @@ class Instance:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the instance during the context: no other process starts or stops it."""
-        deadline = time.monotonic() + START_TIMEOUT
-        with self._start_file.open("wb") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise WaitError(
-                            f"instance {self.name} on {self.host} is being started or stopped by "
-                            "another process, which does not end",
-                            hint="look for another wheelmount that hangs",
-                        ) from None
-                    time.sleep(0.02)
+        """Lock the instance during the context: no other process starts or stops it.
+
+        Raises:
+            WaitError: another process starts or stops it for too long.
+        """
+        with contextlib.ExitStack() as held:
+            self._await(lambda: self._try(held))
             yield
+
+    def _try(self, held: contextlib.ExitStack) -> bool:
+        """Try to lock the instance until ``held`` is closed; return whether it is locked."""
+        private_directory(self.runtime / INSTANCES)
+        private_directory(self.path.parent)
+        try:
+            file = held.enter_context(self._start_file.open("wb"))
+            locked = flock(file.fileno(), fcntl.LOCK_EX)
+            # Another process may have removed the file, or also made it again, since it was opened.
+            if locked and os.path.samestat(os.fstat(file.fileno()), self._start_file.stat()):
+                return True
+        except FileNotFoundError:
+            pass
+        held.close()
+        return False
+
+    def _await(self, locked: Callable[[], bool]) -> None:
+        """Try until a lock of the instance is held."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while not locked():
+            if time.monotonic() > deadline:
+                raise WaitError(
+                    f"instance {self.name} on {self.host} is being started or stopped by "
+                    "another process, which does not end",
+                    hint="look for another wheelmount that hangs",
+                )
+            time.sleep(0.02)
 
 
 def _binds(container: Container) -> list[str]:
