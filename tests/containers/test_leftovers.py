@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -40,6 +41,20 @@ def test_killed_containers_are_cleared_away(cli: Cli, sif: Path, workplace: Path
     assert f"cleared: a container that is gone: {left}" in fixed.stdout
     assert leftovers.find(runtime) == []
     assert cli("instance", "stop", "one").returncode == 0
+
+
+def test_nothing_is_left_for_sure_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{leftovers.PREFIX}one").mkdir()
+    assert leftovers.find(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with leftovers.claimed(tmp_path):
+        assert leftovers.find(tmp_path) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user")

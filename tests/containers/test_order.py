@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
+import struct
 import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.conftest import SmallDisk
 from wheelmount.containers import overlay
-from wheelmount.containers.order import Order
+from wheelmount.containers.instance import Instance
+from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Overlay
 from wheelmount.hosts import collection
 
@@ -79,3 +87,51 @@ def test_another_container_gets_the_overlay_when_the_files_are_archived(
     waiting.join()
     assert archived == [True]
     assert os.listdir(tmp_path / "runtime" / f"wheelmount-{os.getuid()}") == []
+
+
+def carried_out(order: Order, place: Path, argv: list[str], **options: Any) -> tuple[int, str]:
+    """Exit code and output of the program that carries out orders."""
+    (place / "note").write_bytes(order.encode(argv))
+    command = [sys.executable, *PROGRAM[1:], str(place / "note")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    return done.returncode, done.stdout + done.stderr
+
+
+def _forget_locks() -> None:
+    """Have flock(2) fail in this process and its children, as in file systems without locks."""
+    number = {"x86_64": 73, "aarch64": 32}[os.uname().machine]
+    refuse = 0x00050000 | errno.ENOLCK
+    lines = (0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, refuse), (6, 0, 0, 0x7FFF0000)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+    filters = struct.pack("HP", len(lines), ctypes.addressof(code))
+    libc = ctypes.CDLL(None)
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    if libc.prctl(22, 2, filters, 0, 0) != 0:  # PR_SET_SECCOMP
+        os._exit(99)
+
+
+def test_containers_run_on_file_systems_without_locks(order: Order, tmp_path: Path) -> None:
+    alone = replace(order, collect=None)
+    work: dict[str, Any] = {"preexec_fn": _forget_locks}
+    assert carried_out(alone, tmp_path, ["echo", "ran"], **work) == (0, "ran\n")
+    joined = replace(alone, instance="one")
+    runtime = tmp_path / "runtime" / f"wheelmount-{os.getuid()}"
+    try:
+        first = carried_out(joined, tmp_path, ["sh", "-c", "echo kept >/tmp/x; echo ran"], **work)
+        assert first == (0, "ran\n")
+        assert carried_out(joined, tmp_path, ["cat", "/tmp/x"], **work) == (0, "kept\n")
+    finally:
+        Instance(runtime, "one", "n1").stop()
+
+
+def test_a_full_disk_of_the_host_is_no_failure_of_the_command(
+    order: Order, tmp_path: Path, small_disk: Callable[[Path], SmallDisk], workplace: Path
+) -> None:
+    runtime = small_disk(workplace / "runtime")
+    (runtime.path / f"wheelmount-{os.getuid()}").mkdir(mode=0o700)
+    runtime.fill()
+    alone = replace(order, collect=None, runtime_dir=str(runtime.path))
+    code, said = carried_out(alone, tmp_path, ["true"])
+    assert code == 74, said
+    assert f"no space left for {runtime.path}" in said
+    assert "Traceback" not in said

@@ -27,7 +27,7 @@ from wheelmount.containers.overlay import check_name, remove_tree
 from wheelmount.containers.process import Stream, attend
 from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import ContainerError, WaitError
-from wheelmount.lock import flock
+from wheelmount.lock import NO_LOCKS, flock
 
 START_TIMEOUT = 60.0
 """Seconds that an instance may take to start, or another start of it to end."""
@@ -122,6 +122,10 @@ class Instance:
             return self.remembered()
         except FileNotFoundError:
             pass
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return self.remembered() if self._process_runs() else None
         return None
 
     def remembered(self) -> Record | None:

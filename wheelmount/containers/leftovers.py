@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from wheelmount.containers.instance import INSTANCES, Instance
 from wheelmount.containers.overlay import remove_tree
+from wheelmount.lock import NO_LOCKS
 
 PREFIX = "container-"
 """Prefix of the private directories of containers that end with their command."""
@@ -21,7 +23,11 @@ def claimed(workdir: Path) -> Iterator[None]:
     """Mark a container's directory as in use while this process lives."""
     descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
         yield
     finally:
         os.close(descriptor)
@@ -46,14 +52,16 @@ def remove(path: Path) -> None:
 
 
 def in_use(workdir: Path) -> bool:
-    """Return whether a container's directory is in use."""
+    """Return whether a container's directory is in use, or may be: without locks none can tell."""
     try:
         descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:  # its container has ended meanwhile
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, *NO_LOCKS):
+            raise
         return True
     finally:
         os.close(descriptor)
