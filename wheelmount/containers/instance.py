@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from wheelmount import logs, typed
+from wheelmount import logs, shared, typed
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.containers.container import NOT_STARTED, Container
@@ -220,6 +220,7 @@ class Instance:
             Whether there was something to end or to delete.
 
         Raises:
+            ContainerError: it was started on another machine, and may run there.
             WaitError: it does not end.
         """
         if not self.path.is_dir():
@@ -259,8 +260,9 @@ class Instance:
         self._end()  # left by a killed instance
         container = dataclasses.replace(container, env={})  # each command brings its own
         private_directory(self.path)
-        (self.path / "config").mkdir()
         try:
+            shared.mark(self.path)
+            (self.path / "config").mkdir()
             container.prepare()
             with (
                 container.writer.lock(f"instance {self.name}") as overlay,
@@ -312,7 +314,14 @@ class Instance:
         if not self.path.is_dir():
             return
         deadline = time.monotonic() + STOP_TIMEOUT
-        if self._process_runs():
+        runs = self._process_runs()
+        if shared.elsewhere(self.path) and not runs:
+            raise ContainerError(
+                f"instance {self.name} of {self.host} was started on another machine, which shares "
+                f"{self.runtime}",
+                hint=f"stop it there, or if it does not run any more, delete {self.path}",
+            )
+        if runs:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it does not end, see below
                 subprocess.run(
                     [str(apptainer.find()), "instance", "stop", "--timeout", _PATIENCE, _NAME],

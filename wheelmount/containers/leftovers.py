@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from wheelmount import shared
 from wheelmount.containers.instance import INSTANCES, Instance
 from wheelmount.containers.overlay import remove_tree
 from wheelmount.lock import NO_LOCKS
@@ -20,7 +21,12 @@ PREFIX = "container-"
 
 @contextlib.contextmanager
 def claimed(workdir: Path) -> Iterator[None]:
-    """Mark a container's directory as in use while this process lives."""
+    """Mark a container's directory as in use by this machine while this process lives.
+
+    Raises:
+        OSError: there is no room for the mark.
+    """
+    shared.mark(workdir)
     descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
@@ -34,9 +40,13 @@ def claimed(workdir: Path) -> Iterator[None]:
 
 
 def find(runtime: Path) -> list[Path]:
-    """Return directories of containers and instances that are not in use."""
+    """Return directories of containers and instances that are not in use.
+
+    Those of other machines, which may share ``runtime``, are left out.
+    """
     killed = [each.path for each in Instance.all(runtime) if each.record() is None]
-    return [path for path in sorted(runtime.glob(f"{PREFIX}*")) if not in_use(path)] + killed
+    unused = [path for path in sorted(runtime.glob(f"{PREFIX}*")) if not in_use(path)]
+    return [path for path in unused + killed if not shared.elsewhere(path)]
 
 
 def remove(path: Path) -> None:
