@@ -19,11 +19,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import SmallDisk
+from wheelmount.config import Settings
 from wheelmount.containers import overlay
 from wheelmount.containers.instance import Instance
 from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Overlay
 from wheelmount.hosts import collection
+from wheelmount.hosts.commands import Commands, Result
+from wheelmount.hosts.local import LocalHosts
+from wheelmount.operations.image import carry_out
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
@@ -65,6 +69,32 @@ def test_that_there_is_nothing_to_collect_is_told(order: Order, tmp_path: Path) 
     assert collected(tmp_path) == ([], 1, "there is nothing at /results in the container\n")
 
 
+def test_an_archive_that_takes_too_long_is_ended(
+    order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wheelmount.containers.order.ARCHIVING", 2.0)
+    script = "echo '#!/bin/sh\n/bin/tar \"$@\"; sleep 1000' >/usr/local/bin/tar; mkdir /results"
+    bounded = replace(order, timeout=100.0)
+    assert bounded.run(["sh", "-ec", f"{script}; chmod +x /usr/local/bin/tar"]) == 0
+    names, code, said = collected(tmp_path)
+    assert (names, code) == (["."], 1)
+    assert said == "the archive is not whole: the command was ended: it took longer than 2 s\n"
+
+
+@pytest.mark.hosts
+def test_a_bounded_command_ends_although_its_image_hangs(
+    order: Order, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wheelmount.containers.order.PREPARATION", 1.0)
+    os.mkfifo(tmp_path / "image.sif")  # as a file of a network file system that hangs
+    hung = replace(order, collect=None, image=str(tmp_path / "image.sif"), overlay="", timeout=1.0)
+    with LocalHosts(1, settings) as hosts, Commands(list(hosts), 30) as commands:
+        result = commands.run({"host0": carry_out(hung, ["true"])})["host0"]
+    assert isinstance(result, Result)
+    assert (result.code, result.stdout) == (124, b"")
+    assert b"it took longer than 2 s" in result.stderr
+
+
 def test_another_container_gets_the_overlay_when_the_files_are_archived(
     order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +104,7 @@ def test_another_container_gets_the_overlay_when_the_files_are_archived(
     archived = []
 
     def wait() -> None:
-        while not mine.user():
+        while not mine.user().startswith("mkdir"):
             pass
         with (tmp_path / "state" / "overlays" / "mine" / ".n1.lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
