@@ -24,6 +24,7 @@ import platformdirs
 
 from wheelmount import disk, logind, toml
 from wheelmount.errors import ConfigError, SourceError, WheelmountError
+from wheelmount.lock import has_locks
 from wheelmount.owned import make_folders
 from wheelmount.trust import (
     Found,
@@ -208,8 +209,14 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
 
     def private_runtime(self) -> Path:
-        """Return the user's own runtime directory; made with mode 0700 if it is missing."""
-        return _private_place(Path(self.runtime_dir), "runtime_dir")
+        """Return the user's own runtime directory; made with mode 0700 if it is missing.
+
+        Raises:
+            ConfigError: it cannot be private, or its file system has no locks.
+        """
+        directory = _private_place(Path(self.runtime_dir), "runtime_dir")
+        _check_locks(directory)
+        return directory
 
     def listed(self, name: str) -> list[Path]:
         """Return the entries of a directory in the user's runtime directory, sorted.
@@ -389,6 +396,13 @@ def _private_place(parent: Path, setting: str | None = None) -> Path:
     )
 
 
+@functools.cache
+def _check_locks(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # a full file system: other messages name it
+        if not has_locks(directory):
+            raise disk.without_locks(directory)
+
+
 DEFAULT = "default"
 """Origin of a setting with its default value."""
 
@@ -403,6 +417,7 @@ def load(environ: Mapping[str, str] = os.environ, directory: Path | None = None)
 
     Raises:
         ConfigError: a name is unknown or a value has the wrong type; the message names its origin.
+            Or this user has no home directory.
     """
     return load_with_origins(environ, directory)[0]
 
@@ -411,6 +426,11 @@ def load_with_origins(
     environ: Mapping[str, str] = os.environ, directory: Path | None = None
 ) -> tuple[Settings, dict[str, str]]:
     """Read the settings in force, and the origin of each by name; arguments as of ``load``."""
+    if not Path(os.path.expanduser("~")).is_absolute():  # noqa: PTH111 - does not fail
+        raise ConfigError(
+            f"the home directory of user {os.getuid()} is unknown",
+            hint="set HOME to an absolute path, such as a directory in /tmp",
+        )
     values: dict[str, Any] = {}
     origins = {field.name: DEFAULT for field in dataclasses.fields(Settings)}
 

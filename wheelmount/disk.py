@@ -121,7 +121,7 @@ def no_room(number: int, directory: Path | None) -> WheelmountError:
     """
     place = "a file" if directory is None else str(directory)
     setting = None if directory is None else _setting(directory)
-    another = f"set {setting} to another directory" if setting else "use another directory"
+    another = _another(setting)
     if number == errno.EROFS:
         kind = ConfigError if setting else SourceError
         return kind(f"{place} is on a read-only file system", hint=another)
@@ -162,6 +162,20 @@ def unusable(directory: Path, error: OSError) -> WheelmountError:
         if setting
         else "check the path, and that you may write there",
     )
+
+
+def without_locks(directory: Path) -> WheelmountError:
+    """Return the error that says that files in a directory cannot be locked."""
+    setting = _setting(directory)
+    kind = ConfigError if setting else SourceError
+    return kind(
+        f"{directory} is on a file system without locks",
+        hint=f"{_another(setting)}, or have it mounted with locks (as by flock for Lustre)",
+    )
+
+
+def _another(setting: str | None) -> str:
+    return f"set {setting} to another directory" if setting else "use another directory"
 
 
 def _place(error: OSError, directory: Path | None) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import math
 import os
 import platform
 import shutil
@@ -268,14 +269,18 @@ def _containers(settings: Settings) -> Finding:
     if os.geteuid() == 0:
         return Finding("containers", GOOD, "they start, as root with what packages need")
     lines = Path("/etc/subuid").read_text().splitlines() if Path("/etc/subuid").exists() else []
-    known = {getpass.getuser(), str(os.getuid())}
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # neither the environment nor the system knows one
+        name = str(os.getuid())
+    known = {name, str(os.getuid())}
     if any(line.partition(":")[0] in known for line in lines):
         return Finding("containers", GOOD, "they start, by --fakeroot with users of their own")
     return Finding(
         "containers",
         POOR,
         "they start, with one user: packages of a distribution may not install in them",
-        f"as root: apptainer config fakeroot --add {getpass.getuser()}",
+        f"as root: apptainer config fakeroot --add {name}",
     )
 
 
@@ -331,11 +336,11 @@ def _leftovers(settings: Settings) -> Iterator[Leftover]:
     hosts = [
         directory
         for directory in sorted(settings.private_runtime().glob("hosts-*"))
-        if directory.stat().st_mtime < young and not shared.elsewhere(directory)
+        if _changed(directory) < young and not shared.elsewhere(directory)
     ]
     mounts = [each for each in sorted(processes.directory(settings).iterdir()) if each.is_dir()]
     for directory in mounts:
-        if directory.stat().st_mtime < young and processes.dead(directory):
+        if _changed(directory) < young and processes.dead(directory):
             yield Leftover(directory, "a mount whose serving process is gone")
     known = {directory.name for directory in mounts}
     for store in found:
@@ -350,6 +355,14 @@ def _leftovers(settings: Settings) -> Iterator[Leftover]:
             yield Leftover(directory, "hosts that are gone")
     for container in containers.find(settings.private_runtime()):
         yield Leftover(container, CONTAINER)
+
+
+def _changed(directory: Path) -> float:
+    """Return the time of a directory's last change; that of one that just ended never passes."""
+    try:
+        return directory.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def clear(leftover: Leftover) -> None:

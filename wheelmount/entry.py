@@ -8,7 +8,6 @@ for it, but one that is just being started is in the mount only a moment after t
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from wheelmount import shared
 from wheelmount.config import Settings
 from wheelmount.errors import WheelmountError
+from wheelmount.lock import flock
 
 FILE = "entry"
 """Name of the lock in the private directory of a mount."""
@@ -86,14 +86,8 @@ def _held(files: Iterable[Path], kind: int) -> Iterator[bool]:
 
 
 def _take(descriptor: int, kind: int, deadline: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno != errno.EWOULDBLOCK:  # some file systems have no locks
-                return True
-        else:
-            return True
+    while not flock(descriptor, kind):
         if time.monotonic() > deadline:
             return False
         time.sleep(_PAUSE)
+    return True

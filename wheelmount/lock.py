@@ -2,6 +2,9 @@
 
 The package filelock serves where a lock is waited for. It would make a directory again that another
 process has removed meanwhile, readable for all users; ``try_lock`` does not.
+
+Some network file systems have no locks, such as Lustre where it is mounted without them. filelock
+then takes the existence of a file for the lock; everything else says here how it does without.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ import contextlib
 import errno
 import fcntl
 import os
+import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from wheelmount import disk
 from wheelmount.errors import WaitError
 
 NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL
@@ -40,6 +46,24 @@ def flock(descriptor: int, how: int) -> bool:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
+    return True
+
+
+def has_locks(directory: Path) -> bool:
+    """Return whether files in a directory can be locked; a file is made for that, and deleted.
+
+    The directory itself tells nothing: network file systems lock directories for one machine only.
+
+    Raises:
+        OSError: no file can be made in the directory.
+    """
+    with tempfile.TemporaryFile(dir=directory) as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return False
     return True
 
 
@@ -92,23 +116,30 @@ def locked(
         waiting: called once if another process holds it.
 
     Raises:
+        ConfigError: the file system has no locks, and the directory is that of a setting.
+        SourceError: it has none, and the directory is another one.
         WaitError: another process held it for ``timeout``.
         OSError: the file cannot be made.
     """
     import filelock  # most commands wait for no lock
 
+    warnings.filterwarnings("ignore", "flock not supported")  # the module says what it does then
     lock = filelock.FileLock(file, mode=mode)
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        waiting()
         try:
-            lock.acquire(timeout=timeout)
+            lock.acquire(timeout=0)
         except filelock.Timeout:
-            raise error or WaitError(
-                f"another process has held {file} for {timeout:g} s",
-                hint="end it: a network or disk that it waits for may hang",
-            ) from None
+            waiting()
+            lock.acquire(timeout=timeout)
+    except filelock.Timeout:
+        raise error or WaitError(
+            f"another process has held {file} for {timeout:g} s",
+            hint="end it: a network or disk that it waits for may hang",
+        ) from None
+    except (OSError, NotImplementedError) as failure:
+        if isinstance(failure, OSError) and failure.errno not in NO_LOCKS:
+            raise
+        raise disk.without_locks(file.parent) from None
     try:
         yield
     finally:

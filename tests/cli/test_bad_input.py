@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -255,3 +256,75 @@ def test_no_apptainer(cli: Cli, workplace: Path) -> None:
     environment = {**os.environ, "PATH": str(workplace)}
     done = cli("install", "requests", "--image", workplace / "image.sif", env=environment)
     _assert_refused(done, 69, "apptainer")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mount", ""),
+        ("mount", ".", ""),
+        ("run", "", "job.sh"),
+        ("run", "--mntpoint", "", ".", "job.sh"),
+        ("umount", ""),
+        ("umount", "--force", "", "/mnt"),
+        ("refresh", ""),
+        ("verify", ""),
+        ("exec", "--image", "", "--", "true"),
+        ("exec", "--packages", "", "--", "true"),
+        ("install", "--venv", "", "six"),
+        ("download", "-d", "", "six"),
+        ("check", ""),
+        ("image", "ls", ""),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path(cli: Cli, workplace: Path, words: tuple[str, ...]) -> None:
+    """It is the value of an unset variable, and stands for nothing."""
+    (workplace / "work" / "job.sh").write_text("true")
+    done = cli(*words)
+    assert done.returncode in (2, 64), done.stderr
+    assert done.stdout == ""
+    assert "rror: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("umount", "0123abcd"), 73),
+        (("umount", "--all"), 0),
+        (("umount", "relative"), 73),
+        (("logs", "work"), 64),
+        (("status",), 0),
+        (("install", "six"), 66),
+        (("download", "-d", "house", "six"), 66),
+    ],
+    ids=str,
+)
+def test_a_working_directory_that_was_deleted(
+    cli: Cli, workplace: Path, words: tuple[str, ...], code: int
+) -> None:
+    gone = workplace / "gone"
+    gone.mkdir()
+    command = shlex.join([sys.executable, "-m", "wheelmount.cli.main", *words])
+    script = f"cd {gone} && rmdir {gone} && exec {command}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    if code:
+        _assert_refused(done, code)
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_user_without_a_home(workplace: Path) -> None:
+    command = [sys.executable, "-m", "wheelmount.cli.main", "status"]
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    done = subprocess.run(
+        command, env=environment, user=54321, capture_output=True, text=True, check=False
+    )
+    _assert_refused(done, 78, "home directory of user 54321")
+
+
+def test_images_that_are_none(cli: Cli, workplace: Path) -> None:
+    (workplace / "work" / "gone.sif").symlink_to("nowhere")
+    done = cli("image", "ls")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    _assert_refused(cli("image", "ls", "nowhere"), 66, "nowhere is no directory")

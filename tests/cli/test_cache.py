@@ -3,11 +3,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -218,8 +219,10 @@ def test_a_wait_for_a_removal_ends(settings: Settings, monkeypatch: pytest.Monke
 def test_a_file_system_without_locks(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(settings)
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    def refuse(file: int, how: int, lock: Callable[[int, int], None] = fcntl.flock) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").startswith(settings.cache_dir):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        lock(file, how)
 
     monkeypatch.setattr("fcntl.flock", refuse)
     with cache.used(settings):
@@ -307,7 +310,13 @@ def test_environments_go_unless_a_command_uses_them(settings: Settings) -> None:
     planned.make()
     made = venv.Environment.read(planned.folder)
     name = made.folder.name
+    other = venv.plan(house.directory, None, Target.here(), python, place)
+    other.make()
     with cache.hold(made.folder):
+        with pytest.raises(WaitError, match="uses environment"):
+            environments.remove([other.folder.name, name], settings)
+        assert other.folder.is_dir(), "all or none"
+        environments.remove([other.folder.name], settings)
         assert "environment" not in {item.kind for item in cache.clean(settings)}
         with pytest.raises(WaitError, match="uses environment"):
             environments.remove([name], settings)

@@ -118,6 +118,20 @@ def test_what_a_session_gets_later_joins_what_it_has(cli: Cli, how: list[str]) -
         assert cli("down", "later").returncode == 0
 
 
+@pytest.mark.network
+@pytest.mark.hosts
+def test_a_directory_by_two_names_in_a_session(cli: Cli, workplace: Path) -> None:
+    (workplace / "work" / "real").mkdir()
+    (workplace / "work" / "link").symlink_to("real")
+    assert cli("up", "--hosts", "local:1", "--name", "names").returncode == 0
+    try:
+        for name in ("real", "link", "real"):
+            done = cli("install", "--hosts", "session:names", "-d", f"{name}/house", "six")
+            assert done.returncode == 0, done.stderr
+    finally:
+        assert cli("down", "names").returncode == 0
+
+
 def test_links_are_not_for_uv_and_pip(cli: Cli) -> None:
     done = cli("install", "requests", "--tool", "uv", "--link-mode", "symlink")
     assert done.returncode == 64

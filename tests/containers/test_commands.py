@@ -67,6 +67,17 @@ def test_the_image_comes_with_the_mount(cli: Cli, job: Path, sif: Path) -> None:
     assert images[1] == str(sif)
 
 
+@pytest.mark.fuse
+@pytest.mark.network
+@pytest.mark.parametrize("image", [[], ["--image", "img.sif"]], ids=["beside", "by its name"])
+def test_an_environment_for_the_image_that_comes_with_the_mount(
+    cli: Cli, job: Path, image: list[str]
+) -> None:
+    needed = ["--with", "greeting", "--find-links", job / "packages"]
+    done = cli("exec", "--packages", job, *image, *needed, "--", "python", "-c", "import greeting")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_command_in_a_container_gets_its_words_byte_for_byte(cli: Cli, sif: Path) -> None:
     show = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
     done = cli("exec", "-i", "-q", "--image", sif, "python3", "-c", show, *ODD)

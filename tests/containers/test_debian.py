@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -53,3 +54,17 @@ def test_anything_else_that_is_newer_is_refused(tmp_path: Path) -> None:
     library(tmp_path, {"GLIBC_2.2.5": "strtol", "GLIBC_2.99": "__isoc23_other"})
     with pytest.raises(UnavailableError, match=r"__isoc23_other.*GLIBC_2\.99"):
         debian.retarget(bytearray(program(tmp_path, "__isoc23_other").read_bytes()), (2, 98))
+
+
+def test_packages_are_found_in_any_language(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apt translates the word that tells; a machine with other languages is not had here."""
+    apt = tmp_path / "apt-cache"
+    apt.write_text(
+        '#!/bin/sh\n[ "$LC_ALL" = C ] && echo "  Candidate: 1.0" || echo "  Candidato: 1.0"\n'
+    )
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LC_ALL", "es_ES.UTF-8")
+    assert debian.available("fuse2fs")

@@ -6,6 +6,7 @@ import operator
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from wheelmount.errors import HostError, InputError
 from wheelmount.operations import apart
+from wheelmount.progress import Progress
 
 PROGRAM = """
 from functools import partial
@@ -41,3 +43,38 @@ def test_errors_come_back() -> None:
 
 def _fail(error: Exception) -> None:
     raise error
+
+
+LONG = """
+import signal, sys
+from functools import partial
+from tests.operations.test_apart import wait, interrupt
+from wheelmount.operations import apart
+from wheelmount.progress import SILENT
+signal.signal(signal.SIGTERM, interrupt)
+apart.each([partial(wait, sys.argv[1], name) for name in "ab"], SILENT, "wait")
+"""
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def wait(place: str, name: str, _progress: Progress) -> None:
+    """Wait, and clean up, which takes longer than the next signal."""
+    (Path(place) / name).touch()
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep(0.5)
+        (Path(place) / name).unlink()
+
+
+def test_a_signal_to_the_command_alone_interrupts_its_processes(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", LONG, tmp_path], stderr=subprocess.PIPE)
+    while len(list(tmp_path.iterdir())) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert not list(tmp_path.iterdir()), "they did not clean up"

@@ -35,7 +35,7 @@ from wheelmount.operations.site import Site
 
 packages_option = click.option(
     "--packages",
-    type=click.Path(path_type=Path),
+    type=options.GivenPath(path_type=Path),
     help="A wheelhouse to mount on the hosts: pip and uv in the containers install from it. Or a "
     f"directory with one in packages/, and the image as {BESIDE} beside.",
 )

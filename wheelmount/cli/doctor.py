@@ -26,7 +26,7 @@ MARKS = {doctor.GOOD: "ok", doctor.POOR: "--", doctor.BAD: "!!"}
 @click.option("--fix", is_flag=True, help="Delete leftovers of dead mounts and hosts.")
 @click.option(
     "--source",
-    type=click.Path(path_type=Path),
+    type=options.GivenPath(path_type=Path),
     help="Also check that there is room for this directory.",
 )
 @options.some_hosts

@@ -39,7 +39,7 @@ def environment(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option(
         "--project",
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        type=options.GivenPath(path_type=Path, file_okay=False, exists=True),
         help="Add the dependencies of the project in this directory: of its uv.lock, or else of "
         "its pyproject.toml.",
     )

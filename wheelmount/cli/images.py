@@ -13,7 +13,7 @@ from wheelmount.cli import completion, options
 from wheelmount.cli.console import ConsoleProgress
 from wheelmount.containers import definitions
 from wheelmount.containers import image as images
-from wheelmount.errors import InputError
+from wheelmount.errors import InputError, SourceError
 
 
 @click.group()
@@ -24,7 +24,7 @@ def image() -> None:
 @image.command()
 @click.argument("definition", shell_complete=completion.definitions)
 @click.argument(
-    "sif", type=click.Path(path_type=Path), required=False, shell_complete=completion.images
+    "sif", type=options.GivenPath(path_type=Path), required=False, shell_complete=completion.images
 )
 @click.option("--build-arg", "build_args", multiple=True, metavar="NAME=VALUE")
 @options.as_json
@@ -56,7 +56,7 @@ def build(
 
 @image.command()
 @click.argument("name", default=definitions.BASE, shell_complete=completion.own_definitions)
-@click.argument("directory", type=click.Path(path_type=Path), default=".")
+@click.argument("directory", type=options.GivenPath(path_type=Path), default=".")
 @options.as_json
 def init(name: str, directory: Path, as_json: bool) -> None:
     """Write one of wheelmount's own definitions into DIRECTORY, to be edited and built.
@@ -85,7 +85,7 @@ def pull(references: tuple[str, ...], as_json: bool, quiet: bool) -> None:
 
 
 @image.command("ls")
-@click.argument("directories", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("directories", nargs=-1, type=options.GivenPath(path_type=Path))
 @options.as_json
 def ls(directories: tuple[Path, ...], as_json: bool) -> None:
     """List images in DIRECTORIES, default this one: path, size, what it stands to its definition.
@@ -93,7 +93,15 @@ def ls(directories: tuple[Path, ...], as_json: bool) -> None:
     That is `current`, `outdated` (the definition or what it is made of has changed since), or
     `foreign` (not built here).
     """
-    found = [sif for each in directories or [Path()] for sif in sorted(each.glob("*.sif"))]
+    for directory in directories:
+        if not directory.is_dir():
+            raise SourceError(f"{directory} is no directory", hint="give directories with images")
+    found = [
+        sif
+        for each in directories or [Path()]
+        for sif in sorted(each.glob("*.sif"))
+        if sif.exists()  # and is no dangling link
+    ]
     records: list[dict[str, Any]] = [
         {"path": str(sif), "bytes": sif.stat().st_size, "state": images.state(sif)} for sif in found
     ]
@@ -105,7 +113,7 @@ def ls(directories: tuple[Path, ...], as_json: bool) -> None:
 
 
 @image.command()
-@click.argument("sif", type=click.Path(path_type=Path), shell_complete=completion.images)
+@click.argument("sif", type=options.GivenPath(path_type=Path), shell_complete=completion.images)
 @options.as_json
 def inspect(sif: Path, as_json: bool) -> None:
     """Show an image's labels and the definition it was built from."""

@@ -24,7 +24,11 @@ from wheelmount.wheels.wanted import Wanted
 @options.wanted
 @options.hosts
 @click.option("--with", "named", hidden=True, multiple=True)
-@click.option("--venv", help="Virtual environment on the hosts; created if missing.  [.venv]")
+@click.option(
+    "--venv",
+    type=options.GivenPath(),
+    help="Virtual environment on the hosts; created if missing.  [.venv]",
+)
 @container
 @click.option(
     "--tool",
@@ -48,7 +52,7 @@ from wheelmount.wheels.wanted import Wanted
 @click.option(
     "-d",
     "--directory",
-    type=click.Path(path_type=Path),
+    type=options.GivenPath(path_type=Path),
     help="The wheelhouse. Default: one for these requirements in the cache.",
 )
 @options.target

@@ -21,6 +21,7 @@ try:
     import os
     import select
     import signal
+    from pathlib import Path
     from types import FrameType
     from typing import NoReturn
 
@@ -157,6 +158,12 @@ def _run() -> NoReturn:
             raise
         _tell_of_defect(error)
     except OSError as error:
+        if error.filename is None and isinstance(error, FileNotFoundError) and _nowhere():
+            gone = SourceError(
+                "the working directory was deleted", hint="cd to a directory that exists"
+            )
+            _tell(gone)
+            sys.exit(gone.exit_code)
         # An error that names no file may be of the standard output.
         if error.filename is not None or disk.full() or error.errno in (errno.EROFS, errno.ENOENT):
             full = disk.explain(error)
@@ -206,6 +213,15 @@ def _tell_of_defect(error: Exception) -> NoReturn:
     )
     _tell(unexpected)
     sys.exit(unexpected.exit_code)
+
+
+def _nowhere() -> bool:
+    """Return whether the working directory was deleted."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _unread() -> bool:

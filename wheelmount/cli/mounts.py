@@ -23,8 +23,8 @@ from wheelmount.progress import number_of
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("mntpoint", required=False)
+@click.argument("source", type=options.GivenPath(path_type=Path))
+@click.argument("mntpoint", type=options.GivenPath(), required=False)
 @options.hosts
 @options.adapter
 @click.option(

@@ -42,6 +42,18 @@ class _Hosts(click.ParamType[HostSpec]):
         return spec
 
 
+class GivenPath(click.Path):
+    """A path on the command line. An empty one is refused: it is that of an unset variable."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path; see ``click.Path``."""
+        if value == "":  # it would stand for the working directory
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 INSECURE = "wheelmount.insecure"
 """Key of what a command's options have in common: whether ``--insecure`` is given."""
 

@@ -20,7 +20,7 @@ from click import style
 
 from wheelmount import config
 from wheelmount.cli.console import ConsoleProgress
-from wheelmount.cli.options import json_option
+from wheelmount.cli.options import GivenPath, json_option
 from wheelmount.errors import InputError, SourceError, TransferError, WheelmountError
 from wheelmount.hosts.names import alike, expand
 from wheelmount.owned import make_folders, opener
@@ -62,7 +62,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option(
         "--output-dir",
-        type=click.Path(path_type=Path),
+        type=GivenPath(path_type=Path),
         help="Write output to HOST.out and HOST.err in this directory instead.",
     )
     @wraps(command)

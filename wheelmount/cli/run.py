@@ -47,7 +47,11 @@ if TYPE_CHECKING:
     metavar="N",
     help="Number of copies on each host; not in containers.",
 )
-@click.option("--mntpoint", help="Mount point on the hosts; default the path of SOURCE.")
+@click.option(
+    "--mntpoint",
+    type=options.GivenPath(),
+    help="Mount point on the hosts; default the path of SOURCE.",
+)
 @options.hosts
 @environment
 @container
@@ -87,6 +91,8 @@ def run(
     With --image, the script runs in an offline container on each host, which shows SOURCE at the
     host's mount point.
     """
+    if not source and module is None:  # it would stand for the working directory
+        raise click.UsageError("SOURCE is empty.")
     launch = replace(launch, copies=copies)
     if image is not None:
         launch.check_container()

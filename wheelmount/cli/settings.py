@@ -32,7 +32,7 @@ def show(context: click.Context, as_json: bool) -> None:
 
 
 @show.command()
-@click.argument("directory", type=click.Path(path_type=Path), default=".")
+@click.argument("directory", type=options.GivenPath(path_type=Path), default=".")
 @click.option("--remove", is_flag=True, help="Withdraw the trust.")
 @options.as_json
 def trust(directory: Path, remove: bool, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from wheelmount.errors import UnavailableError
 @click.option("--check", is_flag=True, help="Change nothing; say what this machine lacks.")
 @click.option(
     "--apptainer",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=options.GivenPath(path_type=Path, exists=True, dir_okay=False),
     envvar="APPTAINER_DEB",
     metavar="FILE",
     help="Debian package of apptainer to install, instead of a downloaded one.",

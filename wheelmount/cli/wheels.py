@@ -25,7 +25,7 @@ from wheelmount.wheels.wheelhouse import Wheelhouse
 @click.option(
     "-d",
     "--directory",
-    type=click.Path(path_type=Path),
+    type=options.GivenPath(path_type=Path),
     required=True,
     help="The wheelhouse; created if missing.",
 )
@@ -115,7 +115,7 @@ def download(
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=options.GivenPath(path_type=Path))
 @options.wanted
 @options.targets
 @click.option(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from wheelmount import config
-from wheelmount.cli.options import INSECURE, check_insecure, insecure
+from wheelmount.cli.options import INSECURE, GivenPath, check_insecure, insecure
 from wheelmount.hosts.address import OPEN, Address
 
 
@@ -16,7 +16,7 @@ from wheelmount.hosts.address import OPEN, Address
 @click.argument("address")
 @click.option(
     "--credentials",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=GivenPath(exists=True, dir_okay=False, path_type=Path),
     help="File with the output of `--issue`. Default: a certificate of the user's own authority.",
 )
 @click.option(

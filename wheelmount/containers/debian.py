@@ -212,10 +212,8 @@ def update(progress: Progress = SILENT) -> None:
 
 def available(package: str) -> bool:
     """Return whether this machine's own apt sources have a package."""
-    policy = subprocess.run(
-        ["apt-cache", "policy", package], stdout=subprocess.PIPE, text=True, check=False
-    )
-    return "Candidate:" in policy.stdout and "Candidate: (none)" not in policy.stdout
+    policy = _output(["apt-cache", "policy", package])
+    return "Candidate:" in policy and "Candidate: (none)" not in policy
 
 
 _INSTALL = ("apt-get", "-qq", "--no-install-recommends", "install")
@@ -252,10 +250,8 @@ def _download(folder: Path, progress: Progress) -> Path:
 def _mirror() -> str:
     """Return the Debian mirror that this machine uses."""
     form = ["--format", "$(SITE)", "Created-By: Packages", "Origin: Debian"]
-    targets = subprocess.run(
-        ["apt-get", "indextargets", *form], stdout=subprocess.PIPE, text=True, check=False
-    )
-    sites = [s for s in targets.stdout.split() if not s.rstrip("/").endswith("-security")]
+    targets = _output(["apt-get", "indextargets", *form])
+    sites = [s for s in targets.split() if not s.rstrip("/").endswith("-security")]
     return sites[0] if sites else "http://deb.debian.org/debian"
 
 
@@ -294,6 +290,15 @@ def _adapt(package: Path, folder: Path, progress: Progress) -> Path:
     build = ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(out)]
     _run(build, progress)
     return out
+
+
+def _output(command: Sequence[str]) -> str:
+    """Return the output of a command in English, whatever language this machine speaks."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env=environment, errors="replace", check=False
+    )
+    return done.stdout
 
 
 def _run(

@@ -9,11 +9,13 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from types import FrameType
 from typing import IO, NoReturn, TypeVar, cast
 
 from wheelmount.errors import HostError, WheelmountError
@@ -103,6 +105,9 @@ def _working(work: Callable[[], object]) -> Iterator[IO[bytes]]:
             with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as given:
                 given.write(pickle.dumps(work))
             yield answer
+        except KeyboardInterrupt:
+            process.terminate()  # a terminal tells it of ^C, but other signals came here alone
+            raise
         finally:
             answer.close()  # or else it could wait for its reader
             process.wait()  # after ^C it takes down what it has made
@@ -122,6 +127,16 @@ def _settled(answer: IO[bytes]) -> Found | WheelmountError:
     return cast("Found | WheelmountError", found if error is None else error)
 
 
+_came: list[int] = []
+"""Signals that have interrupted this process."""
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    if number == signal.SIGINT or not _came:  # the parent's own must not disturb the clean-up
+        _came.append(number)
+        raise KeyboardInterrupt
+
+
 def main(parent: int, answer: int) -> NoReturn:
     """Do the work that standard input holds, and end this process.
 
@@ -133,6 +148,8 @@ def main(parent: int, answer: int) -> NoReturn:
     if os.getppid() != parent:  # it was killed before this
         os._exit(1)
     os.set_inheritable(answer, False)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         runtime.own_process()
         try:
@@ -143,7 +160,7 @@ def main(parent: int, answer: int) -> NoReturn:
         with os.fdopen(answer, "wb") as file:
             file.write(text)
         atexit._run_exitfuncs()
-    except KeyboardInterrupt:  # the parent got it, too
+    except KeyboardInterrupt:  # the parent tells of it
         pass
     finally:
         os._exit(0)  # as the command line ends: a thread of Monarch's would abort the process

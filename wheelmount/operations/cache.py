@@ -19,7 +19,7 @@ from pathlib import Path
 from wheelmount.config import Settings
 from wheelmount.errors import WaitError
 from wheelmount.hosts.session import Session
-from wheelmount.lock import NO_LOCKS
+from wheelmount.lock import flock
 from wheelmount.operations.records import all_mounts
 from wheelmount.wheels.scratch import abandoned, scratch
 
@@ -236,7 +236,7 @@ def used(settings: Settings) -> Iterator[None]:
     """
     with _held(settings) as descriptor:
         deadline = time.monotonic() + LONGEST
-        while not _locked(descriptor, fcntl.LOCK_SH):
+        while not flock(descriptor, fcntl.LOCK_SH):
             if time.monotonic() >= deadline:
                 raise WaitError(
                     f"another command has been deleting parts of {settings.cache_dir} for "
@@ -256,7 +256,7 @@ def alone(settings: Settings) -> Iterator[None]:
         WaitError: another command uses it.
     """
     with _held(settings) as descriptor:
-        if not _locked(descriptor, fcntl.LOCK_EX):
+        if not flock(descriptor, fcntl.LOCK_EX):
             raise WaitError("another command uses the cache", hint="try again when it has ended")
         yield
 
@@ -359,24 +359,9 @@ def removable(folder: Path) -> bool:
     """Return whether no command uses an environment or an image."""
     descriptor = _lock(folder)
     try:
-        return _locked(descriptor, fcntl.LOCK_EX)
+        return flock(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
-
-
-def _locked(descriptor: int, how: int) -> bool:
-    """Lock a file, and return False if another process's lock forbids it.
-
-    On a file system without locks, none does.
-    """
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-    return True
 
 
 def _lock(folder: Path) -> int:

@@ -169,7 +169,7 @@ def execute(
 
 
 def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
-    """Remove environments from the cache.
+    """Remove environments from the cache: all of the named ones, or none.
 
     Args:
         names: names of environments.
@@ -187,9 +187,9 @@ def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
     for name in names:
         if name not in known:
             raise InputError(f"there is no environment {name}", hint="see `wheelmount env ls`")
+    folders = {name: known[name].folder for name in names}
     with cache.alone(settings):
-        for name in names:
-            folder = known[name].folder
+        for name, folder in folders.items():
             if folder in cache.mounted(settings):
                 raise MountError(
                     f"a session has environment {name} mounted",
@@ -197,8 +197,9 @@ def remove(names: Sequence[str], settings: Settings) -> list[Environment]:
                 )
             if not cache.removable(folder):
                 raise WaitError(f"a command uses environment {name}", hint="wait for it, or end it")
+        for folder in folders.values():
             cache.discard(folder)
-    return [known[name] for name in names]
+    return [known[name] for name in folders]
 
 
 def _on_mounts(
@@ -220,7 +221,7 @@ def _on_mounts(
         )
     with contextlib.ExitStack() as stack:
         if image is not None:
-            image = stack.enter_context(pulled.here(image, site))
+            image = stack.enter_context(pulled.here(image, site)).found_in(source)
 
         def hosts() -> pools.HostPool:
             return stack.enter_context(pools.at(site, namespaces=True))

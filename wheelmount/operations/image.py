@@ -80,6 +80,23 @@ class Image:
             )
         return path
 
+    def found_in(self, folder: Path | None) -> Image:
+        """Return this image with the paths that it has here, if a directory to mount holds it.
+
+        Args:
+            folder: the directory, in which ``on`` finds images; None for none.
+        """
+        if folder is None:
+            return self
+        if not self.paths and (folder / BESIDE).is_file():
+            return dataclasses.replace(self, paths={"": folder / BESIDE})
+        inside = {
+            host: folder / path
+            for host, path in self.paths.items()
+            if not path.exists() and (folder / path).exists()
+        }
+        return dataclasses.replace(self, paths={**self.paths, **inside})
+
     def on(self, host: str, shown: Shown | None) -> str:
         """Return the path of the image on ``host``; empty for that of an instance.
 
@@ -136,7 +153,7 @@ def parse_images(text: str) -> tuple[dict[str, Path], dict[str, str]]:
         InputError: a host has two images, or a path is empty.
     """
     # What is in the working directory must not take the place of an image of a registry.
-    if not any(scheme in text for scheme in registry.SCHEMES) and Path(text).exists():
+    if text and not any(scheme in text for scheme in registry.SCHEMES) and Path(text).exists():
         return {"": Path(text)}, {}
     paths: dict[str, Path] = {}
     references: dict[str, str] = {}
@@ -264,5 +281,6 @@ def point_of(spec: HostSpec, directory: Path, kind: str) -> str:
 
 
 def mark_of(directory: Path) -> str:
-    """Return a name for a directory of this machine."""
-    return blake3(os.fsencode(directory.resolve())).hexdigest(8)
+    """Return a name for a directory of this machine: for its path, by which mounts are known."""
+    path = os.path.abspath(directory)  # noqa: PTH100 - as remotemount does
+    return blake3(os.fsencode(path)).hexdigest(8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from wheelmount.config import Settings
 from wheelmount.containers.instance import Instance
 from wheelmount.errors import InputError, MountError
 from wheelmount.mount.serve import processes
+from wheelmount.operations import standing
 
 POLL_INTERVAL = 0.2
 """Seconds between checks for new lines."""
@@ -40,7 +42,7 @@ def find(settings: Settings, target: str = "") -> list[Logbook]:
     Raises:
         InputError: there is neither such a mount nor such an instance.
     """
-    wanted = {target, os.path.abspath(target)} if target else set()  # noqa: PTH100 - not followed
+    wanted = set(standing.named(target)) if target else set()
     found = []
     for directory in processes.find(settings):
         identity = processes.identity(directory)
@@ -85,7 +87,10 @@ def read(books: Sequence[Logbook], *, follow: bool) -> Iterator[tuple[Logbook, l
         books: the logs.
         follow: also yield new lines as they are written, until all files are deleted.
     """
-    opened = {book: book.path.open("rb") for book in books}
+    opened = {}
+    for book in books:
+        with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
+            opened[book] = book.path.open("rb")
     rests = dict.fromkeys(opened, b"")
     while opened:
         for book, file in list(opened.items()):

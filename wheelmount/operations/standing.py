@@ -53,14 +53,16 @@ def find(settings: Settings, targets: Sequence[str] = ()) -> dict[str, Mount]:
         targets: mount points, sources or identities; default all mounts.
 
     Raises:
+        InputError: a target is empty, as the value of an unset variable.
         MountError: a target is not mounted.
         HostError: likewise, and a session, whose mount it could be, cannot be read.
     """
+    if "" in targets:
+        raise InputError("'' names no mount", hint="give a mount point, source or identity")
     found: dict[str, Mount] = {}
     of_sessions = records.all_mounts(settings)
     for target in targets or [""]:
-        path = os.path.abspath(target)  # noqa: PTH100 - a dead mount must not be touched
-        names = (path, target) if target else ()
+        names = named(target) if target else ()
         elsewhere: dict[str, Mount] = {
             note.identity: OfSession(session, note)
             for session, note in of_sessions
@@ -80,6 +82,15 @@ def find(settings: Settings, targets: Sequence[str] = ()) -> dict[str, Mount]:
             if isinstance(directories, list) and directory not in directories:
                 directories.append(directory)
     return found
+
+
+def named(target: str) -> tuple[str, ...]:
+    """Return what a target may name: the path that it is, and itself, as an identity."""
+    try:
+        # Not resolved, as a dead mount must not be touched.
+        return os.path.abspath(target), target  # noqa: PTH100
+    except FileNotFoundError:  # it is relative, and the working directory is deleted
+        return (target,)
 
 
 def names(settings: Settings) -> Iterator[tuple[str, str]]:

@@ -13,14 +13,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
-import filelock
 import uv
 
 from wheelmount.errors import UnavailableError, WaitError, WheelError, WheelmountError, tell
+from wheelmount.lock import has_locks, locked
 from wheelmount.owned import FILE, make_folders, umask
 from wheelmount.wheels.install import clean_environment, install_command
 from wheelmount.wheels.interpreter import describe, running_version
@@ -47,8 +48,10 @@ def _install(tool: str, packages: str, venv: Path, rest: Sequence[str], version:
     python = venv / "bin" / "python"
     program = uv.find_uv_bin()
     # A cache of its own inside the environment: uv's other cache may hold another wheel of the same
-    # name, and uv can make links only within one file system.
+    # name, and uv can make links only within one file system. uv must be able to lock its cache.
     cache = venv / ".wheelmount-cache"
+    if not has_locks(venv):
+        cache = Path(tempfile.mkdtemp(prefix="wheelmount-cache-"))
     environment = {
         **clean_environment(),
         "PATH": os.pathsep.join([str(Path(program).parent), os.environ.get("PATH", "")]),
@@ -116,25 +119,20 @@ def _refuse_other(venv: Path, version: str) -> None:
 @contextlib.contextmanager
 def _alone(venv: Path) -> Iterator[None]:
     """Lock an environment against other installations, also those of other hosts."""
-    try:
-        make_folders(venv)
-        lock = filelock.FileLock(venv / ".wheelmount.lock", mode=FILE, timeout=LOCK_TIMEOUT)
-        with contextlib.suppress(NotImplementedError):  # of a file system without locks
-            lock.acquire()
-    except filelock.Timeout:
-        raise WaitError(
-            f"another installation has held {venv} for {LOCK_TIMEOUT:.0f} s",
-            hint="end it, or use another environment",
-        ) from None
-    except OSError as error:
-        raise UnavailableError(
-            f"{error.filename or venv}: {error.strerror or error}",
-            hint="name an environment that can be written: --venv PATH",
-        ) from None
-    try:
+    held = WaitError(
+        f"another installation has held {venv} for {LOCK_TIMEOUT:.0f} s",
+        hint="end it, or use another environment",
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            make_folders(venv)
+            stack.enter_context(locked(venv / ".wheelmount.lock", LOCK_TIMEOUT, held, mode=FILE))
+        except OSError as error:
+            raise UnavailableError(
+                f"{error.filename or venv}: {error.strerror or error}",
+                hint="name an environment that can be written: --venv PATH",
+            ) from None
         yield
-    finally:
-        lock.release()
 
 
 if __name__ == "__main__":
