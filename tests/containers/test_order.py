@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import os
-import struct
 import subprocess
 import sys
 import tarfile
@@ -18,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SmallDisk
+from tests.conftest import Cli, SmallDisk
+from tests.lockless import without_locks
 from wheelmount.config import Settings
 from wheelmount.containers import overlay
-from wheelmount.containers.instance import Instance
 from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Overlay
 from wheelmount.hosts import collection
@@ -127,31 +124,17 @@ def carried_out(order: Order, place: Path, argv: list[str], **options: Any) -> t
     return done.returncode, done.stdout + done.stderr
 
 
-def _forget_locks() -> None:
-    """Have flock(2) fail in this process and its children, as in file systems without locks."""
-    number = {"x86_64": 73, "aarch64": 32}[os.uname().machine]
-    refuse = 0x00050000 | errno.ENOLCK
-    lines = (0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, refuse), (6, 0, 0, 0x7FFF0000)
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
-    filters = struct.pack("HP", len(lines), ctypes.addressof(code))
-    libc = ctypes.CDLL(None)
-    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    if libc.prctl(22, 2, filters, 0, 0) != 0:  # PR_SET_SECCOMP
-        os._exit(99)
-
-
-def test_containers_run_on_file_systems_without_locks(order: Order, tmp_path: Path) -> None:
+def test_overlays_may_be_on_file_systems_without_locks(
+    order: Order, tmp_path: Path, cli: Cli
+) -> None:
+    (tmp_path / "state").mkdir()
+    environment = without_locks(tmp_path / "state", tmp_path)
     alone = replace(order, collect=None)
-    work: dict[str, Any] = {"preexec_fn": _forget_locks}
-    assert carried_out(alone, tmp_path, ["echo", "ran"], **work) == (0, "ran\n")
-    joined = replace(alone, instance="one")
-    runtime = tmp_path / "runtime" / f"wheelmount-{os.getuid()}"
-    try:
-        first = carried_out(joined, tmp_path, ["sh", "-c", "echo kept >/tmp/x; echo ran"], **work)
-        assert first == (0, "ran\n")
-        assert carried_out(joined, tmp_path, ["cat", "/tmp/x"], **work) == (0, "kept\n")
-    finally:
-        Instance(runtime, "one", "n1").stop()
+    assert carried_out(alone, tmp_path, ["touch", "/kept"], env=environment) == (0, "")
+    assert carried_out(alone, tmp_path, ["ls", "/kept"], env=environment) == (0, "/kept\n")
+    environment["WHEELMOUNT_STATE_DIR"] = str(tmp_path / "state")
+    assert "mine" in cli("overlay", "ls", env=environment).stdout
+    assert cli("overlay", "rm", "mine", env=environment).returncode == 0
 
 
 def test_a_full_disk_of_the_host_is_no_failure_of_the_command(

@@ -72,11 +72,8 @@ def main(
     signal.set_wakeup_fd(waking)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     os.set_inheritable(owner, False)
-    if directory:
-        try:  # in use, even if the owner ends
-            fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_SH)
-        except OSError:  # of a file system without locks, which the owner has met already
-            pass
+    if directory:  # in use, even if the owner ends
+        fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_SH)
     if select.select([owner], [], [], 0)[0]:  # it has ended before the command began
         return _leave(owner, directory, locks)
     child = _start(command, terminal, confined, ids)

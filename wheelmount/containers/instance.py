@@ -27,7 +27,7 @@ from wheelmount.containers.overlay import check_name, remove_tree
 from wheelmount.containers.process import Stream, attend
 from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import ContainerError, WaitError
-from wheelmount.lock import NO_LOCKS, flock
+from wheelmount.lock import flock
 
 START_TIMEOUT = 60.0
 """Seconds that an instance may take to start, or another start of it to end."""
@@ -115,17 +115,9 @@ class Instance:
 
     def record(self) -> Record | None:
         """Return the description of the instance if it runs, otherwise None."""
-        try:
-            with self._lock_file.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return self.remembered()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            return self.remembered() if self._process_runs() else None
+        with contextlib.suppress(FileNotFoundError), self._lock_file.open("rb") as file:
+            if not flock(file.fileno(), fcntl.LOCK_SH):
+                return self.remembered()
         return None
 
     def remembered(self) -> Record | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from wheelmount import shared
 from wheelmount.containers.instance import INSTANCES, Instance
 from wheelmount.containers.overlay import remove_tree
-from wheelmount.lock import NO_LOCKS
+from wheelmount.lock import flock
 
 PREFIX = "container-"
 """Prefix of the private directories of containers that end with their command."""
@@ -29,11 +28,7 @@ def claimed(workdir: Path) -> Iterator[None]:
     shared.mark(workdir)
     descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
         os.close(descriptor)
@@ -62,20 +57,15 @@ def remove(path: Path) -> None:
 
 
 def in_use(workdir: Path) -> bool:
-    """Return whether a container's directory is in use, or may be: without locks none can tell."""
+    """Return whether a container's directory is in use."""
     try:
         descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:  # its container has ended meanwhile
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, *NO_LOCKS):
-            raise
-        return True
+        return not flock(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
-    return False
 
 
 if __name__ == "__main__":
