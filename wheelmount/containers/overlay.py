@@ -222,10 +222,7 @@ class Overlay:
         identity = None if self.base is None else sif.identity(self.base)
         if identity is None:
             return
-        try:
-            known, _, path = self._base_file.read_text(errors="surrogateescape").partition(" ")
-        except FileNotFoundError:  # it is new, or an old version did not record the image
-            known = path = ""
+        known, path = self._known_base()
         if known in ("", sif.NONE):  # or an old version took all reproducible builds for one
             disk.write(self._base_file, f"{identity} {self.base}")
             return
@@ -235,6 +232,19 @@ class Overlay:
                 hint="leave --overlay out for one of this image's own, or use another name, or "
                 f"first: wheelmount overlay rm {self.name}",
             )
+
+    def _known_base(self) -> tuple[str, str]:
+        """Return the id and the path of its image."""
+        try:
+            known, _, path = self._base_file.read_text(errors="surrogateescape").partition(" ")
+        except FileNotFoundError:  # it is new, or an old version did not record the image
+            return "", ""
+        return known, path
+
+    @property
+    def image_id(self) -> str:
+        """The id of the image that it goes with, see ``sif.identity``; empty if it is unknown."""
+        return self._known_base()[0]
 
     @property
     def _base_file(self) -> Path:
