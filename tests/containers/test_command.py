@@ -82,6 +82,8 @@ def test_relative_target_and_bad_variable_are_refused(tmp_path: Path) -> None:
         Container(tmp_path / "i.sif", tmp_path / "work", files={"etc/pip.conf": ""})
     with pytest.raises(InputError, match="environment variable"):
         Container(tmp_path / "i.sif", tmp_path / "work", env={"A B": ""})
+    with pytest.raises(InputError, match="UID cannot be set in a container"):
+        Container(tmp_path / "i.sif", tmp_path / "work", env={"UID": "5"})
 
 
 def test_no_command(tmp_path: Path) -> None:

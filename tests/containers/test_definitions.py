@@ -68,6 +68,23 @@ def test_one_is_built_from_anywhere(cli: Cli, workplace: Path, fake_apptainer: P
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stamped", [True, False], ids=["built here", "copied from elsewhere"])
+def test_a_base_of_the_user_is_used_as_it_is(
+    stamped: bool, cli: Cli, workplace: Path, fake_apptainer: Path
+) -> None:
+    base = workplace / "work" / "python.sif"
+    assert cli("image", "init", "python", "mine").returncode == 0
+    assert cli("image", "build", "mine/python.def", env=os.environ).returncode == 0
+    if not stamped:
+        base.with_name("python.sif.stamp").unlink()
+    before = base.stat()
+    done = cli("image", "build", "ci", env=os.environ)
+    assert done.stdout == "ci.sif: built\n", done.stderr
+    assert f"{base} is used as it is" in done.stderr
+    assert (base.stat().st_ino, base.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.slow
 def test_one_is_written_to_be_edited(cli: Cli, workplace: Path) -> None:
     work = workplace / "work"
     done = cli("image", "init", "python", "mine")

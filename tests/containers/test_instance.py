@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,6 +274,54 @@ def test_no_instance(instance: Instance, tmp_path: Path) -> None:
     assert not instance.path.exists(), "nothing is left of one that did not start"
     with pytest.raises(InputError, match="no name"):
         Instance(tmp_path, "../x", "n1")
+
+
+def test_a_look_at_the_moment_of_its_start_does_no_harm(
+    instance: Instance, container: Container
+) -> None:
+    instance.path.parent.mkdir(parents=True, mode=0o700)
+    for folder in (instance.path.parents[1], instance.runtime):
+        folder.chmod(0o700)
+    with (instance.path.parent / ".n1.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as ``record`` does
+        looked = threading.Timer(1, fcntl.flock, (file, fcntl.LOCK_UN))
+        looked.start()
+        assert instance.ensure(container)
+        looked.join()
+
+
+def test_starts_and_ends_at_once_are_one_after_the_other(
+    instance: Instance, container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = threading.Lock()
+
+    ended: Callable[[Instance], None] = Instance._end
+
+    def alone(work: Callable[[], object]) -> None:
+        assert busy.acquire(blocking=False), "another process works on it"
+        try:
+            work()
+            time.sleep(0.001)
+        finally:
+            busy.release()
+
+    def start(self: Instance, _: Container) -> None:
+        alone(lambda: self.path.mkdir(exist_ok=True))
+
+    monkeypatch.setattr(Instance, "_start", start)
+    monkeypatch.setattr(Instance, "_end", lambda self: alone(lambda: ended(self)))
+
+    def work() -> None:
+        for _ in range(50):
+            if not instance.path.is_dir():
+                instance.ensure(container)
+            instance.stop()
+            instance.discard()
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result()
+    assert list((instance.runtime / "instances").iterdir()) == []
 
 
 def _children(pid: int) -> list[int]:

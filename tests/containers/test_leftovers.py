@@ -13,8 +13,11 @@ import pytest
 
 from tests.conftest import NOBODY, Cli
 from tests.containers.test_running import processes, wait_until
+from wheelmount import shared
 from wheelmount.containers import leftovers
+from wheelmount.containers.instance import Instance
 from wheelmount.containers.order import PROGRAM, Order
+from wheelmount.errors import ContainerError
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
@@ -28,18 +31,39 @@ def test_killed_containers_are_cleared_away(cli: Cli, sif: Path, workplace: Path
     with subprocess.Popen(command) as owner:
         wait_until(lambda: any("/sleep" in line for line in processes(mark)))
         assert leftovers.find(runtime) == [], "it is in use"
+        assert (next(runtime.glob(f"{leftovers.PREFIX}*")) / shared.MACHINE).exists()
         owner.send_signal(signal.SIGKILL)
     wait_until(lambda: not processes(mark))
     wait_until(lambda: not list(runtime.glob(f"{leftovers.PREFIX}*")))
     left = runtime / f"{leftovers.PREFIX}dead"  # as of one whose guard was killed as well
     (left / "scratch" / "closed").mkdir(parents=True, mode=0)
     assert cli("exec", "--instance", "one", "--image", sif, "--", "true").returncode == 0
+    assert (Instance.all(runtime)[0].path / shared.MACHINE).exists()
     assert leftovers.find(runtime) == [left]
     os.utime(left, (0, time.time() - 3600))
     fixed = cli("doctor", "--fix")
     assert f"cleared: a container that is gone: {left}" in fixed.stdout
     assert leftovers.find(runtime) == []
     assert cli("instance", "stop", "one").returncode == 0
+
+
+def test_containers_of_another_machine_are_left_alone(tmp_path: Path) -> None:
+    """A network file system may lock directories for one machine alone."""
+    container = tmp_path / f"{leftovers.PREFIX}one"
+    instance = Instance(tmp_path, "one", "host0")
+    for folder in (container, instance.path):
+        folder.mkdir(parents=True)
+    for folder in (tmp_path, instance.path.parent, instance.path.parents[1]):
+        folder.chmod(0o700)
+    with leftovers.claimed(container):
+        assert not shared.elsewhere(container)
+    assert leftovers.find(tmp_path) == [container, instance.path]
+    for folder in (container, instance.path):
+        (folder / shared.MACHINE).write_text("another\n")
+    assert leftovers.find(tmp_path) == []
+    with pytest.raises(ContainerError, match="was started on another machine"):
+        instance.stop()
+    assert instance.path.is_dir()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user")

@@ -18,14 +18,18 @@ import pytest
 import uv
 
 from tests.conftest import CHECKOUT, Cli
+from tests.containers.conftest import make_sif
 from tests.containers.test_running import output, wait_until
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, start_workers
+from wheelmount.config import Settings
 from wheelmount.containers import apptainer, image
 from wheelmount.containers import registry as registry_images
 from wheelmount.containers.container import Bind, Container
+from wheelmount.containers.overlay import Overlay, name_for
 from wheelmount.errors import WaitError
 from wheelmount.hosts.address import SECURE
+from wheelmount.operations import cache
 from wheelmount.progress import SILENT
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
@@ -58,6 +62,20 @@ def test_others_cannot_replace_a_pulled_image(workplace: Path, fake_apptainer: P
         os.umask(before)
     assert again.read_text() == f"{reference}\n"
     assert [each.stat().st_mode & 0o022 for each in (again, again.parent)] == [0, 0]
+
+
+def test_a_pulled_image_stays_as_long_as_its_overlay(settings: Settings) -> None:
+    images = Path(settings.cache_dir, "images")
+    for number, name in enumerate(("used", "other")):
+        (images / name).mkdir(parents=True)
+        make_sif(images / name / registry_images.FILE, number + 1)
+    sif = images / "used" / registry_images.FILE
+    overlay = Overlay(Path(settings.state_dir), name_for(sif), "host0", "directory", base=sif)
+    overlay.create()
+    (overlay.path / "upper").mkdir()
+    assert [item.path.name for item in cache.clean(settings)] == ["other"]
+    assert overlay.remove()
+    assert [item.path.name for item in cache.clean(settings)] == ["used"]
 
 
 @pytest.fixture
@@ -180,6 +198,10 @@ def test_an_image_is_pulled_once(
         return done.stdout + str(done.stderr.count("pull: "))
 
     assert said() == "first\n1"
+    keep = ["exec", "--image", reference, "--", "sh", "-c"]
+    assert cli(*keep, "echo kept >/kept").returncode == 0
+    assert cli("cache", "clean").stdout.endswith("0 removed\n")
+    assert cli(*keep, "cat /kept").stdout == "kept\n"
     assert said("--hosts", "local:2") == "== host0 ==\nfirst\n== host1 ==\nfirst\n0"
     push(registry, "small", "1", small(workplace, "second\n"))
     assert said() == "first\n0"
@@ -199,6 +221,7 @@ def test_an_image_is_pulled_once(
     assert done.returncode == 71
     assert f"docker://{registry}/none:1 cannot be pulled" in done.stderr
     assert cli("image", "pull", "small").returncode == 64
+    assert cli("overlay", "prune", "--unused", "0").returncode == 0
     assert cli("cache", "clean").stdout.endswith("2 removed\n")
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,40 @@ def test_environment_and_files_arrive_as_they_are(container: Container, tmp_path
         assert made.run(["sh", "-c", "echo x >> /etc/uv/uv.toml"], stderr=subprocess.DEVNULL)
         output(made, "echo result > /deep/new/data/file")
     assert (tmp_path / "data" / "file").read_text() == "result\n"
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["alone", "in an instance"])
+def test_variables_that_apptainer_would_change_arrive_as_they_are(
+    joins: bool, container: Container, tmp_path: Path
+) -> None:
+    wanted = {
+        "HOME": "/scratch",
+        "PATH": "",
+        "LINES": "first\r\nsecond\r\n",
+        "BYTES": os.fsdecode(b"\xff%d'\\\n"),
+        "PLAIN": "a b",
+        "word": "mine",
+    }
+    instance = Instance(tmp_path / "runtime", "mine", "n1")
+    workdir = instance.workdir if joins else tmp_path / "work"
+    made = replace(container, workdir=workdir, overlay=None, env=wanted)
+    command = ["/usr/bin/env", "-0", os.fsdecode(b"ODD=\xfe")]
+    try:
+        with (tmp_path / "out").open("wb") as file:
+            if joins:
+                instance.ensure(made)
+                code = instance.run(made, command, stdout=file)
+            else:
+                with made:
+                    code = made.run(command, stdout=file)
+    finally:
+        instance.stop()
+    lines = os.fsdecode((tmp_path / "out").read_bytes()).split("\0")
+    got = dict(line.split("=", 1) for line in lines if line)
+    assert code == 0
+    assert {name: got.get(name) for name in wanted} == wanted
+    assert got["ODD"] == os.fsdecode(b"\xfe")
+    assert not any("WHEELMOUNT_" in name for name in got)
 
 
 def test_arguments_are_not_options(container: Container, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import subprocess
@@ -15,6 +16,7 @@ from tests.conftest import Cli, read_terminal
 from tests.containers.test_running import processes
 from wheelmount.config import Settings
 from wheelmount.containers.order import PROGRAM, Order
+from wheelmount.containers.terminal import Terminal
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(200)]
 
@@ -86,6 +88,18 @@ def test_a_command_on_a_terminal_elsewhere_ends_in_time(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.wait(100) == 124
     assert not processes("17.3207")
+
+
+def test_a_terminal_closes_no_file_of_others() -> None:
+    with Terminal(size=(24, 80)) as terminal:
+        number = terminal.inner
+        with subprocess.Popen(["true"], stdin=number) as process:
+            terminal.relay(process, math.inf)
+        reading, writing = os.pipe()
+        os.dup2(reading, number)
+    os.fstat(number)
+    for descriptor in {reading, writing, number}:
+        os.close(descriptor)
 
 
 def test_a_command_knows_its_place(cli: Cli, sif: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from wheelmount import disk
 from wheelmount.containers.order import Order
 from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import OvertimeError, WheelmountError, tell
@@ -34,6 +35,9 @@ def main() -> int:
         return error.exit_code
     except WheelmountError as error:
         return tell(error)
+    except OSError as error:  # of this host; the exit code 1 would be the command's
+        other = WheelmountError(f"the container failed on this host: {error}")
+        return tell(disk.explain(error) or other)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

@@ -43,6 +43,12 @@ DIAGNOSIS_TIMEOUT = 30.0
 _ENVIRONMENT = "env"
 """Name of the file with the environment of commands."""
 
+_OF_SHELLS = "DIRSTACK", "EUID", "GID", "IFS", "OPTIND", "PWD", "UID"
+"""Variables that shells set by themselves: that of apptainer, which reads the file, drops them."""
+
+_REST = "_WHEELMOUNT_REST"
+"""Variable with a shell script that sets the variables that apptainer's shell changes."""
+
 NOT_STARTED = 255
 """Exit code of apptainer when it cannot start a container; a command may have the same code."""
 
@@ -108,6 +114,11 @@ class Container:
                     f"{name!r} cannot name an environment variable",
                     hint="use letters, digits and underscores",
                 )
+            if name in _OF_SHELLS:
+                raise InputError(
+                    f"{name} cannot be set in a container: shells have their own value for it",
+                    hint="use another name, or set it in the command: env NAME=VALUE COMMAND",
+                )
 
     # --- the command line -------------------------------------------------------------------------
 
@@ -122,7 +133,7 @@ class Container:
         inside = self._inside(self._env_file)
         command = [str(apptainer.find()), "--silent", "exec", *options, *inside]
         # Absolute, so that it can be neither an option nor a URI.
-        return [*command, str(self.image.absolute()), *_checked(argv)]
+        return [*command, str(self.image.absolute()), *self._started(argv)]
 
     def start_command(self, instance: str) -> list[str]:
         """Return the command line that starts the container as an instance of apptainer's."""
@@ -143,7 +154,14 @@ class Container:
             privileges = of_command(self._profile)
         command = [str(apptainer.find()), "--silent", "exec", *privileges, "--cleanenv"]
         inside = self._inside(own / _ENVIRONMENT)
-        return [*command, "--no-eval", *inside, f"instance://{instance}", *_checked(argv)]
+        return [*command, "--no-eval", *inside, f"instance://{instance}", *self._started(argv)]
+
+    def _started(self, argv: Sequence[str]) -> list[str]:
+        """Return a command that sets what apptainer cannot set, and then is the given one."""
+        if not any(_changes(*variable) for variable in self.env.items()):
+            return _checked(argv)
+        script = f'eval "${_REST}"; unset {_REST}; exec "$@"'
+        return ["/bin/sh", "-c", script, "sh", *_checked(argv)]
 
     def options(self, privileges: list[str] | None = None) -> list[str]:
         """Return apptainer's options that isolate the container, and its binds.
@@ -261,7 +279,15 @@ class Container:
                 shutil.rmtree(made, ignore_errors=True)  # the instance may end with all its files
 
     def _write_environment(self, file: Path) -> None:
-        lines = (f"{name}={shlex.quote(value)}\n" for name, value in self.env.items())
+        kept = {name: value for name, value in self.env.items() if not _changes(name, value)}
+        rest = [
+            f'{_spelled(value)}\nexport {name}="$_wheelmount_word"'
+            for name, value in self.env.items()
+            if name not in kept
+        ]
+        if rest:
+            kept[_REST] = "\n".join(rest)
+        lines = (f"{name}={shlex.quote(value)}\n" for name, value in kept.items())
         disk.write(file, "".join(lines), mode=0o600)
 
     def cleanup(self) -> None:
@@ -285,6 +311,14 @@ class Container:
     def __exit__(self, *_: object) -> None:
         self.cleanup()
 
+    def lock(self, argv: Sequence[str]) -> contextlib.AbstractContextManager[int]:
+        """Lock the overlay during the context, for a command and for others after it.
+
+        Raises:
+            ContainerError: the overlay is in use.
+        """
+        return self.writer.lock(shlex.join(argv)[:200])
+
     def run(
         self,
         argv: Sequence[str],
@@ -294,6 +328,7 @@ class Container:
         stdin: Stream = subprocess.DEVNULL,
         timeout: float | None = None,
         terminal: Terminal | None = None,
+        lock: int | None = None,
     ) -> int:
         """Run a command and wait for its end.
 
@@ -307,6 +342,7 @@ class Container:
             stdin: empty by default.
             timeout: seconds that the command may take; default no limit.
             terminal: terminal of the command, in place of all three streams.
+            lock: what ``lock`` yielded; by default the overlay is locked for this command alone.
 
         Returns:
             The command's exit code; 128 and the signal's number where one ended it.
@@ -317,7 +353,7 @@ class Container:
             OvertimeError: the time ran out.
         """
         command = self.command(argv)
-        with self.writer.lock(shlex.join(argv)[:200]) as lock:
+        with contextlib.nullcontext(lock) if lock is not None else self.lock(argv) as lock:
             # Child processes inherit the lock, so it is held until the container has ended.
             code = attend(
                 command,
@@ -403,9 +439,23 @@ def _word(word: str) -> str:
     """Return the line of a shell script that adds a word, of any bytes, to its arguments."""
     if _is_text(word):
         return f'set -- "$@" {shlex.quote(word)}'
-    octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(word))
+    return f'{_spelled(word)}\nset -- "$@" "$_wheelmount_word"'
+
+
+def _spelled(word: str) -> str:
+    """Return lines of a shell script, of plain text, that set ``_wheelmount_word`` to any bytes."""
+    spelled = "".join(
+        chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\{byte:03o}"
+        for byte in os.fsencode(word)
+    )
     # The x protects line ends at the end of a word, which the substitution would drop.
-    return f'word=$(printf \'{octal}x\')\nset -- "$@" "${{word%x}}"'
+    return f"_wheelmount_word=$(printf '{spelled}x')\n_wheelmount_word=${{_wheelmount_word%x}}"
+
+
+def _changes(name: str, value: str) -> bool:
+    """Return whether apptainer's shell would change or refuse the value of a variable."""
+    own = name == "HOME" or (name == "PATH" and not value)
+    return own or "\r" in value or not _is_text(value)
 
 
 def _refuse_specials(path: str) -> None:

@@ -57,18 +57,14 @@ CURRENT, OUTDATED, FOREIGN = "current", "outdated", "foreign"
 
 def state(sif: Path) -> str:
     """Compare an image with its definition and inputs; return its state, such as ``CURRENT``."""
-    stamp = _stamp(sif)
-    if stamp is None or stamp.size < 0:
+    stamp = _own_stamp(sif)
+    if stamp is None:
         return FOREIGN
-    definition = Path(stamp.definition)
     try:
-        digest = fingerprint(definition, stamp.build_args)
+        digest = fingerprint(Path(stamp.definition), stamp.build_args)
     except SourceError:
         return OUTDATED
-    now = _Stamp.of(sif, digest, definition, stamp.build_args)
-    if (now.size, now.mtime_ns) != (stamp.size, stamp.mtime_ns):
-        return FOREIGN
-    return CURRENT if now.same(stamp) else OUTDATED
+    return CURRENT if digest == stamp.inputs else OUTDATED
 
 
 def build_with_base(
@@ -77,7 +73,8 @@ def build_with_base(
     """Build an image as ``build`` does, and before it the image that it starts from.
 
     The build argument ``uv`` is uv's program of this machine, unless given. For a definition of the
-    package, ``base`` is the image of ``definitions.BASE`` beside ``sif``, unless given.
+    package, ``base`` is the image of ``definitions.BASE`` beside ``sif``, unless given; one that
+    was not built from that definition is used as it is.
 
     Returns:
         True if ``sif`` was built, False if it was there.
@@ -91,7 +88,11 @@ def build_with_base(
     if definition.parent == definitions.place() and "base" in wanted and "base" not in values:
         base = sif.absolute().with_name(f"{definitions.BASE}.sif")
         if base != sif.absolute():
-            build_with_base(definitions.find(definitions.BASE), base, {}, progress)
+            usual, stamp = definitions.find(definitions.BASE), _own_stamp(base)
+            if not base.exists() or (stamp is not None and stamp.definition == str(usual)):
+                build_with_base(usual, base, {}, progress)
+            else:  # a user's own, which must not be replaced
+                progress.log(f"{base} is used as it is: it was not built from {usual}")
             values["base"] = str(base)
     return build(definition, sif, build_args=values, progress=progress)
 
@@ -234,6 +235,15 @@ class _Stamp:
 
 def _stamp_file(sif: Path) -> Path:
     return sif.with_name(f"{sif.name}.stamp")
+
+
+def _own_stamp(sif: Path) -> _Stamp | None:
+    """Return the stamp of an image; None if it was not built here, or another took its place."""
+    stamp = _stamp(sif)
+    if stamp is None:
+        return None
+    now = _Stamp.of(sif, stamp.inputs, Path(stamp.definition), stamp.build_args)
+    return stamp if now.same(stamp) else None
 
 
 def _stamp(sif: Path) -> _Stamp | None:

@@ -11,14 +11,15 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from wheelmount import logs, typed
+from wheelmount import logs, shared, typed
 from wheelmount.config import private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.containers.container import NOT_STARTED, Container
@@ -26,6 +27,7 @@ from wheelmount.containers.overlay import check_name, remove_tree
 from wheelmount.containers.process import Stream, attend
 from wheelmount.containers.terminal import Terminal
 from wheelmount.errors import ContainerError, WaitError
+from wheelmount.lock import flock
 
 START_TIMEOUT = 60.0
 """Seconds that an instance may take to start, or another start of it to end."""
@@ -113,13 +115,9 @@ class Instance:
 
     def record(self) -> Record | None:
         """Return the description of the instance if it runs, otherwise None."""
-        try:
-            with self._lock_file.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return self.remembered()
-        except FileNotFoundError:
-            pass
+        with contextlib.suppress(FileNotFoundError), self._lock_file.open("rb") as file:
+            if not flock(file.fileno(), fcntl.LOCK_SH):
+                return self.remembered()
         return None
 
     def remembered(self) -> Record | None:
@@ -163,8 +161,6 @@ class Instance:
             SourceError: the image or a bound file is missing.
             WaitError: another start of the instance does not end.
         """
-        private_directory(self.runtime / INSTANCES)
-        private_directory(self.path.parent)
         with self._alone():
             found = self.record()
             if found is None:
@@ -179,6 +175,7 @@ class Instance:
         *,
         stdin: Stream = subprocess.DEVNULL,
         stdout: Stream = None,
+        stderr: Stream = None,
         timeout: float | None = None,
         terminal: Terminal | None = None,
     ) -> int:
@@ -192,6 +189,7 @@ class Instance:
                 container.join_command(_NAME, argv, own),
                 stdin=stdin,
                 stdout=stdout,
+                stderr=stderr,
                 timeout=timeout,
                 terminal=terminal,
                 environment=self._environment,
@@ -214,14 +212,16 @@ class Instance:
             Whether there was something to end or to delete.
 
         Raises:
+            ContainerError: it was started on another machine, and may run there.
             WaitError: it does not end.
         """
         if not self.path.is_dir():
             return False
         with self._alone():
+            there = self.path.is_dir()  # or another process has done it meanwhile
             self._end()
-        self._forget()
-        return True
+            self._forget()
+        return there
 
     def discard(self) -> None:
         """Delete what a killed process left of the instance, unless it has been started since.
@@ -231,18 +231,19 @@ class Instance:
         """
         if not self.path.is_dir():
             return
-        with contextlib.suppress(FileNotFoundError):  # another process has done it meanwhile
-            with self._alone():
-                if self.record() is not None:
-                    return
+        with self._alone():
+            if self.record() is None:
                 self._end()
-            self._forget()
+                self._forget()
 
     def _forget(self) -> None:
-        """Remove the directory of instances of this name, if this was the last one."""
+        """Remove the files of locks, and the directory of this name if this was the last one.
+
+        The instance must be locked: one that is just starting has the same files.
+        """
+        for file in (self._lock_file, self._start_file):
+            file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self._lock_file.unlink()
-            self._start_file.unlink()
             self.path.parent.rmdir()
 
     # ----------------------------------------------------------------------------------------------
@@ -251,15 +252,17 @@ class Instance:
         self._end()  # left by a killed instance
         container = dataclasses.replace(container, env={})  # each command brings its own
         private_directory(self.path)
-        (self.path / "config").mkdir()
         try:
+            shared.mark(self.path)
+            (self.path / "config").mkdir()
             container.prepare()
             with (
                 container.writer.lock(f"instance {self.name}") as overlay,
                 self._lock_file.open("wb") as lock,
                 (self.path / "log").open("w+", encoding="utf-8", errors="replace") as log,
             ):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Others hold it for a moment, to look whether the instance runs.
+                self._await(lambda: flock(lock.fileno(), fcntl.LOCK_EX))
                 held = [overlay, lock.fileno()]
                 code = attend(
                     container.start_command(_NAME),
@@ -303,7 +306,14 @@ class Instance:
         if not self.path.is_dir():
             return
         deadline = time.monotonic() + STOP_TIMEOUT
-        if self._process_runs():
+        runs = self._process_runs()
+        if shared.elsewhere(self.path) and not runs:
+            raise ContainerError(
+                f"instance {self.name} of {self.host} was started on another machine, which shares "
+                f"{self.runtime}",
+                hint=f"stop it there, or if it does not run any more, delete {self.path}",
+            )
+        if runs:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it does not end, see below
                 subprocess.run(
                     [str(apptainer.find()), "instance", "stop", "--timeout", _PATIENCE, _NAME],
@@ -416,22 +426,41 @@ class Instance:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the instance during the context: no other process starts or stops it."""
-        deadline = time.monotonic() + START_TIMEOUT
-        with self._start_file.open("wb") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise WaitError(
-                            f"instance {self.name} on {self.host} is being started or stopped by "
-                            "another process, which does not end",
-                            hint="look for another wheelmount that hangs",
-                        ) from None
-                    time.sleep(0.02)
+        """Lock the instance during the context: no other process starts or stops it.
+
+        Raises:
+            WaitError: another process starts or stops it for too long.
+        """
+        with contextlib.ExitStack() as held:
+            self._await(lambda: self._try(held))
             yield
+
+    def _try(self, held: contextlib.ExitStack) -> bool:
+        """Try to lock the instance until ``held`` is closed; return whether it is locked."""
+        private_directory(self.runtime / INSTANCES)
+        private_directory(self.path.parent)
+        try:
+            file = held.enter_context(self._start_file.open("wb"))
+            locked = flock(file.fileno(), fcntl.LOCK_EX)
+            # Another process may have removed the file, or also made it again, since it was opened.
+            if locked and os.path.samestat(os.fstat(file.fileno()), self._start_file.stat()):
+                return True
+        except FileNotFoundError:
+            pass
+        held.close()
+        return False
+
+    def _await(self, locked: Callable[[], bool]) -> None:
+        """Try until a lock of the instance is held."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while not locked():
+            if time.monotonic() > deadline:
+                raise WaitError(
+                    f"instance {self.name} on {self.host} is being started or stopped by "
+                    "another process, which does not end",
+                    hint="look for another wheelmount that hangs",
+                )
+            time.sleep(0.02)
 
 
 def _binds(container: Container) -> list[str]:

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from wheelmount import shared
 from wheelmount.containers.instance import INSTANCES, Instance
 from wheelmount.containers.overlay import remove_tree
+from wheelmount.lock import flock
 
 PREFIX = "container-"
 """Prefix of the private directories of containers that end with their command."""
@@ -18,7 +20,12 @@ PREFIX = "container-"
 
 @contextlib.contextmanager
 def claimed(workdir: Path) -> Iterator[None]:
-    """Mark a container's directory as in use while this process lives."""
+    """Mark a container's directory as in use by this machine while this process lives.
+
+    Raises:
+        OSError: there is no room for the mark.
+    """
+    shared.mark(workdir)
     descriptor = os.open(workdir, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -28,9 +35,13 @@ def claimed(workdir: Path) -> Iterator[None]:
 
 
 def find(runtime: Path) -> list[Path]:
-    """Return directories of containers and instances that are not in use."""
+    """Return directories of containers and instances that are not in use.
+
+    Those of other machines, which may share ``runtime``, are left out.
+    """
     killed = [each.path for each in Instance.all(runtime) if each.record() is None]
-    return [path for path in sorted(runtime.glob(f"{PREFIX}*")) if not in_use(path)] + killed
+    unused = [path for path in sorted(runtime.glob(f"{PREFIX}*")) if not in_use(path)]
+    return [path for path in unused + killed if not shared.elsewhere(path)]
 
 
 def remove(path: Path) -> None:
@@ -52,12 +63,9 @@ def in_use(workdir: Path) -> bool:
     except FileNotFoundError:  # its container has ended meanwhile
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not flock(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
-    return False
 
 
 if __name__ == "__main__":

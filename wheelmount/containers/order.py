@@ -29,6 +29,12 @@ OUTPUT = "/run/wheelmount/output"
 
 _OUTPUT = "WHEELMOUNT_OUTPUT"
 
+PREPARATION = 120.0
+"""Seconds that a container may take to start and to end beside the time of its command."""
+
+ARCHIVING = 600.0
+"""Seconds in which its files are archived, if the time of the command is bounded."""
+
 _ARCHIVE = """
 if [ -d "$1" ]; then cd -- "$1" && exec tar -cf - .
 elif [ -e "$1" ]; then cd -- "$(dirname -- "$1")" && exec tar -cf - -- "$(basename -- "$1")"
@@ -95,6 +101,13 @@ class Order:
     cpus: float | None = None
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
+    @property
+    def longest(self) -> float | None:
+        """Seconds after which the host ends everything, as where a file system hangs; or None."""
+        if self.timeout is None:
+            return None
+        return self.timeout + PREPARATION + (0.0 if self.collect is None else ARCHIVING)
+
     def encode(self, argv: Sequence[str]) -> bytes:
         """Encode the order and a command for `PROGRAM`.
 
@@ -147,8 +160,14 @@ class Order:
             return self._run(argv, partial(instance.run, container), stdin=stdin, terminal=terminal)
         workdir = runtime / f"{PREFIX}{self.identity}"
         made = self._container(workdir, self.overlay)
-        with claimed(private_directory(workdir)), made as container:
-            return self._run(argv, container.run, stdin=stdin, terminal=terminal)
+        with (
+            claimed(private_directory(workdir)),
+            made as container,
+            # Until the files are archived: another container might delete them.
+            container.lock(argv) as lock,
+        ):
+            run = partial(container.run, lock=lock)
+            return self._run(argv, run, stdin=stdin, terminal=terminal)
 
     def _run(self, argv: Sequence[str], run: Callable[..., int], **streams: Any) -> int:
         """Run the command; when it has ended, or its time ran out, archive its files."""
@@ -164,10 +183,16 @@ class Order:
         if self.collect is None:
             return
         path = Path(f"{os.environ[_OUTPUT]}.tar")
-        with path.open("wb") as file:
-            code = run(["/bin/sh", "-c", _ARCHIVE, "sh", self.collect], stdout=file)
-        if code:  # and it has said why
-            path.unlink()
+        script = ["/bin/sh", "-c", _ARCHIVE, "sh", self.collect]
+        bound = None if self.timeout is None else ARCHIVING
+        with path.open("wb") as file, path.with_suffix(".lacking").open("wb") as said:
+            try:
+                code = run(script, stdout=file, stderr=said, timeout=bound)
+            except OvertimeError as error:  # the files that are whole by now arrive
+                said.write(f"the archive is not whole: {error}\n".encode())
+                return
+        if not code:
+            path.with_suffix(".lacking").unlink()
 
     @property
     def _runtime(self) -> Path:

@@ -29,6 +29,7 @@ from wheelmount import disk
 from wheelmount.config import check_place, private_directory
 from wheelmount.containers import apptainer, sif
 from wheelmount.errors import ContainerError, InputError, OverlayInUseError
+from wheelmount.lock import flock
 from wheelmount.owned import make_folders, unlock_folders
 
 Kind = Literal["directory", "image", "memory"]
@@ -221,10 +222,7 @@ class Overlay:
         identity = None if self.base is None else sif.identity(self.base)
         if identity is None:
             return
-        try:
-            known, _, path = self._base_file.read_text(errors="surrogateescape").partition(" ")
-        except FileNotFoundError:  # it is new, or an old version did not record the image
-            known = path = ""
+        known, path = self._known_base()
         if known in ("", sif.NONE):  # or an old version took all reproducible builds for one
             disk.write(self._base_file, f"{identity} {self.base}")
             return
@@ -234,6 +232,19 @@ class Overlay:
                 hint="leave --overlay out for one of this image's own, or use another name, or "
                 f"first: wheelmount overlay rm {self.name}",
             )
+
+    def _known_base(self) -> tuple[str, str]:
+        """Return the id and the path of its image."""
+        try:
+            known, _, path = self._base_file.read_text(errors="surrogateescape").partition(" ")
+        except FileNotFoundError:  # it is new, or an old version did not record the image
+            return "", ""
+        return known, path
+
+    @property
+    def image_id(self) -> str:
+        """The id of the image that it goes with, see ``sif.identity``; empty if it is unknown."""
+        return self._known_base()[0]
 
     @property
     def _base_file(self) -> Path:
@@ -271,9 +282,8 @@ class Overlay:
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _holder(descriptor)
+                if not flock(descriptor, fcntl.LOCK_SH):
+                    return _holder(descriptor)
             finally:
                 os.close(descriptor)
         return ""
@@ -359,6 +369,8 @@ class Overlay:
             The descriptor that holds the lock. A child process that inherits it keeps the overlay
             locked until it ends too, even if this process dies before.
 
+        In a file system without locks, nothing keeps two containers from one overlay.
+
         Raises:
             OverlayInUseError: another writer, named in the message, holds the lock, or has had it.
             ConfigError: other users may replace the directory of overlays.
@@ -406,9 +418,7 @@ class Overlay:
                 if time.monotonic() < deadline:
                     continue
                 raise
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not flock(descriptor, fcntl.LOCK_EX):
                 holder = _holder(descriptor)
                 os.close(descriptor)
                 if time.monotonic() < deadline:
@@ -417,7 +427,7 @@ class Overlay:
                 raise OverlayInUseError(
                     f"overlay {self.name} is in use by {holder}",
                     hint="wait for it to end, or use another overlay",
-                ) from None
+                )
             # The lock file may have been removed, or removed and made again, since it was opened.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), self._lock_file.stat()):

@@ -88,6 +88,7 @@ class Terminal:
             deadline: time, of ``time.monotonic``, at which this ends even if they have not.
         """
         os.close(self.inner)  # the last one to close it ends the terminal
+        self.inner = -1  # another file may get the number
         # A thread for each direction: the command may read nothing until its output was read.
         ended, ending = os.pipe()
         shows = threading.Thread(target=self._show, args=(ended,), daemon=True)

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
@@ -304,7 +305,7 @@ def main() -> int:
     path, start, output = sys.argv[1:]
     try:
         if path == ARCHIVE:
-            archive = Path(f"{output}.tar")
+            archive, lacking = Path(f"{output}.tar"), Path(f"{output}.lacking")
             if not archive.exists():
                 print(
                     "nothing came of its container, whose standard error says why", file=sys.stderr
@@ -312,7 +313,12 @@ def main() -> int:
                 return 1
             with archive.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer, PIECE)
-            return 0
+            if not lacking.exists():
+                return 0
+            with lacking.open(errors="replace") as said:
+                lines = [line.strip()[:SAID] for line in islice(said, NAMED)]
+            print(_some(lines, len(lines)) or "not all of it could be read", file=sys.stderr)
+            return 1
         found = _find(path, start, output)
         left_out = [] if found is None else _send(found)
     except BrokenPipeError:

@@ -1,7 +1,8 @@
 """The cache of this user: wheelhouses that commands made, unpacked wheels, environments and images.
 
-Everything in it can be made again. The least recently used parts are deleted first. Contents of
-unpacked wheels are deleted with the last wheel that has them.
+All parts that are deleted can be made again: an image that an overlay of this machine goes with
+stays, as the same reference pulled again is another image for it. The least recently used parts are
+deleted first. Contents of unpacked wheels are deleted with the last wheel that has them.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ def size(settings: Settings) -> int:
 def prune(settings: Settings, bound: int) -> list[Item]:
     """Delete the least recently used parts, until the cache has at most a number of bytes.
 
-    Parts that a running session uses stay, and those that one may use whose record cannot be read.
+    Parts that a running session uses stay, and those that one may use whose record cannot be read,
+    and images with an overlay.
 
     Returns:
         The removed parts.
@@ -116,6 +118,9 @@ def prune(settings: Settings, bound: int) -> list[Item]:
     Raises:
         WaitError: another command uses the cache.
     """
+    from wheelmount.containers import registry, sif  # most commands need no containers
+    from wheelmount.containers.overlay import Overlay
+
     with alone(settings):
         _clear(settings)
         standing = _standing(settings)
@@ -127,6 +132,7 @@ def prune(settings: Settings, bound: int) -> list[Item]:
         shares = _Shares(cache / "unpacked", space)
         unsure = bool(Session.unreadable(settings))
         shown = {Path(os.path.realpath(note.source)) for _, note in all_mounts(settings)}
+        with_overlays = {each.image_id for each in Overlay.all(Path(settings.state_dir))}
         for item in items(settings):
             if space.used <= bound:
                 break
@@ -136,6 +142,8 @@ def prune(settings: Settings, bound: int) -> list[Item]:
                 doubtful = unsure and (item.kind != "wheelhouse" or name.startswith(_OF_SESSION))
                 if doubtful or name in standing or _overlaps(item.path.resolve(), shown):
                     continue
+            if item.kind == "image" and sif.identity(item.path / registry.FILE) in with_overlays:
+                continue
             if item.kind in _HELD and not removable(item.path):
                 continue
             contents = _names(item.path) if item.kind == "unpacked" else ()
@@ -223,7 +231,7 @@ def _overlaps(path: Path, shown: Iterable[Path]) -> bool:
 
 
 def clean(settings: Settings) -> list[Item]:
-    """Delete the cache, except for parts that a running session uses; see ``prune``."""
+    """Delete the cache, except for parts that a session or an overlay uses; see ``prune``."""
     return prune(settings, -1)
 
 

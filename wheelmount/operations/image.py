@@ -255,7 +255,9 @@ def order(
 def carry_out(ordered: Order, argv: Sequence[str]) -> Command:
     """Return the command of a host that runs an order."""
     left = None if ordered.collect is None else collection.ARCHIVE
-    return Command(PROGRAM, private_file=ordered.encode(argv), collect=left)
+    return Command(
+        PROGRAM, private_file=ordered.encode(argv), timeout=ordered.longest, collect=left
+    )
 
 
 def _inside(path: Path, folder: Path) -> str | None:

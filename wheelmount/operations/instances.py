@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from wheelmount.hosts.commands import Result, Results
 from wheelmount.mount.client.remote import RemoteMount
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.mount.serve import processes
+from wheelmount.mount.serve.control import Task
 from wheelmount.operations import pools, pulled, standing
 from wheelmount.operations.image import Image, Shown, carry_out, mark_of, order, packages_point
 from wheelmount.operations.launch import Launch
@@ -69,6 +71,13 @@ def on_standing(
                 f"instance {image.instance} runs on {', '.join(found)} only",
                 hint=f"end it there first: wheelmount instance stop {image.instance}",
             )
+        if kept := _kept(site, list(points.values())):
+            with _refreshed(site, pool, packages, where):
+                results = pool.run(commands, "run", launch)
+            if not running(pool, places):
+                for directory in kept:
+                    processes.stop(directory, force=False)
+            return results
         mounted = pool.mount(packages, where)
         if not isinstance(mounted, RemoteMount):  # those of a session stay by themselves
             with mounted:
@@ -85,6 +94,18 @@ def on_standing(
         else:
             mounted.close(force=True)
         return results
+
+
+def _kept(site: Site, points: Sequence[str]) -> list[Path]:
+    """Return the mounts that an instance has left which was killed; empty unless all are there."""
+    if site.spec.session is not None or site.spec.kind != "local":
+        return []
+    mounts = [each for each in _mounts(site.settings, *points) if not processes.dead(each)]
+    if len(mounts) == len(points):
+        return mounts
+    for directory in mounts:
+        processes.stop(directory, force=False)
+    return []
 
 
 @contextlib.contextmanager
@@ -137,16 +158,13 @@ def stop(instance: Instance, settings: Settings) -> None:
         WaitError: the instance does not end.
         MountError: its mount is in use.
     """
-    record = instance.remembered()
     instance.stop()
-    if record is None or record.packages is None:
-        return
-    shown = Path(record.packages)
-    for mntpoint in (shown, shown.parent):
-        if not mntpoint.name.startswith(_OWN):  # that of a session stays
-            continue
-        for directory in _mounts(settings, str(mntpoint)):
-            processes.stop(directory, force=False)
+    # Not by its record, which it lacks if its start was killed.
+    name = f"{_OWN}{re.escape(instance.name)}-[0-9a-f]{{16}}-{re.escape(instance.host)}"
+    for directory in processes.find(settings):
+        with contextlib.suppress(FileNotFoundError):  # taken down meanwhile
+            if re.fullmatch(name, Path(Task.read(directory).mntpoint).name):
+                processes.stop(directory, force=False)
 
 
 def _mounts(settings: Settings, *mntpoints: str) -> list[Path]:
