@@ -127,6 +127,26 @@ def test_what_links_lead_to_is_copied_and_so_an_input(definition: Path, tmp_path
         assert not image.build(definition, sif)
 
 
+def test_names_are_split_as_apptainer_splits_them(definition: Path, tmp_path: Path) -> None:
+    folder = definition.parent
+    (folder / "a b").write_text("one")
+    (folder / "o'brien").write_text("for apptainer, the name ends before the quote")
+    definition.write_text('Bootstrap: scratch\n%files\n  "a b" /a\n# it\'s no name\n')
+    assert image.build(definition, tmp_path / "x.sif")
+    (folder / "a b").write_text("another")
+    assert image.state(tmp_path / "x.sif") == image.OUTDATED
+    definition.write_text("Bootstrap: scratch\n%files\n  o'brien /a\n")
+    assert image.state(tmp_path / "x.sif") == image.OUTDATED
+    with pytest.raises(SourceError, match="needs o,"):
+        image.build(definition, tmp_path / "x.sif")
+
+
+def test_an_image_does_not_take_the_place_of_a_directory(definition: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.sif").mkdir()
+    with pytest.raises(InputError, match="is a directory"):
+        image.build(definition, tmp_path / "x.sif")
+
+
 def test_nothing_is_written_where_links_lead(definition: Path, tmp_path: Path) -> None:
     """Others may put links into a directory of images that they may write to."""
     precious = tmp_path / "precious"

@@ -11,6 +11,7 @@ import pytest
 
 from wheelmount.config import Settings
 from wheelmount.errors import HostError
+from wheelmount.hosts import launcher
 from wheelmount.hosts.spec import parse
 from wheelmount.progress import SILENT
 
@@ -46,3 +47,12 @@ def test_a_line_without_an_end(hosts_by: HostsBy) -> None:
         hosts_by("head -c 1000000 /dev/zero")
     with pytest.raises(HostError, match="a: no worker within 1 s"):
         hosts_by("printf x; exec sleep 3", 1)
+
+
+def test_lines_of_a_launcher() -> None:
+    assert launcher.hear("token", b'token {"error": "no room", "hint": null}') == {
+        "error": "no room",
+        "hint": None,
+    }
+    for text in (b"5", b"[]", b'{"error": 5}', b'{"error": "", "hint": []}', b"[" * 100_000):
+        assert launcher.hear("token", b"token " + text) is None

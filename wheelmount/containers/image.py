@@ -122,12 +122,14 @@ def build(
 
     Raises:
         SourceError: the definition, or a file it copies, is missing.
-        InputError: a build argument is invalid.
+        InputError: a build argument is invalid, or ``sif`` is a directory.
         ContainerError: the build failed; an earlier image is still there.
         UnavailableError: apptainer is missing.
         WaitError: the build writes nothing any more, as if a registry sends nothing.
     """
     definition, sif = definition.absolute(), sif.absolute()
+    if sif.is_dir():
+        raise InputError(f"{sif} is a directory", hint="give the path of the image's file")
     values = dict(build_args or {})
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or re.search(r"[\n,\"]", value):

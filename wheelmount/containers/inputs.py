@@ -7,7 +7,6 @@ import json
 import os
 import re
 import secrets
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +64,10 @@ def fingerprint(definition: Path, build_args: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
+_WORD = re.compile(r"""[^\s"']+|"[^"]*"|'[^']*""")
+"""A word of a line of ``%files``, as apptainer finds it: only double quotes protect spaces."""
+
+
 class Source(NamedTuple):
     """Something of this machine that an image is made of.
 
@@ -92,8 +95,9 @@ def sources(text: str, build_args: Mapping[str, str]) -> list[Source]:
     values.update(build_args)
     filled = re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda m: values.get(m[1], m[0]), text)
     lines = [*_section(filled, "%files"), *_section(filled, "%appfiles")]
-    words = [shlex.split(line, comments=True) for line in lines]
-    return [*_bases(filled), *(Source(first, copied=True) for first, *_ in filter(None, words))]
+    words = [_WORD.findall(line) for line in lines if not line.startswith("#")]
+    copied = (Source(first.strip('"'), copied=True) for first, *_ in filter(None, words))
+    return [*_bases(filled), *copied]
 
 
 def _bases(text: str) -> Iterator[Source]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from blake3 import blake3
@@ -36,7 +37,7 @@ def pull(reference: str, place: Path, progress: Progress, *, anew: bool = False)
         ContainerError: the image cannot be pulled; an earlier pull of it is kept.
         UnavailableError: apptainer is missing.
     """
-    folder = place / blake3(reference.encode()).hexdigest(16)
+    folder = place / blake3(os.fsencode(reference)).hexdigest(16)
     sif = folder / FILE
     with lock(folder, progress):
         # Earlier versions made it so if the umask was 000 or 002: what is there may be of others.
@@ -54,7 +55,7 @@ def pull(reference: str, place: Path, progress: Progress, *, anew: bool = False)
             make_folders(folder)
             if open_to_others:
                 folder.chmod(FOLDER)
-            disk.write(folder / _NOTE, reference.encode())
+            disk.write(folder / _NOTE, os.fsencode(reference))
             (fresh / FILE).replace(sif)
             task.note(f"{reference}, {sif.stat().st_size / 1e6:.0f} MB")
     return sif

@@ -163,9 +163,11 @@ def hear(token: str, line: bytes | bytearray) -> dict[str, Any] | None:
     mark, _, text = line.partition(b" ")
     if mark != token.encode():
         return None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):  # it is nested without end
         said = json.loads(text)
-        if isinstance(said, dict):
+        if isinstance(said, dict) and all(
+            isinstance(said.get(name), str | None) for name in ("error", "hint")
+        ):
             return said
     return None
 

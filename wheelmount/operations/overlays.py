@@ -63,11 +63,11 @@ def prune(settings: Settings, unused: float) -> tuple[list[Removed], list[Wheelm
         The deleted overlays, and why others could not be deleted.
     """
     state = Path(settings.state_dir)
-    old = [
-        each
-        for each in Overlay.all(state)
-        if not each.user() and time.time() - each.last_used() >= unused
-    ]
+    old = []
+    for each in Overlay.all(state):
+        with contextlib.suppress(FileNotFoundError):  # another process has just deleted it
+            if not each.user() and time.time() - each.last_used() >= unused:
+                old.append(each)
     gone, failed = _remove(old, unused)
     for each in Overlay.half_removed(state):
         if each not in old:  # which has just failed
