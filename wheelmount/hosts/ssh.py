@@ -134,7 +134,7 @@ class SshHosts(NetworkHosts):
         Raises:
             HostError: a worker cannot be started, or does not answer in time.
         """
-        self._start_authority()
+        self._start_authority(guarded=self._guarded)
         self.begun(self.record())
         mode = launcher.GUARDED if self._guarded else launcher.DETACHED
         try:
