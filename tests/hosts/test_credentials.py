@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import ssl
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from tests.conftest import Cli
 from wheelmount.config import Settings
 from wheelmount.errors import ConfigError, InputError
 from wheelmount.hosts.credentials import Authority, decode
+from wheelmount.hosts.ssh import SshHosts, Target
 from wheelmount.variables import TLS
 
 
@@ -68,6 +71,18 @@ def test_a_damaged_one_is_named(settings: Settings) -> None:
         Authority.of_user(settings)
     with pytest.raises(InputError):
         Authority.decode(b"")
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_process_can_start_hosts_as_long_as_it_lives(settings: Settings, guarded: bool) -> None:
+    """Each with a certificate of 30 days; what is kept with a session is not valid for longer."""
+    hosts = SshHosts([Target("host0")], settings, guarded=guarded)
+    hosts._start_authority(guarded=guarded)
+    authority, own = x509.load_pem_x509_certificates(hosts._certify(["host0"]))
+    month = datetime.timedelta(days=32)
+    assert own.not_valid_after_utc - own.not_valid_before_utc < month
+    lasts = authority.not_valid_after_utc - authority.not_valid_before_utc
+    assert (lasts > 100 * month, lasts < month) == (guarded, not guarded)
 
 
 @pytest.mark.parametrize("reached_as", ["127.0.0.1", "node1"])

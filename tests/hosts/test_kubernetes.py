@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import FORK_AND_DIE, Cli
+from tests.conftest import FORK_AND_DIE, UP_AND_DIE, Cli
 from tests.testbed.kubernetes import MISSING, SLOW, TEMPLATE, UNREADABLE, Cluster
 from tests.wheels.support import make_wheel
 from wheelmount.config import Settings
@@ -189,6 +189,25 @@ def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: 
     assert f"session default: {SPEC}  up" in cli("status").stdout
     assert len(cluster.objects) == 2
     assert cli("down").returncode == 0
+    assert cluster.objects == {}
+
+
+def test_pods_of_an_up_that_was_killed_are_deleted(cli: Cli, cluster: Cluster) -> None:
+    up = [sys.executable, "-c", UP_AND_DIE, "up", "--hosts", SPEC]
+    assert subprocess.run(up, capture_output=True, timeout=90, check=False).returncode < 0
+    assert len(cluster.objects) == 2
+    down = cli("down")
+    assert (down.returncode, "ending what a killed `up` had started" in down.stderr) == (0, True)
+    assert cluster.objects == {}
+
+
+def test_pods_are_deleted_that_the_cluster_made_without_saying_so(
+    cli: Cli, cluster: Cluster
+) -> None:
+    cluster.mute = True
+    up = cli("up", "--hosts", SPEC)
+    assert (up.returncode, "the cluster refuses: upstream request" in up.stderr) == (68, True)
+    assert len(cluster.made) == 2
     assert cluster.objects == {}
 
 

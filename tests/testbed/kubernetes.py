@@ -90,6 +90,7 @@ class Cluster:
         objects: what there is, by path.
         made: all that ever was made.
         fails: how many of the next questions about pods end with an error of the server.
+        mute: whether a request to make pods ends with an error, although they are made.
         keeps: whether requests to delete something end with an error of the server.
     """
 
@@ -99,7 +100,7 @@ class Cluster:
         self.objects: dict[str, dict[str, Any]] = {}
         self.made: list[dict[str, Any]] = []
         self.fails = 0
-        self.keeps = False
+        self.mute = self.keeps = False
         self._pods: dict[str, subprocess.Popen[bytes]] = {}
         self._looks = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -144,6 +145,8 @@ class Cluster:
             self.objects[f"{path}/{body['metadata']['name']}"] = body
             if kind == MESHES:
                 self._start(body)
+                if self.mute:
+                    return 504, {"message": "upstream request timeout"}
             return 201, body
         if method == "GET" and kind == "pods" and self.fails:
             self.fails -= 1

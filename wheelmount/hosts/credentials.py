@@ -5,9 +5,10 @@ caller, at every port that it opens.
 
 Hosts that are started together have an authority of their own, which the process that started them
 keeps: in memory, or with a session. It signs a certificate for the addresses of each, valid
-for ``OF_HOSTS``. Hosts at ``tls://`` addresses, on which people start workers, belong to the user's
-own authority, which is made on first use and lies in the user's state directory. Its key is
-never sent.
+for ``OF_HOSTS``. The authority of a session is valid as long. One in memory is valid for longer,
+because a process may start hosts at any time. Hosts at ``tls://`` addresses, on which people start
+workers, belong to the user's own authority, which is made on first use and lies in the user's
+state directory. Its key is never sent.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ from wheelmount.owned import make_folders
 from wheelmount.variables import TLS
 
 LIFETIME = datetime.timedelta(days=3650)
-"""Of the user's own authority, and of what it signs for processes of this machine."""
+"""Of the user's own authority and that of a process, and of certificates of this machine's
+processes."""
 
 OF_HOSTS = datetime.timedelta(days=30)
-"""Of the authority of hosts that are started together, and of what it signs. No session lasts
+"""Of the authority of a session, and of certificates of hosts that are started. No session lasts
 longer: nothing renews certificates where hosts run."""
 
 OF_WORKER = datetime.timedelta(days=90)
@@ -95,9 +97,9 @@ class Authority:
 
     @classmethod
     @functools.cache
-    def of_process(cls) -> Authority:
-        """That of the hosts that this process starts."""
-        return cls.make(OF_HOSTS)
+    def of_process(cls, lifetime: datetime.timedelta) -> Authority:
+        """That of the hosts that this process starts, valid for a time from its first use."""
+        return cls.make(lifetime)
 
     @classmethod
     def make(cls, lifetime: datetime.timedelta = LIFETIME) -> Authority:

@@ -146,10 +146,10 @@ class KubernetesHosts(NetworkHosts):
 
         self._order = replace(self._order, authority=Authority.make(OF_HOSTS).encode().decode())
         self._made = True
+        self.begun(self.record())
         try:
             self._process = self._spawn(launcher.GUARDED if self._guarded else launcher.DETACHED)
             found = self._await_pods(self._process)
-            self._order = replace(self._order, job=found["job"])
             self._names = list(found["pods"])
             self._addresses = [Address(SECURE, ip, pods.PORT) for ip in found["pods"].values()]
             self.check(self._settings.start_timeout)  # the workers are about to listen
@@ -294,6 +294,7 @@ class KubernetesHosts(NetworkHosts):
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> KubernetesHosts:
         """Return pods that another process left running."""
+        record["order"].pop("job", None)  # of version 0.1.0
         order = Order(**record["order"])
         hosts = cls(order.count, (), settings, guarded=False)
         hosts._order, hosts._made = order, True

@@ -74,11 +74,15 @@ class NetworkHosts(Hosts):
 
         return self._authority or Authority.of_user(self._settings)
 
-    def _start_authority(self) -> None:
-        """Sign by the authority of this process, for hosts that it starts."""
-        from wheelmount.hosts.credentials import Authority
+    def _start_authority(self, *, guarded: bool) -> None:
+        """Sign by the authority of this process, for hosts that it starts.
 
-        self._authority = Authority.of_process()
+        Args:
+            guarded: the authority stays in this process; otherwise it goes to a session.
+        """
+        from wheelmount.hosts.credentials import LIFETIME, OF_HOSTS, Authority
+
+        self._authority = Authority.of_process(LIFETIME if guarded else OF_HOSTS)
 
     def _certify(self, names: Sequence[str]) -> bytes:
         """Return a certificate and its key for workers that this process starts, as they read it.

@@ -2,7 +2,7 @@
 
 Run as ``python -m wheelmount.hosts.pods MODE``; the first line of the input is an order (``Order``
 as JSON). The program prints lines of JSON: ``{"waits": …}`` with the reason of a wait, and at the
-end ``{"pods": {NAME: IP}, "job": …}`` or ``{"error": …, "hint": …}``. MODE is
+end ``{"pods": {NAME: IP}}`` or ``{"error": …, "hint": …}``. MODE is
 
 ``guarded``    delete the pods at the end of the input, and so whenever the client ends; print
                ``{"ended": …}`` if another user deletes them before;
@@ -19,7 +19,6 @@ with credentials from a Secret.
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import copy
 import json
@@ -29,6 +28,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from wheelmount.errors import HostError, WaitError, WheelmountError
@@ -93,7 +93,6 @@ class Order:
         shm: size of ``/dev/shm`` in Kubernetes' notation; empty for the engine's default.
         timeout: seconds within which all pods must run.
         authority: credentials for the workers.
-        job: the KubernetesJob as ``detached`` printed it; for ``ended``.
     """
 
     name: str
@@ -107,7 +106,6 @@ class Order:
     shm: str = ""
     timeout: float = 0
     authority: str = ""
-    job: str = ""
 
     def encode(self) -> bytes:
         """Return the order as the input of this module."""
@@ -136,7 +134,7 @@ def main() -> int:
     try:
         if mode != ENDED:
             pods.make()
-            _report(pods=pods.wait(gone), job=pods.dump())
+            _report(pods=pods.wait(gone))
             if mode == DETACHED:
                 return 0
             pods.watch(gone)
@@ -179,7 +177,7 @@ class Pods:
 
     def __init__(self, order: Order) -> None:
         from kubernetes import client
-        from monarch.job.kubernetes import KubeConfig, KubernetesJob
+        from monarch.job.kubernetes import KubeConfig
 
         self._order = order
         config = KubeConfig.from_path(order.kubeconfig) if order.kubeconfig else KubeConfig()
@@ -190,15 +188,7 @@ class Pods:
                 str(error), hint="give kubeconfig=FILE, or run wheelmount in a pod of the cluster"
             ) from None
         self._core = client.CoreV1Api()
-        if order.job:
-            from monarch.job import job_loads
-
-            self._job = job_loads(base64.b64decode(order.job))
-            return
-        self._job = KubernetesJob(order.namespace, kubeconfig=config)
-        self._job.add_mesh(
-            order.name, order.count, port=PORT, pod_template=template(order), labels=LABELS
-        )
+        self._config = config
 
     def make(self) -> None:
         """Create the Secret and the MonarchMesh, from which Monarch's operator creates pods.
@@ -206,7 +196,13 @@ class Pods:
         Raises:
             HostError: the cluster rejects one of them.
         """
+        from monarch.job.kubernetes import KubernetesJob
+
         order = self._order
+        job = KubernetesJob(order.namespace, kubeconfig=self._config)
+        job.add_mesh(
+            order.name, order.count, port=PORT, pod_template=template(order), labels=LABELS
+        )
         secret = {
             "metadata": {"name": order.name, "labels": LABELS},
             "stringData": {AUTHORITY: order.authority},
@@ -214,7 +210,7 @@ class Pods:
         within = {"_request_timeout": ASK_TIMEOUT}
         try:
             self._core.create_namespaced_secret(order.namespace, secret, **within)
-            self._job.apply()
+            job.apply()
             mesh = self._mesh()
             patch = {"metadata": {"ownerReferences": [self._owner(mesh)]}}
             self._core.patch_namespaced_secret(order.name, order.namespace, patch, **within)
@@ -293,10 +289,6 @@ class Pods:
                     _report(ended=reason)
                     return
 
-    def dump(self) -> str:
-        """Return the job for a process that will delete it."""
-        return base64.b64encode(self._job.dumps()).decode()
-
     def wait(self, gone: threading.Event) -> dict[str, str]:
         """Wait until all pods run; return their addresses by name, in order.
 
@@ -341,22 +333,28 @@ class Pods:
         return list(found.items)
 
     def delete(self) -> None:
-        """Delete all objects that exist.
+        """Delete all objects that exist, also if the cluster made them and did not say so.
 
         Raises:
             HostError: the cluster does not delete the objects.
         """
+        from kubernetes import client
         from kubernetes.client.rest import ApiException
 
-        try:
-            self._job.kill()
-            self._core.delete_namespaced_secret(
-                self._order.name, self._order.namespace, _request_timeout=ASK_TIMEOUT
-            )
-        except Exception as error:
-            if isinstance(error, ApiException) and error.status == 404:
-                return
-            raise _convert(error) from None
+        group, version, plural = MESH
+        name, namespace = self._order.name, self._order.namespace
+        meshes = client.CustomObjectsApi()
+        for delete in (
+            partial(
+                meshes.delete_namespaced_custom_object, group, version, namespace, plural, name
+            ),
+            partial(self._core.delete_namespaced_secret, name, namespace),
+        ):
+            try:
+                delete(_request_timeout=ASK_TIMEOUT)
+            except Exception as error:
+                if not (isinstance(error, ApiException) and error.status == 404):
+                    raise _convert(error) from None
 
 
 def template(order: Order) -> dict[str, Any]:

@@ -273,7 +273,7 @@ class SlurmHosts(NetworkHosts):
             HostError: Slurm rejects the job, or the job ends.
             WaitError: the job did not run within ``queue_timeout``.
         """
-        self._start_authority()
+        self._start_authority(guarded=self._guarded)
         first, *others = _ports()
         try:
             self._start_at(first)

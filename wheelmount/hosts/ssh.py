@@ -9,6 +9,7 @@ import re
 import secrets
 import selectors
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -134,7 +135,7 @@ class SshHosts(NetworkHosts):
         Raises:
             HostError: a worker cannot be started, or does not answer in time.
         """
-        self._start_authority()
+        self._start_authority(guarded=self._guarded)
         self.begun(self.record())
         mode = launcher.GUARDED if self._guarded else launcher.DETACHED
         try:
@@ -261,6 +262,7 @@ class SshHosts(NetworkHosts):
             for process in self._processes:
                 _close(process.stdin)
         left: dict[str, str] = {}
+        hint = INSTALL
         deadline = time.monotonic() + self._settings.start_timeout
         for name, process in zip(self._names, self._processes, strict=False):
             try:
@@ -272,17 +274,17 @@ class SshHosts(NetworkHosts):
             unsure = process.returncode and not self._guarded and name in self._begun
             if unsure and (reason := self._failure(process)) is not None:
                 left[name] = reason
+                hint = _hint(process)
             _close(process.stdout, process.stderr)
         self._processes, self._hosts = [], []
         if left:
             reasons = "; ".join(dict.fromkeys(left.values()))
-            raise HostError(
-                f"workers may be left on {', '.join(left)}: {reasons}",
-                hint="`ssh HOST true` must work without a question",
-            )
+            raise HostError(f"workers may be left on {', '.join(left)}: {reasons}", hint=hint)
 
     def _failure(self, process: subprocess.Popen[bytes]) -> str | None:
         """Return why a process of ssh did not end a worker; None if no worker was started."""
+        if process.returncode < 0:
+            return f"no answer within {self._settings.start_timeout:g} s"
         for line in _read(process.stdout).splitlines():
             said = launcher.hear(self._token, line) or {}
             if "error" in said:
@@ -355,6 +357,6 @@ def _last_words(process: subprocess.Popen[bytes]) -> str:
 
 
 def _hint(process: subprocess.Popen[bytes]) -> str:
-    if process.returncode == 255:
+    if process.returncode in (255, -signal.SIGKILL):
         return "`ssh HOST true` must work without a question"
     return INSTALL
