@@ -212,15 +212,23 @@ def _messages_in(token: str, output: bytes) -> list[dict[str, Any]]:
     return [message for message in messages if message is not None]
 
 
+def _errors(said: Sequence[dict[str, Any]]) -> list[HostError]:
+    """Return the errors of nodes that cannot start wheelmount, from their messages."""
+    return [
+        HostError(f"{words['host']}: {words.get('error')}", hint=words.get("hint"))
+        for words in said
+        if "host" in words
+    ]
+
+
 def _check(said: Sequence[dict[str, Any]]) -> None:
-    """Raise the error of a node that cannot start wheelmount, if there is one.
+    """Raise the first error of a node that cannot start wheelmount, if there is one.
 
     Raises:
         HostError: a node reports an error.
     """
-    for words in said:
-        if "host" in words:
-            raise HostError(f"{words['host']}: {words.get('error')}", hint=words.get("hint"))
+    for error in _errors(said):
+        raise error
 
 
 def _lacking(said: Sequence[dict[str, Any]]) -> list[str]:
@@ -492,7 +500,9 @@ class SlurmHosts(NetworkHosts):
         return []
 
     def _received(self) -> list[dict[str, Any]]:
-        """Return the messages of the step's workers."""
+        """Return the messages of the step's workers; none if another process started the step."""
+        if self._step is None:
+            return []
         self._messages.seek(0)
         return _messages_in(self._token, self._messages.read())
 
@@ -596,6 +606,7 @@ class SlurmHosts(NetworkHosts):
                         waits = job.reason
                         self._progress.log(f"job {job.number} waits: {waits}")
                 elif self._step_ended() or (asked and self._step is None):
+                    _check(self._received())
                     raise self._failure("Slurm does not run the job", self._last_reason())
                 if time.monotonic() - started > self._settings.queue_timeout:
                     raise WaitError(
@@ -612,9 +623,8 @@ class SlurmHosts(NetworkHosts):
         """Return the last message of ``srun`` with a reason why a task ended."""
         if self._step is None:
             return "the job is gone"
-        for words in self._received():
-            if "error" in words:
-                return str(words["error"])
+        for error in _errors(self._received()):
+            return error.message
         self._messages.seek(0)
         lines = self._messages.read().decode(errors="replace").strip().splitlines()
         own = "srun: job ", "salloc: job ", f"{self._token} "
@@ -634,8 +644,9 @@ class SlurmHosts(NetworkHosts):
         for address in self._addresses:
             patience = max(0, deadline - time.monotonic())
             try:
-                address.await_answer(timeout, patience, lambda: self._loss() is not None)
+                address.await_answer(timeout, patience, self._in_vain)
             except HostError as error:
+                _check(self._received())
                 reason = (
                     self._last_reason() if self._step_ended() else self.ended() or error.message
                 )
@@ -644,6 +655,10 @@ class SlurmHosts(NetworkHosts):
                 raise self._failure(address.host, reason) from None
             if not self._is_ours(address):
                 raise _BusyPortError(f"another program listens at {address}", hint="try again")
+
+    def _in_vain(self) -> bool:
+        """Return whether a node will not come up."""
+        return self._loss() is not None or bool(_errors(self._received()))
 
     def _is_ours(self, address: Address) -> bool:
         """Return whether the process at an address has a certificate of these hosts' authority."""
