@@ -77,8 +77,20 @@ OWN = {
     "nodes": "N of slurm:N is the number of nodes",
     "ntasks": "each node has one worker",
     "ntasks-per-node": "each node has one worker",
+    **dict.fromkeys(("output", "error", "label", "quiet"), "wheelmount reads what Slurm prints"),
+    "input": "wheelmount sends workers their credentials by it",
+    "wait": "the command that submits a session's job would wait for its end",
+    "wrap": "wheelmount has a script of its own",
+    "test-only": "there would be no job",
+    "no-shell": "there would be no workers",
 }
 """Options of ``sbatch`` that users may not give, with the reason."""
+
+_OWN_VARIABLES = (
+    *("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE"),
+    *("SBATCH_WAIT", "SBATCH_ARRAY_INX"),
+)
+"""Variables with the effect of such options, which Slurm does not get."""
 
 POLL_INTERVAL = 0.2
 """Seconds between the first checks of the queue; the interval grows up to tenfold."""
@@ -170,7 +182,7 @@ def _check_one_kind() -> None:
 
 def _begins(word: str) -> bool:
     """Return whether a word is an option, and not a part of the value before it."""
-    return word in FLAGS or re.match(r"[a-z][a-z-]*=", word) is not None
+    return word in FLAGS or word in OWN or re.match(r"[a-z][a-z-]*=", word) is not None
 
 
 _ENDED = re.compile(r"tasks? [\d,-]+: (Exited|Terminated|Killed|Out Of Memory)")
@@ -414,6 +426,8 @@ class SlurmHosts(NetworkHosts):
 
     def _environment(self) -> dict[str, str]:
         environ = variables.without_secrets()
+        for name in _OWN_VARIABLES:
+            environ.pop(name, None)
         return outside(environ) if self._new_job else environ
 
     def _give_credentials(self) -> None:
