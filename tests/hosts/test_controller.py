@@ -156,6 +156,20 @@ def test_what_a_user_hides_of_jobs_is_not_hidden_from_the_tool(lab: Lab) -> None
     _assert_no_jobs(lab)
 
 
+def test_variables_that_change_what_slurm_prints_are_not_for_wheelmount(
+    lab: Lab, source: Path
+) -> None:
+    changed = {"SLURM_LABELIO": "1", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "1-2"}
+    lab.run("host0", ["sh", "-c", "mkdir -p /tmp/wheelmount-0; chmod 755 /tmp/wheelmount-0"])
+    words = "run", "--hosts", "slurm:1", "--mntpoint", "/mnt/tree", source, "-"
+    done = _call(lab, *words, script="true", **changed)
+    assert "host0: /tmp/wheelmount-0 is not a private directory" in done.stderr
+    lab.run("host0", ["chmod", "700", "/tmp/wheelmount-0"], check=True)
+    up = _call(lab, "up", "--hosts", "slurm:1", **changed)
+    assert (up.returncode, len(_jobs(lab))) == (0, 1), up.stderr
+    _assert_ends(lab)
+
+
 @pytest.mark.costly
 def test_a_session_outlasts_a_controller_that_does_not_answer(lab: Lab, source: Path) -> None:
     up = _call(lab, "up", "--hosts", "slurm:1")

@@ -705,6 +705,20 @@ def test_a_step_of_an_up_that_was_killed_is_ended(lab: Lab) -> None:
     _assert_clean(lab)
 
 
+@pytest.mark.parametrize("python", ["", sys.executable])
+def test_one_node_that_cannot_start_a_worker_says_why(lab: Lab, source: Path, python: str) -> None:
+    lab.run("host1", ["sh", "-c", "mkdir -p /tmp/wheelmount-0; chmod 755 /tmp/wheelmount-0"])
+    started = time.monotonic()
+    words = "run", source, "--hosts", "slurm:3", "--mntpoint", PATH, "-"
+    done = _call(lab, *words, script="true", WHEELMOUNT_PYTHON=python)
+    lab.run("host1", ["chmod", "700", "/tmp/wheelmount-0"])
+    assert done.returncode == 68, done.stderr
+    assert "error: host1: /tmp/wheelmount-0 is not a private directory of yours\n" in done.stderr
+    assert "hint: run: chmod 700 /tmp/wheelmount-0; or remove it\n" in done.stderr
+    assert time.monotonic() - started < START_TIMEOUT
+    _assert_clean(lab)
+
+
 def test_a_session_within_an_allocation_is_a_step_of_it(lab: Lab, source: Path) -> None:
     tool = shlex.join(_command())
     commands = [

@@ -100,6 +100,11 @@ def test_values_of_slurm_may_have_commas(text: str, options: tuple[str, ...]) ->
         ("nodes=3", "N of slurm:N"),
         ("ntasks=4", "one worker"),
         ("ntasks-per-node=2", "one worker"),
+        ("output=x", "reads what Slurm prints"),
+        ("label", "reads what Slurm prints"),
+        ("wait", "would wait for its end"),
+        ("wrap=true", "a script of its own"),
+        ("test-only", "there would be no job"),
     ],
 )
 def test_options_that_slurm_is_given_already_are_refused(option: str, reason: str) -> None:

@@ -4,8 +4,8 @@ Run by ssh or Slurm as ``python -m wheelmount.hosts.launcher TOKEN NAME PORT MOD
 lines of JSON, each after the token and a blank, because login shells may print other lines:
 ``{"listens": …}`` with the address that it needs credentials for, which it then reads
 (``credentials.decode``) from the beginning of its input; ``{"address": …}`` shortly before the
-worker listens; ``{"error": …, "hint": …}``. ``bundle`` first sends wheelmount where it is missing.
-MODE is
+worker listens; ``{"host": …, "error": …, "hint": …}``. ``bundle`` first sends wheelmount where it
+is missing. MODE is
 
 ``guarded``    end the worker and all its processes at the end of the input, or at a signal;
 ``attended``   go on after the end of the input, until a signal;
@@ -67,7 +67,7 @@ def main() -> int:
         say(arguments.token, listens=str(address))
         process = launcher.start(address, read_credentials(), guarded=arguments.mode != DETACHED)
     except WheelmountError as error:
-        say(arguments.token, error=error.message, hint=error.hint)
+        say(arguments.token, host=own_name(), error=error.message, hint=error.hint)
         return error.exit_code
     except SystemExit:  # a signal, maybe while the worker starts
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough

@@ -77,8 +77,20 @@ OWN = {
     "nodes": "N of slurm:N is the number of nodes",
     "ntasks": "each node has one worker",
     "ntasks-per-node": "each node has one worker",
+    **dict.fromkeys(("output", "error", "label", "quiet"), "wheelmount reads what Slurm prints"),
+    "input": "wheelmount sends workers their credentials by it",
+    "wait": "the command that submits a session's job would wait for its end",
+    "wrap": "wheelmount has a script of its own",
+    "test-only": "there would be no job",
+    "no-shell": "there would be no workers",
 }
 """Options of ``sbatch`` that users may not give, with the reason."""
+
+_OWN_VARIABLES = (
+    *("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE"),
+    *("SBATCH_WAIT", "SBATCH_ARRAY_INX"),
+)
+"""Variables with the effect of such options, which Slurm does not get."""
 
 POLL_INTERVAL = 0.2
 """Seconds between the first checks of the queue; the interval grows up to tenfold."""
@@ -170,7 +182,7 @@ def _check_one_kind() -> None:
 
 def _begins(word: str) -> bool:
     """Return whether a word is an option, and not a part of the value before it."""
-    return word in FLAGS or re.match(r"[a-z][a-z-]*=", word) is not None
+    return word in FLAGS or word in OWN or re.match(r"[a-z][a-z-]*=", word) is not None
 
 
 _ENDED = re.compile(r"tasks? [\d,-]+: (Exited|Terminated|Killed|Out Of Memory)")
@@ -212,15 +224,23 @@ def _messages_in(token: str, output: bytes) -> list[dict[str, Any]]:
     return [message for message in messages if message is not None]
 
 
+def _errors(said: Sequence[dict[str, Any]]) -> list[HostError]:
+    """Return the errors of nodes that cannot start wheelmount, from their messages."""
+    return [
+        HostError(f"{words['host']}: {words.get('error')}", hint=words.get("hint"))
+        for words in said
+        if "host" in words
+    ]
+
+
 def _check(said: Sequence[dict[str, Any]]) -> None:
-    """Raise the error of a node that cannot start wheelmount, if there is one.
+    """Raise the first error of a node that cannot start wheelmount, if there is one.
 
     Raises:
         HostError: a node reports an error.
     """
-    for words in said:
-        if "host" in words:
-            raise HostError(f"{words['host']}: {words.get('error')}", hint=words.get("hint"))
+    for error in _errors(said):
+        raise error
 
 
 def _lacking(said: Sequence[dict[str, Any]]) -> list[str]:
@@ -408,6 +428,8 @@ class SlurmHosts(NetworkHosts):
 
     def _environment(self) -> dict[str, str]:
         environ = variables.without_secrets()
+        for name in _OWN_VARIABLES:
+            environ.pop(name, None)
         return outside(environ) if self._new_job else environ
 
     def _give_credentials(self) -> None:
@@ -494,7 +516,9 @@ class SlurmHosts(NetworkHosts):
         return []
 
     def _received(self) -> list[dict[str, Any]]:
-        """Return the messages of the step's workers."""
+        """Return the messages of the step's workers; none if another process started the step."""
+        if self._step is None:
+            return []
         self._messages.seek(0)
         return _messages_in(self._token, self._messages.read())
 
@@ -598,6 +622,7 @@ class SlurmHosts(NetworkHosts):
                         waits = job.reason
                         self._progress.log(f"job {job.number} waits: {waits}")
                 elif self._step_ended() or (asked and self._step is None):
+                    _check(self._received())
                     raise self._failure("Slurm does not run the job", self._last_reason())
                 if time.monotonic() - started > self._settings.queue_timeout:
                     raise WaitError(
@@ -614,9 +639,8 @@ class SlurmHosts(NetworkHosts):
         """Return the last message of ``srun`` with a reason why a task ended."""
         if self._step is None:
             return "the job is gone"
-        for words in self._received():
-            if "error" in words:
-                return str(words["error"])
+        for error in _errors(self._received()):
+            return error.message
         self._messages.seek(0)
         lines = self._messages.read().decode(errors="replace").strip().splitlines()
         own = "srun: job ", "salloc: job ", f"{self._token} "
@@ -636,8 +660,9 @@ class SlurmHosts(NetworkHosts):
         for address in self._addresses:
             patience = max(0, deadline - time.monotonic())
             try:
-                address.await_answer(timeout, patience, lambda: self._loss() is not None)
+                address.await_answer(timeout, patience, self._in_vain)
             except HostError as error:
+                _check(self._received())
                 reason = (
                     self._last_reason() if self._step_ended() else self.ended() or error.message
                 )
@@ -646,6 +671,10 @@ class SlurmHosts(NetworkHosts):
                 raise self._failure(address.host, reason) from None
             if not self._is_ours(address):
                 raise _BusyPortError(f"another program listens at {address}", hint="try again")
+
+    def _in_vain(self) -> bool:
+        """Return whether a node will not come up."""
+        return self._loss() is not None or bool(_errors(self._received()))
 
     def _is_ours(self, address: Address) -> bool:
         """Return whether the process at an address has a certificate of these hosts' authority."""
