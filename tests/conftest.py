@@ -42,6 +42,21 @@ hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("random", deadline=None, max_examples=2000, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 
+FORK_AND_DIE = """
+import os, signal, sys, time
+from wheelmount import Cluster
+cluster = Cluster(sys.argv[1])
+cluster.start()
+child = os.fork()
+if child == 0:
+    os.closerange(1, 3)
+    time.sleep(100)
+    os._exit(0)
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Program that starts hosts, forks, prints the number of the child, and is killed."""
+
 UP_AND_DIE = """
 import os, signal
 from unittest import mock

@@ -417,6 +417,28 @@ def test_places_that_a_group_may_replace_are_used_with_a_warning(
     assert caplog.text.count(f"{warned}, where cache_dir is") == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory away")
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_places_that_another_user_has_made_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    """The owner may rename what is in them, also if they are sticky."""
+    shared = tmp_path / "made"
+    shared.mkdir()
+    shared.chmod(mode)
+    os.chown(shared, NOBODY, NOBODY)
+    settings = replace(Settings(), runtime_dir=str(shared), state_dir=str(shared / "state"))
+    said = f"nobody may rename and replace what is in {shared}"
+    tmp_path.chmod(0o1777)
+    for setting, make in (("runtime_dir", Settings.private_runtime), ("state_dir", overlays)):
+        with pytest.raises(ConfigError, match=f"{said}, where {setting} is") as error:
+            make(settings)
+        assert error.value.hint == f"set WHEELMOUNT_{setting.upper()} elsewhere"
+    tmp_path.chmod(0o755)  # root has given it to its owner, as where it is of a project
+    assert settings.private_runtime().stat().st_mode & 0o777 == 0o700
+    assert f"{said}, where runtime_dir is" in caplog.text
+
+
 def test_volumes_of_a_pod_may_be_writable_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from wheelmount.errors import ConfigError, SourceError, WheelmountError
 from wheelmount.lock import has_locks
 from wheelmount.owned import make_folders
 from wheelmount.trust import (
+    ALL_USERS,
     Found,
     Trusted,
     is_own,
@@ -342,25 +343,27 @@ def _checked(path: Path, found: os.stat_result) -> Path:
 def check_place(path: Path, setting: str) -> None:
     """Check that no other user can replace a private directory: that would make it theirs.
 
-    Of a group that may, such as that of a project, a line warns. In a pod there are no other users,
-    and volumes may be writable for all.
+    If only a group may, such as that of a project, or the owner of a directory that not any user
+    can have made, a line warns. In a pod there are no other users, and volumes may be writable for
+    all.
 
     Args:
         path: the directory, which may be missing.
         setting: the setting that it is in.
 
     Raises:
-        ConfigError: all users may replace it.
+        ConfigError: any user may replace it.
         OSError: a directory above it cannot be looked at.
     """
-    for shared, all_users in shared_above(path):
-        if not all_users:
-            _warn_of_group(shared, setting)
-        elif not _in_pod():
-            raise ConfigError(
-                f"other users may rename and replace what is in {shared}, where {setting} is",
-                hint=f"run: chmod +t {shared}; or set WHEELMOUNT_{setting.upper()} elsewhere",
-            )
+    if _in_pod():
+        return
+    for shared, others, anyone in shared_above(path):
+        text = f"{others} may rename and replace what is in {shared}, where {setting} is"
+        if not anyone:
+            _warn(f"security: {text}")
+            continue
+        remedy = f"run: chmod +t {shared}; or " if others == ALL_USERS else ""
+        raise ConfigError(text, hint=f"{remedy}set WHEELMOUNT_{setting.upper()} elsewhere")
 
 
 def _in_pod() -> bool:
@@ -369,10 +372,9 @@ def _in_pod() -> bool:
 
 
 @functools.cache
-def _warn_of_group(directory: Path, setting: str) -> None:
-    """Warn, once in a process, of a group that may replace private directories."""
-    text = "security: users of its group may rename and replace what is in %s, where %s is"
-    log.warning(text, directory, setting)
+def _warn(text: str) -> None:
+    """Warn, once in a process."""
+    log.warning("%s", text)
 
 
 def _private_place(parent: Path, setting: str | None = None) -> Path:

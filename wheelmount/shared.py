@@ -10,7 +10,8 @@ import socket
 from pathlib import Path
 
 MACHINE = "machine"
-"""Name of the file with the names of the machines that use a directory, one a line."""
+"""Name of the file with the names of the machines that use a directory, one a line; and key, in the
+record of hosts, of the machine on which alone they can be reached."""
 
 
 def mark(directory: Path) -> None:

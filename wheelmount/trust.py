@@ -24,6 +24,9 @@ LIMIT = 1 << 20
 ROOT_OF_PROJECT = ".git", "pyproject.toml"
 """Names that mark the root directory of a project."""
 
+ALL_USERS = "other users"
+"""Words for all users besides this one and root."""
+
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -130,7 +133,7 @@ def is_own(path: Path) -> bool:
     return own and not _open_to_others(path, state)
 
 
-def shared_above(path: Path) -> Iterator[tuple[Path, bool]]:
+def shared_above(path: Path) -> Iterator[tuple[Path, str, bool]]:
     """Yield directories in which others may put something else in the place of what is there.
 
     Args:
@@ -138,7 +141,7 @@ def shared_above(path: Path) -> Iterator[tuple[Path, bool]]:
             the way and of what they lead to. Those that are missing count for nothing.
 
     Yields:
-        Such a directory, and whether all users may, not only a group.
+        Such a directory, the others in words, and whether any user can be one of them.
     """
     pending, seen = [path], set[Path]()
     while pending:
@@ -153,8 +156,22 @@ def shared_above(path: Path) -> Iterator[tuple[Path, bool]]:
             if stat.S_ISLNK(state.st_mode):
                 target = Path(os.path.normpath(directory.parent / directory.readlink()))
                 pending.append(target / path.name)  # so that the target is above it, too
-            elif not state.st_mode & stat.S_ISVTX and _open_to_others(directory, state):
-                yield directory, bool(state.st_mode & stat.S_IWOTH)
+            elif others := _others(directory, state):
+                yield directory, *others
+
+
+def _others(directory: Path, state: os.stat_result) -> tuple[str, bool] | None:
+    """Return which other users may rename what is in a directory, and whether any user can.
+
+    The owner may also in a sticky directory. Where all users may make directories, any user can
+    have made one.
+    """
+    shared = not state.st_mode & stat.S_ISVTX and _open_to_others(directory, state)
+    if shared and state.st_mode & stat.S_IWOTH:
+        return ALL_USERS, True
+    if state.st_uid not in (*_ours(), _hidden()):
+        return _name(state.st_uid), bool(directory.parent.stat().st_mode & stat.S_IWOTH)
+    return ("users of its group", False) if shared else None
 
 
 def is_private(path: Path) -> bool:

@@ -12,6 +12,7 @@
 set -euo pipefail
 export PATH="$WHEELMOUNT/.venv/bin:$PATH:/usr/sbin:/sbin"
 # The node's own disk: shared home directories make slow overlays.
-export WHEELMOUNT_STATE_DIR=${TMPDIR:-/tmp}/wheelmount-$SLURM_JOB_ID
+WHEELMOUNT_STATE_DIR=$(mktemp -d)
+export WHEELMOUNT_STATE_DIR
 trap 'rm -rf "$WHEELMOUNT_STATE_DIR"' EXIT
 wheelmount run --image "$JOB/img.sif" --hosts local:1 "$JOB" "$WHEELMOUNT/examples/ci/test.sh"

@@ -532,6 +532,21 @@ def test_hosts_that_a_record_does_not_describe_are_named(
         mounts_of(record)
 
 
+def test_one_whose_handles_cannot_be_read_is_ended(
+    cli: Cli, source: Path, settings: Settings
+) -> None:
+    """As after an upgrade of Monarch, or where the power failed while they were written."""
+    cli("up", "--hosts", "local:1")
+    cli("mount", source)
+    (Session("default", settings).directory / "handles").write_bytes(b"")
+    again = cli("up", "--hosts", "local:1")
+    assert again.returncode == HostError.exit_code, again.stderr
+    assert "`wheelmount down default`" in again.stderr
+    assert cli("down").returncode == 0
+    assert _sessions(cli) == []
+    assert mounts_shown(cli) == []
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("command", ["umount", "run"])
 def test_a_mount_that_was_busy_on_one_host_is_unmounted_or_mounted_again(

@@ -84,10 +84,13 @@ def test_wheelmount_comes_along_once(lab: Lab, source: Path, spec: str) -> None:
         lab.run(host, ["rm", "-rf", BUNDLES], check=True)
     words: list[str | Path] = ["run", source, "--hosts", spec, "--mntpoint", PATH, "-"]
     # Of Slurm, scripts have the client's PATH.
-    script = 'hostname; cat .hidden; PATH=/usr/bin:/bin command -v python3; echo "$LD_LIBRARY_PATH"'
+    script = (
+        "hostname; cat .hidden; umask; "
+        'PATH=/usr/bin:/bin command -v python3; echo "$LD_LIBRARY_PATH"'
+    )
     for brought in (True, False):
         done = _call(lab, *words, script=script)
-        shown = [f"== {host} ==\n{host}\nhidden\n\n" for host in lab.hosts]
+        shown = [f"== {host} ==\n{host}\nhidden\n0022\n\n" for host in lab.hosts]
         assert done.stdout == "".join(shown), done.stderr
         assert ("bring: " in done.stderr) is brought, done.stderr
     listed = lab.run("host0", ["ls", "-l", BUNDLES]).stdout.splitlines()

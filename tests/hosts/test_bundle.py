@@ -37,7 +37,9 @@ def archive(tmp_path: Path) -> Bundle:
     for folder in ("python/bin", "venv/bin"):
         (root / folder).mkdir(parents=True)
     program = root / "venv/bin/python"
-    program.write_text(f'#!/bin/sh\n[ "$2" != started ] || printf {STARTED!r}\n')
+    program.write_text(
+        f'#!/bin/sh\ncase "$2" in started) printf {STARTED!r};; umask) umask;; esac\n'
+    )
     program.chmod(0o700)
     (root / "python/bin/large").write_bytes(os.urandom(1 << 17))
     path = tmp_path / "archive.tar.gz"
@@ -88,6 +90,14 @@ def test_it_is_asked_for_once(tmp_path: Path, archive: Bundle) -> None:
     assert place.stat().st_mode & 0o777 == 0o700
     made = (place / bundle.key() / "venv/pyvenv.cfg").read_text()
     assert made == f"home = {place}/{bundle.key()}/python/bin\n"
+
+
+def test_it_makes_files_with_the_permissions_that_the_user_wants(archive: Bundle) -> None:
+    command = bundle.command(TOKEN, ["-c", "umask"], Settings())
+    command = ["sh", "-c", 'umask 027; exec "$@"', "sh", *command]
+    for given in (_given(archive), b""):  # it is brought, and is there
+        done = subprocess.run(command, input=given, capture_output=True, timeout=60, check=True)
+        assert done.stdout.splitlines()[-1] == b"0027"
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "tcsh", "fish"])
@@ -334,16 +344,43 @@ def test_an_archive_is_the_same_each_time(tmp_path: Path) -> None:
             assert taken.read() == (root / name / "data").read_bytes()
 
 
+def _age(path: Path, days: int) -> None:
+    stamp = time.time() - days * 86400 - 60
+    os.utime(path, (stamp, stamp))
+
+
 def test_what_nothing_has_started_for_long_is_removed(tmp_path: Path, archive: Bundle) -> None:
     place = _place(tmp_path)
     place.mkdir(parents=True, mode=0o700)
     days = {"old": 61, "kept": 59, "new-0-1": 2, "new-0-2": 0}
     for name, age in days.items():
         (place / name).mkdir()
-        stamp = time.time() - age * 86400 - 60
-        os.utime(place / name, (stamp, stamp))
+        _age(place / name, age)
     assert _start(_given(archive))[1] == STARTED
     assert {path.name for path in place.iterdir()} == {"kept", "new-0-2", bundle.key()}
+
+
+def test_what_is_removed_in_part_is_not_used(
+    tmp_path: Path, archive: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the start of a step is killed meanwhile."""
+    place = _place(tmp_path)
+    (place / "old").mkdir(parents=True)
+    place.chmod(0o700)
+    _age(place / "old", 61)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "rm").symlink_to("/bin/true")
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{programs}:{path}")
+    assert _start(_given(archive))[1] == STARTED
+    (left,) = {each.name for each in place.iterdir()} - {bundle.key()}
+    assert left == "new-old", "as what arrived in part"
+    _age(place / left, 2)
+    (place / bundle.key()).rename(place / "other")
+    monkeypatch.setenv("PATH", path)
+    assert _start(_given(archive))[1] == STARTED
+    assert {each.name for each in place.iterdir()} == {bundle.key(), "other"}
 
 
 def test_where_the_client_s_python_is_no_other_is_asked_for(

@@ -1,8 +1,9 @@
-"""A controller of Slurm that does not answer for a while."""
+"""What Slurm's controller says: nothing for a while, or of jobs that are not this command's."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import NOBODY
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import Service
 from tests.testbed.slurm import CONTROLLER, CONTROLLER_PORT, start_slurm
@@ -20,6 +22,27 @@ pytestmark = [pytest.mark.lab, pytest.mark.hosts, pytest.mark.fuse]
 
 TIMEOUT = 60.0
 """Seconds that Slurm may take to know something."""
+
+FAILS_AFTERWARDS = """#!/bin/sh
+{program} "$@"
+echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2
+exit 1
+"""
+"""A program that does what it should, of which its caller does not learn."""
+
+FAILS = """#!/bin/sh
+echo 'scancel: error: Socket timed out on send/recv operation' >&2; exit 1
+"""
+
+TOKEN = "1" * 8
+
+KNOWN_TOKEN = f"""
+import secrets
+from wheelmount.cli.main import main
+secrets.token_hex = lambda _size: {TOKEN!r}
+main()
+"""
+"""The tool, of which another user knows the name of its job."""
 
 FAILS_ONCE = """#!/bin/sh
 if mkdir {mark} 2>/dev/null; then
@@ -47,6 +70,15 @@ def _call(
     return lab.run(LOGIN, command, stdin=None, input=script, env=env, timeout=300)
 
 
+def _wrap(lab: Lab, place: str, name: str, script: str) -> str:
+    """Put a script in the place of one of Slurm's programs; return the ``PATH`` that finds it."""
+    program = lab.run(LOGIN, ["sh", "-c", f"command -v {name}"], check=True).stdout.strip()
+    write = f"mkdir -p {place}; cat > {place}/{name}; chmod 755 {place}/{name}"
+    text = script.format(program=program, mark=f"{place}/failed")
+    lab.run(LOGIN, ["sh", "-c", write], stdin=None, input=text, check=True)
+    return f"{place}:{os.environ['PATH']}"
+
+
 def _jobs(lab: Lab) -> list[str]:
     return lab.run(LOGIN, ["squeue", "--noheader", "--format=%A"], check=True).stdout.split()
 
@@ -54,6 +86,10 @@ def _jobs(lab: Lab) -> list[str]:
 def _assert_ends(lab: Lab) -> None:
     down = _call(lab, "down")
     assert down.returncode == 0, down.stderr
+    _assert_no_jobs(lab)
+
+
+def _assert_no_jobs(lab: Lab) -> None:
     deadline = time.monotonic() + TIMEOUT
     while jobs := _jobs(lab):
         assert time.monotonic() < deadline, jobs
@@ -63,16 +99,61 @@ def _assert_ends(lab: Lab) -> None:
 def test_a_wait_in_the_queue_outlasts_a_question_without_an_answer(
     lab: Lab, tmp_path: Path
 ) -> None:
-    program = lab.run(LOGIN, ["sh", "-c", "command -v squeue"], check=True).stdout.strip()
-    place, mark = f"/root/{tmp_path.name}", f"/root/{tmp_path.name}/failed"
-    write = f"mkdir -p {place}; cat > {place}/squeue; chmod 755 {place}/squeue"
-    fails = FAILS_ONCE.format(mark=mark, program=program)
-    lab.run(LOGIN, ["sh", "-c", write], stdin=None, input=fails, check=True)
-    up = _call(lab, "up", "--hosts", "slurm:1", PATH=f"{place}:{os.environ['PATH']}")
+    place = f"/root/{tmp_path.name}"
+    path = _wrap(lab, place, "squeue", FAILS_ONCE)
+    up = _call(lab, "up", "--hosts", "slurm:1", PATH=path)
     assert (up.returncode, up.stdout) == (0, "session default is up: host0\n"), up.stderr
     assert "Socket timed out" in up.stderr
-    assert lab.run(LOGIN, ["rmdir", mark]).returncode == 0, "it was asked"
+    assert lab.run(LOGIN, ["rmdir", f"{place}/failed"]).returncode == 0, "it was asked"
     _assert_ends(lab)
+
+
+def test_a_job_of_which_sbatch_does_not_tell_is_cancelled(lab: Lab, tmp_path: Path) -> None:
+    place = f"/root/{tmp_path.name}"
+    path = _wrap(lab, place, "sbatch", FAILS_AFTERWARDS)
+    up = _call(lab, "up", "--hosts", "slurm:1", PATH=path)
+    assert up.returncode == 68, up.stderr
+    assert "Socket timed out" in up.stderr
+    assert _jobs(lab) == [], up.stderr
+    assert "there is no session default" in _call(lab, "down").stderr
+    _wrap(lab, place, "scancel", FAILS)
+    up = _call(lab, "up", "--hosts", "slurm:1", PATH=path)
+    assert up.returncode == 68, up.stderr
+    assert "its job may still have its nodes: scancel: Socket timed out" in up.stderr
+    assert len(_jobs(lab)) == 1
+    _assert_ends(lab)
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"\xff"), f"wheelmount-{TOKEN}"])
+def test_another_user_s_job_is_left_alone(lab: Lab, source: Path, name: str) -> None:
+    """Which may have any name, also the one of this user's job."""
+    as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
+    sleep = [*as_nobody, "srun", "--mem=100", f"--job-name={name}", "sleep", "100"]
+    with lab.popen(LOGIN, sleep, stderr=subprocess.DEVNULL) as other:
+        deadline = time.monotonic() + TIMEOUT
+        while not lab.run(LOGIN, ["squeue", "--steps", "--noheader", "--format=%A"]).stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        tool = [sys.executable, "-c", KNOWN_TOKEN]
+        words = [*tool, "run", str(source), "--hosts", "slurm:1", "--mntpoint", "/mnt/tree", "-"]
+        done = lab.run(LOGIN, words, stdin=None, input="echo ran", timeout=120)
+        assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+        both = shlex.join([*tool, "up", "--hosts", "slurm:1"]), shlex.join([*tool, "down"])
+        inside = ["salloc", "--quiet", "--nodes=1", "bash", "-ec", "\n".join(both)]
+        done = lab.run(LOGIN, inside, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert len(_jobs(lab)) == 1
+        assert other.poll() is None
+        lab.run(LOGIN, ["scancel", f"--user={NOBODY}"], check=True)
+    _assert_no_jobs(lab)
+
+
+def test_what_a_user_hides_of_jobs_is_not_hidden_from_the_tool(lab: Lab) -> None:
+    hide = {"SQUEUE_STATES": "COMPLETED", "SQUEUE_USERS": "nobody", "SCANCEL_STATE": "PENDING"}
+    up = _call(lab, "up", "--hosts", "slurm:1", **hide)
+    assert up.returncode == 0, up.stderr
+    assert _call(lab, "down", **hide).returncode == 0
+    _assert_no_jobs(lab)
 
 
 @pytest.mark.costly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Cli
 from wheelmount.config import Settings
 from wheelmount.errors import ConfigError, InputError
-from wheelmount.hosts.credentials import Authority
+from wheelmount.hosts.credentials import Authority, decode
+from wheelmount.variables import TLS
 
 
 def _file(settings: Settings) -> Path:
@@ -38,6 +41,24 @@ def test_one_that_others_may_read_is_not_used(settings: Settings) -> None:
     with pytest.raises(ConfigError, match="others may read") as error:
         Authority.of_user(settings)
     assert str(_file(settings)) in str(error.value.hint)
+
+
+def test_those_of_a_worker_are_a_file_that_nobody_else_may_read(cli: Cli, workplace: Path) -> None:
+    file = workplace / "work" / "own.pem"
+    file.write_text("old")
+    words = "worker", "tls://localhost:1"
+    assert cli(*words, "--issue", "--output", "own.pem", umask=0).returncode == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert set(decode(file.read_bytes(), [])) == set(TLS)
+    file.chmod(0o640)
+    done = cli(*words, "--credentials", "own.pem")
+    assert (done.returncode, "error: others may read own.pem" in done.stderr) == (78, True)
+    assert "hint: run: chmod 600 own.pem; " in done.stderr
+    file.chmod(0o600)
+    os.chown(file, 65534, 65534)
+    done = cli(*words, "--credentials", "own.pem")
+    assert (done.returncode, "own.pem belongs to another user" in done.stderr) == (78, True)
+    assert cli(*words, "--output", "own.pem").returncode == 64
 
 
 def test_a_damaged_one_is_named(settings: Settings) -> None:

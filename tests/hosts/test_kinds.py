@@ -19,7 +19,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from tests.conftest import UP_AND_DIE
+from tests.conftest import FORK_AND_DIE, UP_AND_DIE
 from tests.hosts.told import assert_only_monarch_is_told, environments
 from tests.testbed import LOGIN, Lab
 from tests.testbed.service import WORKER_PORT, Service, start_workers
@@ -236,6 +236,17 @@ def test_hosts_of_an_up_that_was_killed_are_ended(lab: Lab, spec: str) -> None:
     down = _call(lab, "down")
     assert (down.returncode, "ending what a killed `up` had started" in down.stderr) == (0, True)
     _assert_clean(lab)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("spec", KINDS)
+def test_hosts_of_a_program_that_was_killed_end_though_a_child_of_it_goes_on(
+    lab: Lab, spec: str
+) -> None:
+    killed = lab.run(LOGIN, [sys.executable, "-c", FORK_AND_DIE, spec])
+    assert killed.returncode != 0
+    _assert_clean(lab)
+    lab.run(LOGIN, ["kill", killed.stdout.strip()], check=True)
 
 
 @pytest.mark.costly
@@ -506,6 +517,10 @@ def test_a_session_goes_on_hosts_that_answer_though_another_crashed(source: Path
         small.kill("host1")
         done = small.run(LOGIN, _command("down"), env=own, timeout=120)
         assert small.run("host0", mounts).stdout == "0\n", done.stderr
+        assert (done.returncode, "workers may be left on host1" in done.stderr) == (68, True)
+        hint = re.search(r"if they are gone for good, delete (\S+)$", done.stderr)
+        assert hint is not None, done.stderr
+        small.run(LOGIN, ["rm", "-r", hint[1]], check=True)
         assert "there is no session" in small.run(LOGIN, _command("down"), env=own).stderr
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import FORK_AND_DIE, Cli
 from tests.testbed.kubernetes import MISSING, SLOW, TEMPLATE, UNREADABLE, Cluster
 from tests.wheels.support import make_wheel
 from wheelmount.config import Settings
@@ -192,6 +192,18 @@ def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: 
     assert cluster.objects == {}
 
 
+def test_a_session_stays_until_its_pods_are_deleted(cli: Cli, cluster: Cluster) -> None:
+    assert cli("up", "--hosts", SPEC).returncode == 0
+    cluster.keeps = True
+    down = cli("down")
+    assert down.returncode == 68
+    assert "pods may be left: the cluster refuses: etcdserver: leader changed" in down.stderr
+    assert "hint: kubectl delete monarchmesh,secret" in down.stderr
+    cluster.keeps = False
+    assert cli("down").returncode == 0
+    assert cluster.objects == {}
+
+
 @contextlib.contextmanager
 def _running(
     source: Path, workplace: Path, script: str = "sleep 100"
@@ -219,6 +231,16 @@ def test_a_client_that_is_killed_leaves_no_pods(
     deadline = time.monotonic() + 60
     while cluster.objects and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert cluster.objects == {}
+
+
+def test_pods_of_a_program_that_was_killed_go_though_a_child_of_it_stays(cluster: Cluster) -> None:
+    command = [sys.executable, "-c", FORK_AND_DIE, SPEC]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    deadline = time.monotonic() + 30
+    while cluster.objects and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(int(killed.stdout), signal.SIGTERM)
     assert cluster.objects == {}
 
 

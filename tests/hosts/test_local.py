@@ -20,6 +20,7 @@ import psutil
 import pytest
 from monarch.actor import Future
 
+from tests.conftest import FORK_AND_DIE
 from tests.hosts.lost import Lost
 from wheelmount import entry
 from wheelmount.config import Settings, private_directory
@@ -48,6 +49,17 @@ def test_hosts_are_processes_of_their_own(settings: Settings) -> None:
         directory, pids = hosts.directory, hosts.pids
     assert not directory.exists()
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_they_end_with_their_client_though_a_child_of_it_goes_on(settings: Settings) -> None:
+    command = [sys.executable, "-c", FORK_AND_DIE, "local:2"]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    place = settings.private_runtime()
+    deadline = time.monotonic() + 30
+    while (left := [*place.glob("hosts-*/host*")]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(int(killed.stdout), signal.SIGTERM)
+    assert left == []
 
 
 def test_commands_run_on_each_and_tell_what_came_of_it(settings: Settings) -> None:

@@ -146,13 +146,14 @@ def test_hosts_without_certificates_are_to_be_asked_for_each_time(lab: Lab) -> N
 def test_a_worker_elsewhere_is_given_a_certificate_and_no_authority(lab: Lab, source: Path) -> None:
     address = f"tls://{lab.address('host0')}:26602"
     tool = [sys.executable, "-m", "wheelmount.cli.main"]
-    given = lab.run(LOGIN, [*tool, "worker", "--issue", address], check=True).stdout
+    file = source.parent / "host0.pem"
+    lab.run(LOGIN, [*tool, "worker", "--issue", address, "--output", str(file)], check=True)
+    assert file.stat().st_mode & 0o777 == 0o600
+    given = file.read_text()
     assert given.count("BEGIN CERTIFICATE") == 2
     certificate = x509.load_pem_x509_certificates(given.encode())[1]
     with pytest.raises(x509.ExtensionNotFound):
         certificate.extensions.get_extension_for_class(x509.BasicConstraints)
-    file = source.parent / "host0.pem"
-    file.write_text(given)
     elsewhere = {**os.environ, "WHEELMOUNT_STATE_DIR": "/tmp/none"}
     command = [*tool, "worker", address, "--credentials", str(file)]
     worker = Service(lab, "host0", command, 26602, env=elsewhere)

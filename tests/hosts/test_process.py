@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -145,13 +147,15 @@ def _run(settings: Settings, script: str) -> list[str]:
         return result.stdout.decode().split()
 
 
+MAKE = (
+    "import sys; from pathlib import Path; from wheelmount.hosts import process;"
+    "print(process.make_directory(Path(sys.argv[1]), 'worker-'), flush=True);"
+    "sys.stdin.read()"
+)
+
+
 def test_the_directory_of_a_worker_that_was_killed_goes_with_the_next(workplace: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from wheelmount.hosts import process;"
-        "print(process.make_directory(Path(sys.argv[1]), 'worker-'), flush=True);"
-        "sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", code, str(workplace)]
+    command = [sys.executable, "-c", MAKE, str(workplace)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as killed:  # type: ignore[call-overload]
         first = Path(killed.stdout.readline().strip())
@@ -163,6 +167,39 @@ def test_the_directory_of_a_worker_that_was_killed_goes_with_the_next(workplace:
     assert second.is_dir()
     for path in (second, third):
         path.rmdir()
+
+
+def test_a_directory_of_another_machine_is_left_alone(workplace: Path) -> None:
+    """Whose lock is not seen on a network file system."""
+    renamed = ["unshare", "--uts", "sh", "-c", 'hostname another; exec "$@"', "sh"]
+    command = [sys.executable, "-c", MAKE, str(workplace)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*renamed, *command], text=True, **pipes) as other:  # type: ignore[call-overload]
+        theirs = Path(other.stdout.readline().strip())
+        other.kill()
+    own = process.make_directory(workplace, "worker-")
+    assert theirs.is_dir()
+    subprocess.run([*renamed, *command], stdin=subprocess.DEVNULL, check=True)
+    assert not theirs.exists()
+    own.rmdir()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EMFILE])
+def test_a_directory_that_cannot_be_locked_is_made_once(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    place = workplace / "work"
+    if number == errno.EMFILE:
+        with pytest.raises(OSError, match="Too many open files"):
+            process.make_directory(place, "worker-")
+        assert not list(place.iterdir())
+        return
+    first, second = (process.make_directory(place, "worker-") for _ in range(2))
+    assert set(place.iterdir()) == {first, second}, "it cannot be known whether one is in use"
 
 
 def test_directories_are_made_by_many_at_once(tmp_path: Path) -> None:

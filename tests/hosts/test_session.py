@@ -104,6 +104,19 @@ def test_a_damaged_record_is_named(settings: Settings, content: bytes) -> None:
         session.forget()
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff", b"N.", b"cwheelmount.none\nNone\n."])
+def test_handles_that_cannot_be_read_are_an_error(settings: Settings, content: bytes) -> None:
+    session = Session("one", settings)
+    with session.lock():
+        _make(session)
+        (session.directory / "handles").write_bytes(content)
+    with pytest.raises(HostError, match="the handles of session one cannot be read") as caught:
+        session.handles()
+    assert "wheelmount down one" in str(caught.value.hint)
+    with session.lock():
+        session.forget()
+
+
 def _hold(session: Session, held: multiprocessing.synchronize.Event) -> None:
     with session.lock():
         held.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from wheelmount.config import Settings
 from wheelmount.errors import InputError
 from wheelmount.hosts.network import called
 from wheelmount.hosts.spec import parse
@@ -61,6 +62,20 @@ def test_reads_addresses(text: str, count: int, shared: bool) -> None:
 def test_hosts_are_named_as_in_their_addresses() -> None:
     addresses = parse("tls://a:1,b:1,b:2").addresses
     assert called(addresses) == ["a", "b-1", "b-2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("tls://a:1,a:2,a-1:5", ["a-1-0", "a-2", "a-1-2"]),
+        ("tls://[fd00::1]:1,fd00--1:1", ["fd00--1-1-0", "fd00--1-1-1"]),
+        ("ssh:node,node,node-1", ["node-0", "node-1-1", "node-1-2"]),
+        ("ssh:[fd00::1],fd00--1", ["fd00--1-0", "fd00--1-1"]),
+        ("ssh:b,a@b,c", ["b-0", "b-1", "c"]),
+    ],
+)
+def test_all_hosts_have_names_of_their_own(settings: Settings, text: str, names: list[str]) -> None:
+    assert parse(text).make(settings, namespaces=False).names == names
 
 
 @pytest.mark.parametrize(

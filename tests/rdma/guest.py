@@ -434,6 +434,7 @@ def loss() -> None:
 def client(cases: Sequence[str]) -> int:
     for address in HOST, SECOND, LOCKED:
         path = STATE / f"{address.rpartition(':')[2]}"
+        path.touch(mode=0o600)
         path.write_bytes(issue_for(Address.parse(address), config.load()))
         path.rename(path.with_suffix(".pem"))
     until((STATE / "host").exists)

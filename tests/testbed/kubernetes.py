@@ -90,6 +90,7 @@ class Cluster:
         objects: what there is, by path.
         made: all that ever was made.
         fails: how many of the next questions about pods end with an error of the server.
+        keeps: whether requests to delete something end with an error of the server.
     """
 
     def __init__(self, kubeconfig: Path, *, operator: bool = True) -> None:
@@ -98,6 +99,7 @@ class Cluster:
         self.objects: dict[str, dict[str, Any]] = {}
         self.made: list[dict[str, Any]] = []
         self.fails = 0
+        self.keeps = False
         self._pods: dict[str, subprocess.Popen[bytes]] = {}
         self._looks = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -145,6 +147,8 @@ class Cluster:
             return 201, body
         if method == "GET" and kind == "pods" and self.fails:
             self.fails -= 1
+            return 503, {"message": "etcdserver: leader changed"}
+        if method == "DELETE" and self.keeps:
             return 503, {"message": "etcdserver: leader changed"}
         if method == "GET" and kind == "pods":
             return 200, {"items": self._list()}

@@ -42,9 +42,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import wheelmount
-from wheelmount import variables
+from wheelmount import disk, variables
 from wheelmount.config import Settings, private_directory
-from wheelmount.errors import UnavailableError, WheelmountError
+from wheelmount.errors import UnavailableError
 from wheelmount.lock import locked
 from wheelmount.progress import Progress, Task
 
@@ -170,7 +170,7 @@ class Delivery:
         self._lock = threading.Lock()
         self._total = self._moved = 0
         self._since = time.monotonic()
-        self._error: WheelmountError | None = None
+        self._error: Exception | None = None
 
     def send(self, pipe: int) -> None:
         """Begin to send the bundle to a host.
@@ -189,7 +189,8 @@ class Delivery:
         """Time until which hosts were busy with it, by ``time.monotonic``; may be in the future.
 
         Raises:
-            UnavailableError: it cannot be made.
+            WheelmountError: it cannot be made; see ``make``.
+            OSError: it cannot be read.
         """
         if self._error is not None:
             raise self._error
@@ -199,8 +200,10 @@ class Delivery:
         try:
             with self._lock:
                 self._since = math.inf  # no time limit while the bundle is made
-                bundle = make(self._settings)
-                self._since = time.monotonic()
+                try:
+                    bundle = make(self._settings)
+                finally:
+                    self._since = time.monotonic()
                 self._total += bundle.size
                 task.total(self._total)
             blocking = os.get_blocking(pipe)
@@ -215,10 +218,10 @@ class Delivery:
                 self._since = time.monotonic() + UNPACK
             finally:
                 os.set_blocking(pipe, blocking)
-        except WheelmountError as error:
-            self._error = error
-        except OSError as error:  # the output of the script tells why
+        except ConnectionError as error:  # the output of the script tells why
             log.debug("bundle: not taken: %s", error)
+        except Exception as error:  # raised where the host is awaited, which would wait in vain
+            self._error = error
 
     def _write(self, pipe: int, piece: bytes) -> None:
         left = memoryview(piece)
@@ -253,7 +256,9 @@ def key() -> str:
     return digest.hexdigest()[:32]
 
 
-def command(token: str, argv: list[str], settings: Settings, how: str = TAKE) -> list[str]:
+def command(
+    token: str, argv: list[str], settings: Settings, how: str = TAKE, name: str | None = None
+) -> list[str]:
     """Return the command that runs Python with this version of wheelmount on a host.
 
     Args:
@@ -261,6 +266,7 @@ def command(token: str, argv: list[str], settings: Settings, how: str = TAKE) ->
         argv: arguments of Python.
         settings: settings of the client, with the directory of bundles on hosts.
         how: what is done if the bundle is missing: ``TAKE``, ``TOLD`` or ``WAIT``.
+        name: name of the bundle, where it is that of another version; default ``key()``.
     """
     hint = "set WHEELMOUNT_PYTHON to a Python with wheelmount there, or WHEELMOUNT_CACHE_DIR"
     cache = settings.cache_dir if settings.cache_dir != Settings().cache_dir else ""
@@ -269,7 +275,7 @@ def command(token: str, argv: list[str], settings: Settings, how: str = TAKE) ->
         how,
         token,
         sys.executable,
-        key(),
+        name or key(),
         platform.machine(),
         cache,
         lacks,
@@ -283,9 +289,25 @@ def make(settings: Settings) -> Bundle:
 
     Raises:
         UnavailableError: it cannot be made; the message tells why.
+        ConfigError: the cache is on a read-only file system, or others may write to it.
+        StoreError: there is no room in the cache.
         WaitError: another process has been making it for too long.
     """
     directory = private_directory(settings.own_cache() / "bundles")
+    try:
+        return _made_in(directory)
+    except (OSError, subprocess.SubprocessError, struct.error, NotImplementedError) as error:
+        if isinstance(error, OSError) and (explanation := disk.explain(error, directory)):
+            raise explanation from None
+        said = getattr(error, "stderr", None) or error
+        raise UnavailableError(
+            f"this wheelmount cannot be packed for hosts: {said}",
+            hint="install wheelmount on the hosts, and set WHEELMOUNT_PYTHON",
+        ) from None
+
+
+def _made_in(directory: Path) -> Bundle:
+    """Return the bundle of this process in a directory, where it is made if it is missing."""
     with locked(directory / "lock", LOCK_TIMEOUT):
         path = next(directory.glob(f"{key()}-*{SUFFIX}"), None)
         if path is None:
@@ -299,12 +321,6 @@ def make(settings: Settings) -> Bundle:
                 name = f"{key()}-{_needed_glibc(new / 'content')}{SUFFIX}"
                 _pack(new / "content", new / name)
                 path = (new / name).replace(directory / name)
-            except (OSError, subprocess.SubprocessError) as error:
-                said = getattr(error, "stderr", None) or error
-                raise UnavailableError(
-                    f"this wheelmount cannot be packed for hosts: {said}",
-                    hint="install wheelmount on the hosts, and set WHEELMOUNT_PYTHON",
-                ) from None
             finally:
                 shutil.rmtree(new, ignore_errors=True)
         os.utime(path)

@@ -31,7 +31,7 @@ sound() {
   };
 };
 if [ -x "$python" ] && sound 2> /dev/null; then exec "$python" "$@"; fi;
-umask 077;
+mask=$(umask); umask 077;
 node=${SLURMD_NODENAME:-$(uname -n)};
 fail() {
   words=$(echo "$*" | tr -cd "[:alnum:] ./:_=,()-");
@@ -64,8 +64,11 @@ if [ -x "$start" ]; then :; else
     minor=${has#glibc 2.};
     case $has in "glibc 2."*) [ "${minor%%.*}" -ge "$glibc" ] ||
       fail "it has no wheelmount, and $has, where this client needs 2.$glibc";; esac;
-    find "$here" -mindepth 1 -maxdepth 1 "(" -mtime +60 -o -name "new-*" -mtime +0 ")"
-      -exec rm -rf {} + 2> /dev/null;
+# Moved before they are removed: a part of one that is left would be taken for all of it.
+    {
+      find "$here" -mindepth 1 -maxdepth 1 "(" -mtime +60 -o -name "new-*" -mtime +0 ")" |
+        while read -r old; do gone=$here/new-${old##*/}; mv -T "$old" "$gone"; rm -rf "$gone"; done;
+    } 2> /dev/null;
     new=$here/new-$token-$node-$$; trap tidy EXIT; trap "exit 1" HUP INT TERM;
     said=$(mkdir "$new" 2>&1 && mkfifo "$new/copy" 2>&1) || fail "$said";
     said=$(
@@ -88,4 +91,5 @@ if [ -x "$start" ]; then :; else
 fi;
 [ -x "$start" ] || fail "$start does not come";
 touch "$here/$key";
+umask "$mask";
 exec "$start" "$@"

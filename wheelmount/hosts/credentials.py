@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime
 import functools
 import ipaddress
+import os
 import re
 import secrets
 import socket
@@ -86,10 +87,9 @@ class Authority:
                 new.write_bytes(cls.make().encode())
                 new.rename(file)
         again = f"run: rm {file}; it is made again"
-        if file.stat().st_mode & 0o077:
-            raise ConfigError(f"others may read {file}", hint=again)
+        text = read_secret(file, again)
         try:
-            return cls.decode(file.read_bytes())
+            return cls.decode(text)
         except InputError as error:
             raise ConfigError(f"{file}: {error}", hint=again) from None
 
@@ -195,6 +195,25 @@ def own_name(address: Address, authority: Authority, timeout: float) -> str | No
     except (ValueError, x509.ExtensionNotFound):
         return None
     return next((str(name.value) for name in names.value), None)
+
+
+def read_secret(file: Path, hint: str) -> bytes:
+    """Read credentials that are secret.
+
+    Args:
+        file: the file.
+        hint: what to do if they are not.
+
+    Raises:
+        ConfigError: others may read the file, or another user may have written it.
+    """
+    with file.open("rb") as opened:
+        found = os.fstat(opened.fileno())
+        if found.st_mode & 0o077:
+            raise ConfigError(f"others may read {file}", hint=hint)
+        if found.st_uid not in (0, os.geteuid()):
+            raise ConfigError(f"{file} belongs to another user", hint=hint)
+        return opened.read()
 
 
 def decode(text: bytes, names: Sequence[str]) -> Identity:

@@ -69,9 +69,11 @@ class Hosts(ABC):
     Attributes:
         killed: whether ``stop`` kills all processes of the hosts at once, so that Monarch need not
             stop them before, which takes longer.
+        left: whether hosts may go on, because ``give_up`` could not stop them.
     """
 
     killed = False
+    left = False
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.begun: Callable[[dict[str, Any]], object] = lambda _record: None
@@ -108,6 +110,7 @@ class Hosts(ABC):
         try:
             self.stop()
         except HostError as error:
+            self.left = True
             log.warning("%s", error)
 
     @abstractmethod

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from wheelmount import logs, variables
+from wheelmount import lifeline, logs, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError, WaitError
@@ -155,7 +155,7 @@ class KubernetesHosts(NetworkHosts):
             self.check(self._settings.start_timeout)  # the workers are about to listen
             self.attach()
         except BaseException:
-            self.stop()
+            self.give_up()
             raise
 
     def _spawn(self, mode: str) -> subprocess.Popen[bytes]:
@@ -173,6 +173,7 @@ class KubernetesHosts(NetworkHosts):
             cwd="/",  # Python would import modules of the working directory
             start_new_session=True,  # on ^C the client ends the process in order
         )
+        lifeline.keep(process.stdin)
         with contextlib.suppress(BrokenPipeError):
             cast(IO[bytes], process.stdin).write(self._order.encode())
         return process
@@ -207,21 +208,29 @@ class KubernetesHosts(NetworkHosts):
             self._messages = None
 
     def stop(self) -> None:
-        """Delete the pods."""
+        """Delete the pods.
+
+        Raises:
+            HostError: the cluster did not delete the pods of a session.
+        """
         process, self._process = self._process, None
         if self._made and not self._guarded:
             if process is not None:
                 _end(process)
             process = self._spawn(launcher.ENDED)
         self._made = False
-        if process is not None and _end(process):
-            log.warning(
-                "pods may be left: kubectl delete monarchmesh,secret %s --namespace %s",
-                self._order.name,
-                self._order.namespace,
-            )
+        reason = None if process is None else _end(process)
         self._forget_messages()
         self._hosts = []
+        if reason is not None:
+            which = f"{self._order.name} --namespace {self._order.namespace}"
+            left = HostError(
+                f"pods may be left: {reason}",
+                hint=f"kubectl delete monarchmesh,secret {which}",
+            )
+            if not self._guarded:
+                raise left
+            log.warning("%s: %s", left, left.hint)
 
     def check(self, patience: float = 0) -> None:
         """Check that each pod listens.
@@ -311,16 +320,28 @@ def _read_message(stdout: IO[bytes], last_words: Callable[[], str]) -> dict[str,
     return message
 
 
-def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """End the input of a process that holds pods; return its exit code."""
-    for stream in (process.stdin, process.stdout):
+def _end(process: subprocess.Popen[bytes]) -> str | None:
+    """End the input of a process that holds pods, and wait until it has ended.
+
+    Returns:
+        Why it did not delete the pods; None if none is left.
+    """
+    stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+    with stdout:
         with contextlib.suppress(OSError):
-            cast(IO[bytes], stream).close()
-    try:
-        return process.wait(STOP_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+            stdin.close()
+        try:
+            code = process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return f"the cluster did not answer within {STOP_TIMEOUT:g} s"
+        if not code:
+            return None
+        os.set_blocking(stdout.fileno(), False)
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            return str(json.loads(os.read(stdout.fileno(), MAX_MESSAGE).splitlines()[-1])["error"])
+    return f"the process that deletes them ended with code {code}"
 
 
 def _template(path: str) -> dict[str, Any]:

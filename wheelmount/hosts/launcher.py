@@ -231,6 +231,7 @@ def command(
     apart: bool = False,
     own_mounts: bool = False,
     how: str = "take",
+    bundle_name: str | None = None,
 ) -> list[str]:
     """Return the command that runs this module on another machine.
 
@@ -243,6 +244,7 @@ def command(
         apart: give a worker on this machine a new mount namespace.
         own_mounts: give a worker that may not bind otherwise a new mount namespace.
         how: what is done if the machine lacks wheelmount, as of ``bundle.command``.
+        bundle_name: as of ``bundle.command``.
     """
     from wheelmount.hosts import bundle  # not needed on hosts
 
@@ -250,7 +252,7 @@ def command(
     if settings.python:
         argv = [settings.python, *argv]
     else:
-        argv = bundle.command(token, argv, settings, how)
+        argv = bundle.command(token, argv, settings, how, bundle_name)
     assigned = []
     if settings.runtime_dir != Settings().runtime_dir:
         assigned.append(f"WHEELMOUNT_RUNTIME_DIR={settings.runtime_dir}")

@@ -16,9 +16,9 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from wheelmount import config, disk, linux, shared, subordinate, variables
+from wheelmount import config, disk, lifeline, linux, shared, subordinate, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, WaitError, WheelmountError
@@ -60,7 +60,7 @@ class LocalHosts(Hosts):
         self._settings = settings or config.load()
         self.namespaces = namespaces and namespaces_allowed()
         self._guarded = guarded
-        self._guard: int | None = None
+        self._guard: IO[bytes] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self.directory = self._directory()
         """Directory of their sockets and logs."""
@@ -86,7 +86,9 @@ class LocalHosts(Hosts):
         try:
             shared.mark(self.directory)
             if self._guarded:
-                guard, self._guard = os.pipe()
+                guard, kept = os.pipe()
+                self._guard = os.fdopen(kept, "wb")
+                lifeline.keep(self._guard)
             for name in self._names:
                 self._processes.append(self._spawn(name, guard))
             runtime.start()  # while they start
@@ -178,7 +180,8 @@ class LocalHosts(Hosts):
 
     def record(self) -> dict[str, Any]:
         """Return a record for ``resume``."""
-        return {"directory": str(self.directory), "names": self._names}
+        place = {"directory": str(self.directory), shared.MACHINE: socket.gethostname()}
+        return {**place, "names": self._names}
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> LocalHosts:
@@ -196,7 +199,7 @@ class LocalHosts(Hosts):
         self._processes = []
         self._hosts = []
         if self._guard is not None:
-            os.close(self._guard)
+            self._guard.close()
             self._guard = None
         shutil.rmtree(self.directory, ignore_errors=True)
 

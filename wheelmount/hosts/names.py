@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import TypeVar
 
 from wheelmount.errors import InputError
@@ -21,6 +23,25 @@ def natural(name: str) -> list[tuple[int, int, str]]:
         for part in re.split(r"([0-9]+)", name)
         if part
     ]
+
+
+def distinct(names: Sequence[str], suffixes: Sequence[int]) -> list[str]:
+    """Return names that all differ: equal ones get a suffix.
+
+    Args:
+        names: the names.
+        suffixes: a number for each. Names that are equal with it get their positions as well.
+    """
+    found = list(names)
+    for numbers in chain([suffixes], repeat(range(len(found)))):
+        times = Counter(found)
+        if len(times) == len(found):
+            break
+        found = [
+            name if times[name] == 1 else f"{name}-{number}"
+            for name, number in zip(found, numbers, strict=True)
+        ]
+    return found
 
 
 def fold(names: Iterable[str]) -> str:

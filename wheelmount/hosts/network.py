@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +15,7 @@ from wheelmount.hosts import runtime
 from wheelmount.hosts.address import DANGER, OPEN, SECURE, Address
 from wheelmount.hosts.address import called as host_name
 from wheelmount.hosts.host import Hosts
+from wheelmount.hosts.names import distinct
 
 if TYPE_CHECKING:  # cryptography takes long to load, and most commands need none of it
     from wheelmount.hosts.credentials import Authority
@@ -205,8 +205,4 @@ class NetworkHosts(Hosts):
 
 def called(addresses: Sequence[Address]) -> list[str]:
     """What to call hosts: as in their addresses, with the port where several have one name."""
-    times = Counter(each.host for each in addresses)
-    return [
-        host_name(each.host) if times[each.host] == 1 else f"{host_name(each.host)}-{each.port}"
-        for each in addresses
-    ]
+    return distinct([host_name(each.host) for each in addresses], [each.port for each in addresses])

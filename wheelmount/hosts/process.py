@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -19,12 +20,14 @@ import resource
 import runpy
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 from pathlib import Path
 
 from wheelmount import variables
 from wheelmount.hosts import socketguard
+from wheelmount.lock import NO_LOCKS
 
 log = logging.getLogger("wheelmount")
 
@@ -51,6 +54,9 @@ ENOUGH = 65536
 
 OF_WORKER = "worker-"
 """Prefix of the directories of workers that wheelmount has not started."""
+
+MACHINE_DIGITS = 6
+"""Digits, in names of directories, that stand for the machine: paths of sockets are limited."""
 
 
 def main() -> None:
@@ -112,13 +118,19 @@ def environment() -> dict[str, str]:
 def make_directory(place: Path, prefix: str) -> Path:
     """Make a private directory of this process for temporary files.
 
-    It is locked as long as this process runs. Unlocked directories, of killed processes, are
-    removed at the same time.
+    It is locked as long as this process runs. Unlocked directories of this machine, of killed
+    processes, are removed at the same time.
 
     Args:
         place: directory to make it in, to which others may write.
         prefix: prefix of its name.
+
+    Raises:
+        OSError: it cannot be made, or locked; but a file system without locks is used all the same.
     """
+    # Machines may share the place, and not see each other's locks of directories.
+    machine = hashlib.sha256(os.fsencode(socket.gethostname())).hexdigest()[:MACHINE_DIGITS]
+    prefix = f"{prefix}{machine}-"
     for old in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # gone
             mine = old.lstat().st_uid == os.geteuid()
@@ -127,8 +139,15 @@ def make_directory(place: Path, prefix: str) -> Path:
                 os.close(lock)
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        try:
+            locked = _lock(path) is not None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
+            locked = True  # as far as other processes, which cannot lock it either, are concerned
         # Another process may have removed it before it was locked.
-        if _lock(path) is not None and path.exists():
+        if locked and path.exists():
             atexit.register(_remove, path, os.getpid())
             return path
 
@@ -139,16 +158,21 @@ def _remove(path: Path, owner: int) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a directory while the descriptor is open; None if it is locked or deleted."""
+    """Lock a directory while the descriptor is open; None if it is locked or deleted.
+
+    Raises:
+        OSError: it cannot be locked.
+    """
+    directory = None
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(directory)
-        return None
+    except OSError as error:
+        if directory is not None:
+            os.close(directory)
+        if isinstance(error, BlockingIOError | FileNotFoundError):
+            return None
+        raise
     return directory
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from wheelmount.errors import HostError, UnavailableError
 
 ASK_TIMEOUT = 60.0
 """Seconds that Slurm's controller may take to answer."""
+
+_OWN_FILTERS = "SQUEUE_", "SCANCEL_"
+"""Prefixes of variables by which a user has these commands pass over jobs, or ask questions."""
 
 _ENDED = re.compile("Invalid job id|already completing or completed")
 """Pattern of what Slurm's commands say of a job that has ended; other errors say nothing of it."""
@@ -48,6 +52,11 @@ def outside(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def unfiltered(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which ``squeue`` and ``scancel`` do what their arguments say."""
+    return {name: value for name, value in environ.items() if not name.startswith(_OWN_FILTERS)}
+
+
 def ask(
     command: list[str],
     text: str = "",
@@ -61,7 +70,8 @@ def ask(
         command: one of Slurm's.
         text: its input.
         ended: whether the command may fail because the job has ended; for no other reason.
-        environ: its environment; default this process's, without secrets.
+        environ: its environment, which ``sbatch`` passes on to the job; default this process's,
+            without secrets and filters.
 
     Raises:
         UnavailableError: Slurm is not installed.
@@ -72,9 +82,10 @@ def ask(
             command,
             input=text,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a job may have any name
             timeout=ASK_TIMEOUT,
-            env=environ or variables.without_secrets(),  # sbatch passes it on to the job
+            env=environ or unfiltered(variables.without_secrets()),
             check=False,
         )
     except FileNotFoundError:
@@ -89,8 +100,27 @@ def ask(
     return done.stdout
 
 
+def of_user() -> str:
+    """Return the option for this user's jobs: another user's job can have any name."""
+    return f"--user={os.getuid()}"
+
+
+def queue(*options: str, ended: bool = False) -> list[str]:
+    """Return lines of ``squeue`` about this user's jobs.
+
+    Args:
+        options: of ``squeue``.
+        ended: see ``ask``.
+
+    Raises:
+        HostError: Slurm does not answer.
+    """
+    said = ask(["squeue", "--noheader", of_user(), *options], ended=ended)
+    return [line.strip() for line in said.splitlines()]
+
+
 def look(which: str, *, ended: bool = False) -> Job | None:
-    """A job as the queue has it; None if it is not there, or not yet.
+    """A job of this user's as the queue has it; None if it is not there, or not yet.
 
     Args:
         which: option of ``squeue`` that names it.
@@ -101,9 +131,8 @@ def look(which: str, *, ended: bool = False) -> Job | None:
     """
     states = ["--states=all"] if ended else []
     # A job that has ended long ago is an error to squeue.
-    said = ask(["squeue", "--noheader", which, *states, "--format=%A|%T|%r|%N"], ended=True)
-    for line in said.splitlines():
-        return Job(*line.strip().split("|", 3))
+    for line in queue(which, *states, "--format=%A|%T|%r|%N", ended=True):
+        return Job(*line.split("|", 3))
     return None
 
 

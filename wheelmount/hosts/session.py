@@ -1,6 +1,6 @@
 """Sessions: hosts that stay when a command ends, with mounts that commands left on them.
 
-A session is a private directory on the machine where it was made. It has a record of the hosts
+A session is a private directory, which machines may share. It has a record of the hosts
 (JSON), Monarch handles of actors that wait on them (pickled, so only ever read from that
 directory), and a lock that a process holds while it changes the session.
 """
@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,7 @@ from wheelmount.hosts import slurm
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.spec import HostSpec, parse
 from wheelmount.lock import try_lock
+from wheelmount.shared import MACHINE
 
 VERSION = 1
 """Version of the record's format; records of other versions are refused."""
@@ -66,6 +68,12 @@ class Record:
         """Disconnect from running hosts; return their record, which the caller must write."""
         names = [host.name for host in hosts]
         return cls(str(spec), spec.kind, names, hosts.leave())
+
+    @property
+    def elsewhere(self) -> str | None:
+        """The other machine on which alone the hosts can be reached; None if there is none."""
+        machine: str | None = self.hosts.get(MACHINE)
+        return None if machine == socket.gethostname() else machine
 
 
 class Session:
@@ -195,12 +203,22 @@ class Session:
         )
 
     def handles(self) -> dict[str, Any]:
-        """Return the handles that ``keep`` stored."""
+        """Return the handles that ``keep`` stored.
+
+        Raises:
+            HostError: they are damaged, or have classes that this version of wheelmount or Monarch
+                does not know.
+        """
+        path = self.directory / _HANDLES
         try:
-            handles: dict[str, Any] = pickle.loads((self.directory / _HANDLES).read_bytes())  # noqa: S301 - private, see above
+            return dict(pickle.loads(path.read_bytes()))  # noqa: S301 - private, see above
         except FileNotFoundError:
             return {}
-        return handles
+        except Exception as error:  # of any kind, by the documentation of pickle
+            raise HostError(
+                f"the handles of session {self.name} cannot be read: {path}: {error!r}",
+                hint=f"`wheelmount down {self.name}`, then `wheelmount up`, makes it anew",
+            ) from error
 
     def keep(self, handles: dict[str, Any]) -> None:
         """Keep handles of Monarch, by the caller's keys; the caller must hold ``lock``."""
@@ -248,10 +266,14 @@ def hosts_by_default(settings: Settings) -> str:
 
     Returns:
         A text for ``hosts_named``.
+
+    Raises:
+        HostError: the record of the session is of another version, or damaged.
     """
     if settings.hosts:
         return settings.hosts
-    if Session(DEFAULT, settings).exists:
+    session = Session(DEFAULT, settings)
+    if session.exists and session.read().elsewhere is None:
         return f"session:{DEFAULT}"
     return slurm.allocation() or "local:1"
 

@@ -22,14 +22,25 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from wheelmount import logs, variables
+from wheelmount import lifeline, logs, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import launcher, runtime
 from wheelmount.hosts.address import SECURE, Address
 from wheelmount.hosts.network import INSTALL, NetworkHosts, counted
-from wheelmount.hosts.scheduler import Job, ask, expand, look, missing, outside, verdict
+from wheelmount.hosts.scheduler import (
+    Job,
+    ask,
+    expand,
+    look,
+    missing,
+    of_user,
+    outside,
+    queue,
+    unfiltered,
+    verdict,
+)
 from wheelmount.progress import SILENT, Progress, number_of
 
 if TYPE_CHECKING:  # loads slowly, and is needed only to start nodes
@@ -182,6 +193,9 @@ for _ in 1 2 3 4 5; do scancel --quiet "$@"; sleep 1; done
 """Program of ``sh`` that cancels the jobs of its arguments when its input ends, unless it reads a
 line before. It tries more than once, because a job may just be submitted."""
 
+_KEPT = b"\n"
+"""The line that keeps the job."""
+
 
 class _BusyPortError(HostError):
     """Another program on a node listens at the workers' port."""
@@ -277,7 +291,7 @@ class SlurmHosts(NetworkHosts):
             _BusyPortError: another program of a node has the port.
         """
         self._addresses, self._token = [], secrets.token_hex(4)
-        self.begun(self.record())  # of a step, which is found by its name
+        self.begun(self.record())  # of a job or a step that is found by its name
         try:
             inside = None if self._new_job else os.environ.get("SLURM_JOB_ID")
             if inside is not None:
@@ -360,27 +374,37 @@ class SlurmHosts(NetworkHosts):
             self._bounded.set()
             self._messages.close()
             raise missing(command[0]) from None
+        lifeline.keep(self._step.stdin)
 
     def _cancel_if_killed(self) -> None:
         """Have the new job cancelled if this process is killed while the job waits.
 
         The job of a session is cancelled also if it runs already, until ``leave``.
         """
-        which = [f"--name={self._name}", *(["--state=PENDING"] if self._guarded else [])]
+        which = [of_user(), f"--name={self._name}", *(["--state=PENDING"] if self._guarded else [])]
         self._canceller = subprocess.Popen(
             ["sh", "-c", _CANCEL, "sh", *which],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=self._environment(),
+            env=unfiltered(self._environment()),
             start_new_session=True,  # it outlives this process
         )
+        lifeline.keep(self._canceller.stdin)
 
-    def _keep_job(self) -> None:
-        """Undo ``_cancel_if_killed``."""
+    def _end_canceller(self, kept: bytes) -> None:
+        """End what ``_cancel_if_killed`` began.
+
+        Args:
+            kept: a line to keep the job; empty to cancel it, also if Slurm accepts it only now.
+        """
         canceller, self._canceller = self._canceller, None
-        if canceller is not None:
-            canceller.communicate(b"\n")
+        if canceller is not None and canceller.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                canceller.stdin.write(kept)
+                canceller.stdin.close()
+            if kept:
+                canceller.wait()
 
     def _environment(self) -> dict[str, str]:
         environ = variables.without_secrets()
@@ -673,20 +697,21 @@ class SlurmHosts(NetworkHosts):
                     step.stdin.close()  # guarded workers end when their input ends
             with contextlib.suppress(subprocess.TimeoutExpired):
                 step.wait(GRACE if self._addresses else 0)
-        job, self._job = self._job, None
         left = None
         try:
-            if job is not None:
-                self._cancel(job)
-            elif not self._guarded:
+            if self._job is not None or not self._guarded:
+                self._cancel()
+            if self._job is None and not self._guarded:
                 self._cancel_step()
         except HostError as error:
-            which = "a step" if job is None else f"job {job}"
+            job = "its job" if self._job is None else f"job {self._job}"
+            command = "this command again" if self._job is None else f"`scancel {self._job}`"
             left = HostError(
-                f"{which} may still have its nodes: {error.message}",
-                hint=error.hint if job is None else f"run `scancel {job}` when Slurm answers",
+                f"{job} may still have its nodes: {error.message}",
+                hint=f"run {command} when Slurm answers",
             )
-        self._keep_job()
+        self._end_canceller(_KEPT if self._job is not None and left is None else b"")
+        self._job = None
         if step is not None:
             for end in (step.terminate, step.kill):  # srun may wait for lost nodes
                 if step.poll() is None:
@@ -701,16 +726,18 @@ class SlurmHosts(NetworkHosts):
                 raise left
             log.warning("%s", left)  # the end of srun ends the job of a command, too
 
-    def _cancel(self, job: str) -> None:
-        """Cancel a job, and wait until it has ended.
+    def _cancel(self) -> None:
+        """Cancel the job, and wait until it has ended.
+
+        If its number is unknown, Slurm may have accepted the job all the same.
 
         Raises:
             HostError: Slurm does not answer.
         """
-        ask(["scancel", job], ended=True)
+        ask(["scancel", of_user(), self._job or f"--name={self._name}"], ended=True)
         started = time.monotonic()
         with contextlib.suppress(HostError):  # the job is cancelled, and ends also unseen
-            while (found := look(f"--jobs={job}")) is not None:
+            while (found := self._look()) is not None:
                 waited = time.monotonic() - started
                 # A completing job ends its processes, or waits for a lost node.
                 if waited > STOP_TIMEOUT or (found.state == "COMPLETING" and waited > GRACE):
@@ -734,8 +761,8 @@ class SlurmHosts(NetworkHosts):
             time.sleep(POLL_INTERVAL)
 
     def _look_for_step(self) -> str | None:
-        for line in ask(["squeue", "--steps", "--noheader", "--format=%i|%j"]).splitlines():
-            number, _, name = line.strip().partition("|")
+        for line in queue("--steps", "--format=%i|%j"):
+            number, _, name = line.partition("|")
             if name == self._name:
                 return number
         return None
@@ -764,7 +791,7 @@ class SlurmHosts(NetworkHosts):
     def leave(self) -> dict[str, Any]:
         """Disconnect from the nodes without stopping the job; it must not be guarded."""
         self._step = None
-        self._keep_job()
+        self._end_canceller(_KEPT)
         return self.record()
 
     def record(self) -> dict[str, Any]:

@@ -11,17 +11,17 @@ import selectors
 import shlex
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any, cast
 
-from wheelmount import variables
+from wheelmount import lifeline, variables
 from wheelmount.child import last_words
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, UnavailableError
 from wheelmount.hosts import launcher
 from wheelmount.hosts.address import Address, bare, bracketed, called
+from wheelmount.hosts.names import distinct
 from wheelmount.hosts.network import INSTALL, NetworkHosts
 from wheelmount.progress import SILENT, Progress
 
@@ -29,6 +29,9 @@ log = logging.getLogger("wheelmount")
 
 MAX_LINE = 64 << 10
 """Maximum bytes of a line of a host's output."""
+
+OF_WORKERS = "python", "cache_dir"
+"""Settings by which workers were started, and are ended."""
 
 POLL_INTERVAL = 0.5
 """Seconds between checks that hosts still receive the bundle that is sent to them."""
@@ -116,6 +119,7 @@ class SshHosts(NetworkHosts):
 
         super().__init__((), settings)
         self._apart, self._own_mounts = apart, own_mounts
+        self._bundle: str | None = None  # of a session of another version of wheelmount
         self._delivery = Delivery(settings, progress)
         self._targets = list(targets)
         self._names = _names(targets)
@@ -140,16 +144,18 @@ class SshHosts(NetworkHosts):
             self.check(self._settings.start_timeout)  # the workers are about to listen
             self.attach()
         except BaseException:
-            self.stop()
+            self.give_up()
             raise
 
     def _spawn(self, target: Target, name: str, mode: str) -> subprocess.Popen[bytes]:
         where = self._settings, self._token, name, 0, mode
-        argv = launcher.command(*where, apart=self._apart, own_mounts=self._own_mounts)
+        argv = launcher.command(
+            *where, apart=self._apart, own_mounts=self._own_mounts, bundle_name=self._bundle
+        )
         command = target.command(argv, self._settings.start_timeout)
         log.debug("run: %s", shlex.join(command))
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -161,6 +167,8 @@ class SshHosts(NetworkHosts):
             raise UnavailableError(
                 "there is no ssh here", hint="install OpenSSH's client, or give other --hosts"
             ) from None
+        lifeline.keep(process.stdin)
+        return process
 
     def _await_addresses(self) -> list[Address]:
         timeout = self._settings.start_timeout
@@ -232,14 +240,20 @@ class SshHosts(NetworkHosts):
             stdin.flush()
 
     def stop(self) -> None:
-        """End the workers and all that runs on them; warn of hosts where that failed."""
+        """End the workers and all that runs on them.
+
+        Raises:
+            HostError: workers of a session may go on, because their hosts cannot be reached; all
+                others have ended.
+        """
         if self._guarded:
             for process in self._processes:  # the end of its input ends each, so all end at once
-                for stream in (process.stdin, process.stdout, process.stderr):
-                    _close(stream)
+                _close(process.stdin, process.stdout, process.stderr)
         else:
             for process in self._processes:
                 process.kill()
+                process.wait()
+                _close(process.stdin, process.stdout, process.stderr)
             self._processes = [
                 self._spawn(target, name, launcher.ENDED)
                 for name, target in zip(self._names, self._targets, strict=True)
@@ -247,32 +261,57 @@ class SshHosts(NetworkHosts):
             for process in self._processes:
                 _close(process.stdin)
         left: dict[str, str] = {}
+        deadline = time.monotonic() + self._settings.start_timeout
         for name, process in zip(self._names, self._processes, strict=False):
             try:
-                process.wait(self._settings.start_timeout)
+                process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
             # Guarded workers end with their connection, as soon as their hosts notice.
-            if process.returncode and not self._guarded and name in self._begun:
-                left[name] = _last_words(process)
-            for stream in (process.stdout, process.stderr):
-                _close(stream)
+            unsure = process.returncode and not self._guarded and name in self._begun
+            if unsure and (reason := self._failure(process)) is not None:
+                left[name] = reason
+            _close(process.stdout, process.stderr)
         self._processes, self._hosts = [], []
         if left:
             reasons = "; ".join(dict.fromkeys(left.values()))
-            log.warning("workers may be left on %s: %s", ", ".join(left), reasons)
+            raise HostError(
+                f"workers may be left on {', '.join(left)}: {reasons}",
+                hint="`ssh HOST true` must work without a question",
+            )
+
+    def _failure(self, process: subprocess.Popen[bytes]) -> str | None:
+        """Return why a process of ssh did not end a worker; None if no worker was started."""
+        for line in _read(process.stdout).splitlines():
+            said = launcher.hear(self._token, line) or {}
+            if "error" in said:
+                return str(said["error"])
+            if "lacks" in said:
+                # Without an address, `up` was killed, maybe before it had sent wheelmount.
+                gone = f"the copy of wheelmount that started them is gone from {said['lacks']}"
+                return gone if self._addresses else None
+        return _last_words(process)
 
     def record(self) -> dict[str, Any]:
         """Return a record for ``resume``."""
-        own = {"targets": list(map(str, self._targets)), "token": self._token}
-        return super().record() | own
+        from wheelmount.hosts import bundle
+
+        return {
+            "targets": list(map(str, self._targets)),
+            "token": self._token,
+            "bundle": self._bundle or bundle.key(),
+            "settings": {name: getattr(self._settings, name) for name in OF_WORKERS},
+            **super().record(),
+        }
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> SshHosts:
         """Return hosts that another process left running."""
+        settings = replace(settings, **record.get("settings", {}))
         hosts = cls(list(map(Target.parse, record["targets"])), settings, guarded=False)
         hosts._token = record["token"]
+        hosts._bundle = record.get("bundle")
         hosts.recall(record)
         hosts._begun = set(hosts._names)
         return hosts
@@ -280,11 +319,7 @@ class SshHosts(NetworkHosts):
 
 def _names(targets: Sequence[Target]) -> list[str]:
     """Return names for hosts: ssh's names, with a number if several hosts have the same name."""
-    times = Counter(target.host for target in targets)
-    return [
-        called(target.host) if times[target.host] == 1 else f"{called(target.host)}-{number}"
-        for number, target in enumerate(targets)
-    ]
+    return distinct([called(target.host) for target in targets], range(len(targets)))
 
 
 def _address(name: str, text: object) -> Address:
@@ -294,10 +329,20 @@ def _address(name: str, text: object) -> Address:
         raise HostError(f"{name}: {error.message}", hint=INSTALL) from None
 
 
-def _close(stream: IO[bytes] | None) -> None:
-    if stream is not None:
-        with contextlib.suppress(OSError):
-            stream.close()
+def _close(*streams: IO[bytes] | None) -> None:
+    for stream in streams:
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def _read(stream: IO[bytes] | None) -> bytes:
+    """Read what has come, not until the pipe's end: ssh's master, for one, may hold it open."""
+    pipe, said = cast(IO[bytes], stream).fileno(), b""
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):
+        said = os.read(pipe, MAX_LINE)
+    return said
 
 
 def _last_words(process: subprocess.Popen[bytes]) -> str:
@@ -306,12 +351,7 @@ def _last_words(process: subprocess.Popen[bytes]) -> str:
         process.wait(5)
     if process.poll() is None:
         return "its output is too long and names no address of a worker"
-    # Without waiting for the pipe's end, as other processes such as ssh's master may hold it open.
-    stderr, said = cast(IO[bytes], process.stderr).fileno(), b""
-    os.set_blocking(stderr, False)
-    with contextlib.suppress(BlockingIOError):
-        said = os.read(stderr, MAX_LINE)
-    return last_words(said, f"ssh ended with code {process.returncode}")
+    return last_words(_read(process.stderr), f"ssh ended with code {process.returncode}")
 
 
 def _hint(process: subprocess.Popen[bytes]) -> str:

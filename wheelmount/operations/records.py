@@ -80,8 +80,13 @@ def hosts_of(session: Session, record: Record) -> Hosts:
     """Return the hosts of a session, to which ``attach`` then connects.
 
     Raises:
-        HostError: the record is damaged.
+        HostError: the hosts can be reached only on another machine, or the record is damaged.
     """
+    if (machine := record.elsewhere) is not None:
+        raise HostError(
+            f"session {session.name} is on {machine}",
+            hint=f"run this there; if that machine is gone, delete {session.directory}",
+        )
     try:
         return KINDS[record.kind].resume(record.hosts, session.settings)
     except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -48,15 +48,16 @@ def up(spec: HostSpec, session: Session, progress: Progress) -> tuple[Record, bo
 
     Raises:
         InputError: the session exists with other hosts.
-        HostError: a host does not start, and none is left running; or the session exists, and a
-            command cannot be run on one of its hosts.
+        HostError: a host does not start, and none is left running, or the next ``up`` or ``down``
+            ends it; or the session exists, and a command cannot be run on one of its hosts.
         WaitError: a host of the session does not answer.
     """
     with session.lock():
         if session.exists:
             record = session.read()
+            hosts = hosts_of(session, record)
             try:
-                hosts_of(session, record).check()
+                hosts.check()
             except HostError as error:  # made again, for this request
                 progress.log(f"session {session.name}: {error.message}; it is made anew")
                 apart.alone(partial(_end, session, record))
@@ -80,7 +81,7 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
         try:
             hosts.start()
         except BaseException:
-            session.forget()
+            _forget(session, hosts)
             raise
         try:
             with Commands(list(hosts), settings.start_timeout) as commands:
@@ -90,18 +91,25 @@ def _make(spec: HostSpec, session: Session, progress: Progress) -> Record:
             record = Record.leaving(spec, hosts)
         except BaseException:
             hosts.give_up()
-            session.forget()
+            _forget(session, hosts)
             raise
         try:
             record.notes[VERSIONS] = dict(handshake.here())
             session.keep({COMMANDS: commands.actors})
             session.write(record)
         except BaseException:
-            session.forget()
-            hosts_of(session, record).give_up()
+            hosts = hosts_of(session, record)
+            hosts.give_up()
+            _forget(session, hosts)
             raise
         task.advance(len(ready))
     return record
+
+
+def _forget(session: Session, hosts: Hosts) -> None:
+    """Forget hosts that were given up; if some may be left, the note of them stays."""
+    if not hosts.left:
+        session.forget()
 
 
 def _end_begun(session: Session, progress: Progress) -> bool:
@@ -114,7 +122,7 @@ def _end_begun(session: Session, progress: Progress) -> bool:
     if record is None:
         return False
     progress.log(f"session {session.name}: ending what a killed `up` had started")
-    hosts_of(session, record).stop()
+    _stop(session, hosts_of(session, record))
     session.forget()
     return True
 
@@ -145,7 +153,7 @@ def down(session: Session, progress: Progress) -> None:
     """End a session with its mounts and hosts, even if hosts do not answer, or never came up.
 
     Raises:
-        HostError: there is no such session.
+        HostError: there is no such session; or hosts may be left, and the session stays.
         MountError: a process that serves a mount here cannot be killed; all else has ended.
     """
     with session.lock():
@@ -185,10 +193,24 @@ def _end(session: Session, record: Record) -> None:
                     processes.stop(directory, force=True)
                 except MountError as error:
                     stuck = error
-        hosts.stop()
+        _stop(session, hosts)
     session.forget()
     if stuck is not None:
         raise stuck
+
+
+def _stop(session: Session, hosts: Hosts) -> None:
+    """End the hosts of a session.
+
+    Raises:
+        HostError: some may be left; the session stays for the next attempt.
+    """
+    try:
+        hosts.stop()
+    except HostError as error:
+        gone = f"if they are gone for good, delete {session.directory}"
+        error.hint = "; ".join(filter(None, (error.hint, gone)))
+        raise
 
 
 def refresh(
