@@ -209,6 +209,19 @@ class Settings:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
 
+    def chosen(self, *names: str) -> dict[str, str]:
+        """Return the variables that hand some settings on to hosts, unless they are the defaults.
+
+        Hosts have defaults of their own, of the user and the home directory there.
+        """
+        usual = Settings()
+        values = {name: getattr(self, name) for name in names}
+        return {
+            f"WHEELMOUNT_{name.upper()}": str(value)
+            for name, value in values.items()
+            if value != getattr(usual, name)
+        }
+
     def private_runtime(self) -> Path:
         """Return the user's own runtime directory; made with mode 0700 if it is missing.
 

@@ -9,6 +9,7 @@ import pty
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from tests.containers.conftest import make_wheel
 from tests.containers.test_running import processes, wait_until
 from wheelmount import config
 from wheelmount.containers.overlay import name_for
+from wheelmount.hosts.address import Address
 from wheelmount.hosts.session import Session
 
 pytestmark = [pytest.mark.containers, pytest.mark.hosts, pytest.mark.timeout(600)]
@@ -274,6 +276,41 @@ def test_a_script_runs_in_a_container_that_shows_the_directory(
     for rank in (0, 1):
         assert f"== host{rank} ==\ndata\n--an-argument {rank}\n" in done.stdout
     assert done.stdout.count("Read-only file system") == 2
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("chosen", [True, False], ids=["of the client", "of the host"])
+def test_overlays_and_instances_of_hosts_are_found_there(
+    chosen: bool, cli: Cli, sif: Path, workplace: Path
+) -> None:
+    """On a host whose worker somebody else has started, with another home directory."""
+    here, there = dict(os.environ), {**os.environ, "HOME": str(workplace / "home")}
+    for name in ("WHEELMOUNT_STATE_DIR", "XDG_STATE_HOME"):
+        there.pop(name, None)
+        if not chosen:
+            here.pop(name, None)
+    if chosen:
+        there["WHEELMOUNT_RUNTIME_DIR"] = str(workplace / "home")
+    else:
+        here["HOME"] = str(workplace / "client")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    worker = [sys.executable, "-m", "wheelmount.hosts.worker", address]
+    hosts = ["--insecure", "--hosts", address]
+    with subprocess.Popen(worker, env=there) as service:
+        try:
+            Address.parse(address).await_answer(30, patience=60)
+            run = ["exec", *hosts, "--image", sif, "--instance", "one", "--overlay", "mine"]
+            done = cli(*run, "--", "true", env=here)
+            assert done.returncode == 0, done.stderr
+            assert "mine" in cli("overlay", "ls", *hosts, env=here).stdout
+            assert "one  " in cli("instance", "ls", *hosts, env=here).stdout
+        finally:
+            assert cli("instance", "stop", "one", *hosts, env=here).returncode == 0
+            service.terminate()
+    found = [each.parent for each in workplace.rglob("overlays")]
+    default = workplace / "home" / ".local" / "state" / "wheelmount"
+    assert found == [workplace / "state" if chosen else default]
 
 
 @pytest.mark.costly

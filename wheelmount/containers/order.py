@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wheelmount import config
 from wheelmount.config import Settings, private_directory
 from wheelmount.containers.container import Bind, Container
 from wheelmount.containers.instance import Instance
@@ -53,7 +54,7 @@ class Order:
         host: the host's name.
         image: path of the SIF there; empty for that of an instance that runs.
         overlay: name of the overlay that keeps changes; empty for the image's own.
-        state_dir: where overlays are kept.
+        state_dir: where overlays are kept; None for the host's own setting.
         runtime_dir: the setting of that name: what goes with the container is in a private
             directory in it, of the host's own choice.
         overlay_kind: see `Overlay`.
@@ -81,7 +82,7 @@ class Order:
     host: str
     image: str
     overlay: str
-    state_dir: str
+    state_dir: str | None
     runtime_dir: str
     overlay_kind: Kind | None = None
     overlay_size: int | None = None
@@ -209,7 +210,7 @@ class Order:
             image=image,
             workdir=workdir,
             overlay=Overlay(
-                Path(self.state_dir),
+                Path(config.load().state_dir if self.state_dir is None else self.state_dir),
                 overlay or name_for(image),
                 self.host,
                 self.overlay_kind,

@@ -39,7 +39,7 @@ def execute(
             one in ``packages/`` and an image beside.
         launch: how to run it.
     """
-    spec, settings = site.spec, site.settings
+    spec = site.spec
     launch.check_container()
     with pulled.here(image, site) as image:
         check(spec, image, argv)
@@ -55,7 +55,7 @@ def execute(
             launch = dataclasses.replace(launch, lent={})
 
         def ordered(image: Image, host: str, shown: Shown | None) -> Command:
-            return carry_out(order(host, image, shown, launch, settings), argv)
+            return carry_out(order(host, image, shown, launch, site), argv)
 
         if packages is not None and image.instance is not None:
             results = instances.on_standing(site, image, packages, ordered, launch)
@@ -107,7 +107,7 @@ def script(
         mntpoint: mount point on the hosts.
         launch: how to run it.
     """
-    spec, settings = site.spec, site.settings
+    spec = site.spec
     launch.check_container()
     with pulled.here(image, site) as image:
         inside = scripts.is_environment(source)
@@ -121,7 +121,7 @@ def script(
 
         def ordered(image: Image, host: str, path: str) -> Command:
             shown = Shown(source, path)
-            ordered = order(host, image, shown, launch, settings, there=True, script=program.text)
+            ordered = order(host, image, shown, launch, site, there=True, script=program.text)
             if inside:
                 return carry_out(ordered, scripts.activated(path, argv, image.variables))
             return carry_out(ordered, argv)

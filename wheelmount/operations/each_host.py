@@ -19,7 +19,8 @@ def run(site: Site, argv: Sequence[str], output: Output | None = None) -> Result
         argv: arguments of the command line on hosts.
         output: receives output as it arrives; None to keep it in the results.
     """
-    command = Command(("python", "-m", "wheelmount.cli.main", *argv))
+    line = "python", "-m", "wheelmount.cli.main", *argv
+    command = Command(line, environment=site.settings.chosen("runtime_dir", "state_dir"))
     with pools.at(site, namespaces=False, visible=True) as pool:
         commands = {host.name: command for host in pool.hosts}
         return pool.run(commands, "ask", Launch(output=output))

@@ -121,7 +121,7 @@ def run(
                 image,
                 shown,
                 launch,
-                site.settings,
+                site,
                 there=True,
                 environment=environment,
                 script=program.text,
@@ -159,7 +159,7 @@ def execute(
     def command(seen: Image | None, host: str, path: str | None, environment: str) -> Command:
         shown = None if path is None or packages is None else Shown(packages, path)
         used = seen or image
-        ordered = order(host, used, shown, launch, site.settings, environment=environment)
+        ordered = order(host, used, shown, launch, site, environment=environment)
         return carry_out(ordered, scripts.activated(environment, argv, image.variables))
 
     point = None if packages is None else packages_point(site.spec, packages)

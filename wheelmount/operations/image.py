@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 
 from blake3 import blake3
 
-from wheelmount.config import Settings
 from wheelmount.containers import registry
 from wheelmount.containers.order import PROGRAM, Order
 from wheelmount.containers.overlay import Kind
@@ -22,6 +21,7 @@ from wheelmount.hosts.spec import HostSpec
 from wheelmount.mount.kernel.points import PRIVATE
 from wheelmount.operations.launch import Launch
 from wheelmount.operations.scripts import SCRIPT
+from wheelmount.operations.site import Site
 from wheelmount.wheels import redirect
 
 ONE = "give --image; `wheelmount image build python` makes one"
@@ -204,7 +204,7 @@ def order(
     image: Image,
     shown: Shown | None,
     launch: Launch,
-    settings: Settings,
+    site: Site,
     *,
     there: bool = False,
     environment: str | None = None,
@@ -217,7 +217,7 @@ def order(
         image: the container.
         shown: a mounted directory on the host.
         launch: how to run a command.
-        settings: the settings in force.
+        site: the hosts.
         there: whether commands start in that directory, which the container then shows at its own
             path, too, by default. ``WHEELMOUNT_MOUNT`` has that path.
         environment: path of a mounted environment on the host; the container shows it there.
@@ -228,11 +228,14 @@ def order(
     files = {redirect.PIP_CONF: redirect.pip_conf(), redirect.UV_TOML: redirect.uv_toml()}
     if script is not None:
         files[SCRIPT] = os.fsdecode(script)
+    settings = site.settings
+    # A directory of this machine is none of the hosts', unless the user says so.
+    own = site.spec.kind == "local" or bool(settings.chosen("state_dir"))
     return Order(
         host=host,
         image=image.on(host, shown),
         overlay=image.overlay or "",
-        state_dir=settings.state_dir,
+        state_dir=settings.state_dir if own else None,
         runtime_dir=settings.runtime_dir,
         overlay_kind=image.overlay_kind,
         overlay_size=image.overlay_size,

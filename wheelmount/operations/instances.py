@@ -49,7 +49,7 @@ def on_standing(
 
     def running(pool: HostPool, places: Mapping[str, Shown]) -> list[str]:
         asked = {
-            host: carry_out(order(host, image, shown, Launch(), site.settings), ())
+            host: carry_out(order(host, image, shown, Launch(), site), ())
             for host, shown in places.items()
         }
         answers = pool.commands.run(asked)

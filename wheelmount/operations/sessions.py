@@ -290,7 +290,8 @@ def ask(session: Session, _progress: Progress) -> tuple[list[dict[str, Any]], li
     with runtime.to_stay():
         hosts.attach()
         with Commands(list(hosts), timeout, session.handles()[COMMANDS]) as commands:
-            answers = commands.run({host.name: Command(overlays.ASK) for host in hosts})
+            asked = Command(overlays.ASK, environment=session.settings.chosen("state_dir"))
+            answers = commands.run({host.name: asked for host in hosts})
         mounts = [
             {
                 "identity": mount.identity,

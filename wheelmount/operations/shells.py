@@ -65,7 +65,7 @@ def pipe(
                         pool.mount(packages, packages_point(spec, packages))
                     )
                     shown = Shown(packages, mount.mntpoints[chosen])
-                ordered = order(chosen, image, shown, launch, site.settings)
+                ordered = order(chosen, image, shown, launch, site)
                 if terminal:
                     size = stack.enter_context(raw())
                     ordered = dataclasses.replace(
@@ -106,7 +106,7 @@ def attach(
         only = dataclasses.replace(image, paths={"": image.own(chosen)} if image.paths else {})
 
         def run(shown: Shown | None) -> int:
-            ordered = order(chosen, only, shown, launch, site.settings)
+            ordered = order(chosen, only, shown, launch, site)
             who = {"WHEELMOUNT_HOST": chosen, **_ALONE}
             ordered = dataclasses.replace(ordered, environment={**ordered.environment, **who})
             with Terminal() as terminal:
