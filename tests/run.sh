@@ -9,7 +9,7 @@
 # Up to three tests that failed are run twice more, alone. If they pass, the run does too: a race that
 # one run in thousands loses does not hold up an unrelated change. Their first failure stays printed.
 #
-# Of the tests marked costly, which took half of the time, a quarter is run, chosen by the commit.
+# Of the tests marked costly, which take most of the time, a quarter is run, chosen by the commit.
 #
 #   --all       all costly tests
 #   --fast      only tests that need no FUSE, host, container, lab or network, and little time

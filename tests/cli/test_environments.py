@@ -134,6 +134,7 @@ def _own_python() -> Path | None:
     return None
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("index")
 def test_a_python_that_comes_along(cli: Cli, workplace: Path) -> None:
     if (prefix := _own_python()) is None:

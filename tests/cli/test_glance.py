@@ -128,6 +128,7 @@ def test_hosts_at_which_bytes_arrive_share_a_line() -> None:
     ]
 
 
+@pytest.mark.costly
 def test_output_is_shown_once_for_hosts_that_wrote_the_same(cli: Cli, workplace: Path) -> None:
     script = "[ $WHEELMOUNT_RANK = 2 ] && echo other && exit 3; echo same; printf end >&2"
     (workplace / "work" / "script").write_text(script)
@@ -292,6 +293,7 @@ def test_programs_read_errors_of_hosts(
     assert error["message"] == f"{where}: {records[1]['error']}"
 
 
+@pytest.mark.costly
 def test_programs_read_what_commands_did(cli: Cli, source: Path, workplace: Path) -> None:
     def said(*words: str | Path) -> Any:
         done = cli(*words, "--json")

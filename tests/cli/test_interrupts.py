@@ -84,6 +84,7 @@ def test_a_process_with_threads_of_monarch_s_ends_without_a_clean_up(
     assert "clean-up" not in done.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.hosts
 def test_a_shell_on_a_terminal_while_its_hosts_start(
     workplace: Path, monkeypatch: pytest.MonkeyPatch

@@ -93,6 +93,7 @@ def torn(source: Path) -> Iterator[str]:
         yield "torn"
 
 
+@pytest.mark.costly
 def test_files_that_could_not_be_read_are_named(
     cli: Cli, source: Path, workplace: Path, torn: str
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_busy_mount_is_named_and_can_be_forced(cli: Cli, source: Path, workpla
         holder.wait()
 
 
+@pytest.mark.costly
 def test_busy_mounts_keep_no_other_from_being_unmounted(
     cli: Cli, source: Path, workplace: Path
 ) -> None:

@@ -30,6 +30,7 @@ def _left(mark: str) -> list[str]:
     return [line for line in lines if mark in line and "pytest" not in line]
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("session")
 def test_on_some_hosts(cli: Cli, source: Path) -> None:
     script = 'echo "$WHEELMOUNT_HOST $WHEELMOUNT_RANK of $WHEELMOUNT_SIZE"'
@@ -112,6 +113,7 @@ def test_a_module(cli: Cli, source: Path) -> None:
     assert "hint: wheelmount run . -m greet" in done.stderr
 
 
+@pytest.mark.costly
 def test_python_of_an_environment_that_is_mounted(cli: Cli, workplace: Path) -> None:
     venv = workplace / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
@@ -245,6 +247,7 @@ def _start_late(
     return workplace / "slow"
 
 
+@pytest.mark.costly
 def test_a_process_that_starts_late_is_started_again(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

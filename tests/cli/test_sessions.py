@@ -47,6 +47,7 @@ def _run_and_kill(source: Path, workplace: Path) -> None:
         client.kill()
 
 
+@pytest.mark.costly
 def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path, workplace: Path) -> None:
     assert cli("up", "--hosts", "local:2").stdout == "session default is up: host0, host1\n"
     assert cli("up", "--hosts", "local:2").stdout == "session default is up\n"
@@ -73,6 +74,7 @@ def test_commands_come_back_to_hosts_and_mounts(cli: Cli, source: Path, workplac
     assert (done.returncode, "there is no session default" in done.stderr) == (68, True)
 
 
+@pytest.mark.costly
 def test_a_session_has_a_name_and_is_not_taken_for_another(cli: Cli, source: Path) -> None:
     made = cli("up", "-v", "--name", "a", "--hosts", "local:1")
     assert made.returncode == 0
@@ -103,6 +105,7 @@ def test_a_command_of_a_session_may_take_longer_than_monarch_waits_for_its_first
     assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 def test_mounts_of_a_session_can_be_made_refreshed_and_taken_down(cli: Cli, source: Path) -> None:
     cli("up", "--hosts", "local:1")
     assert cli("mount", source).stdout == f"host0 {source}\n"
@@ -117,6 +120,7 @@ def test_mounts_of_a_session_can_be_made_refreshed_and_taken_down(cli: Cli, sour
     assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 def test_a_mount_of_a_session_is_not_taken_for_one_with_other_options(
     cli: Cli, source: Path
 ) -> None:
@@ -140,6 +144,7 @@ def test_a_mount_of_a_session_is_not_taken_for_one_with_other_options(
     assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 def test_one_command_reaches_several_sessions(cli: Cli, source: Path) -> None:
     for name in ("a", "b"):
         assert cli("up", "--name", name, "--hosts", "local:1").returncode == 0
@@ -154,6 +159,7 @@ def test_one_command_reaches_several_sessions(cli: Cli, source: Path) -> None:
     assert cli("status").stdout == "nothing is mounted\n"
 
 
+@pytest.mark.costly
 def test_a_mount_follows_what_changes(cli: Cli, source: Path) -> None:
     cli("up", "--hosts", "local:1")
     cli("mount", source)
@@ -172,6 +178,7 @@ def test_a_mount_follows_what_changes(cli: Cli, source: Path) -> None:
     assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("stays", [True, False], ids=["of a session", "of no session"])
 def test_a_mount_follows_though_a_file_is_edited_while_it_is_copied(
     cli: Cli, source: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
@@ -246,6 +253,7 @@ def test_it_ends_while_a_command_uses_it(cli: Cli, source: Path, workplace: Path
     assert _sessions(cli) == []
 
 
+@pytest.mark.costly
 def test_a_command_ends_with_its_session_whatever_its_hosts_do(
     cli: Cli, source: Path, workplace: Path, settings: Settings
 ) -> None:
@@ -279,6 +287,7 @@ def _make_delivery_slow(source: Path, size: int, monkeypatch: pytest.MonkeyPatch
     (source / "large").write_bytes(os.urandom(size))
 
 
+@pytest.mark.costly
 def test_what_a_killed_client_had_not_delivered_is_delivered_by_the_next(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +412,7 @@ def _work(seconds: float, _progress: Progress) -> None:
     time.sleep(seconds)
 
 
+@pytest.mark.costly
 def test_a_verification_waits_for_the_command_that_delivers(
     cli: Cli, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,6 +483,7 @@ def test_a_command_does_not_wait_for_another_that_runs_where_all_bytes_are(
     assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 def test_a_client_that_was_killed_and_is_a_zombie_delivers_nothing(
     cli: Cli, source: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

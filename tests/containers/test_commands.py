@@ -139,6 +139,7 @@ def test_what_an_instance_goes_on_with_keeps_no_reader_waiting(cli: Cli, sif: Pa
         assert cli("instance", "stop", "stays").returncode == 0
 
 
+@pytest.mark.costly
 def test_what_an_instance_says_is_shown_and_followed(cli: Cli, sif: Path, workplace: Path) -> None:
     program, go = workplace / "startscript", workplace / "go"
     go.mkdir()
@@ -341,6 +342,7 @@ def test_an_instance_keeps_its_packages(cli: Cli, job: Path, sif: Path) -> None:
     assert cli("overlay", "rm", name_for(job / "img.sif")).stdout.count("removed") == 2
 
 
+@pytest.mark.costly
 @pytest.mark.fuse
 @pytest.mark.parametrize("hosts", [["--hosts", "local:1"], []])
 def test_an_instance_shows_packages_as_they_are_now(
@@ -369,6 +371,7 @@ def test_an_instance_shows_packages_as_they_are_now(
             assert cli("down").returncode == 0
 
 
+@pytest.mark.costly
 @pytest.mark.fuse
 def test_a_session_sends_packages_once(cli: Cli, job: Path) -> None:
     assert cli("up", "--hosts", "local:2").returncode == 0

@@ -135,6 +135,7 @@ def _offered(words: str, workplace: Path) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
+@pytest.mark.costly
 @pytest.mark.fuse
 @pytest.mark.hosts
 def test_a_shell_completes_names_of_what_there_is(cli: Cli, workplace: Path, source: Path) -> None:

@@ -25,6 +25,7 @@ def run(made: Path, place: Path, script: str) -> str:
     return text
 
 
+@pytest.mark.costly
 def test_gpu(sif: Path, tmp_path: Path) -> None:
     made = built("gpu", sif)
     assert (
@@ -62,6 +63,7 @@ def test_ci(ci: Path, tmp_path: Path) -> None:
     assert run(ci, tmp_path, extension) == "3\n"
 
 
+@pytest.mark.costly
 def test_wheels_and_settings_written_into_an_image(sif: Path, wheels: Path, tmp_path: Path) -> None:
     # The way to do without a mount: wheels by %files, a pip.conf, and variables.
     folder = tmp_path / "packages"

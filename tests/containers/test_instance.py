@@ -145,6 +145,7 @@ def test_what_is_given_besides_its_name_is_not_passed_over(
             find(replace(container, overlay=sized))
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(os.geteuid() != 0, reason="of root's containers")
 def test_commands_have_the_privileges_of_their_instance(cli: Cli, sif: Path) -> None:
     command = ["exec", "--hosts", "local:1", "--instance", "one"]

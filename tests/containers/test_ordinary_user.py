@@ -183,6 +183,7 @@ def test_an_instance(public: Path) -> None:
     as_user(work)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("allowed", [True, False])
 def test_an_image_is_built(allowed: bool, public: Path) -> None:
     def work(place: Path) -> None:

@@ -25,6 +25,7 @@ def _printed(notebook: Any) -> list[str]:
     ]
 
 
+@pytest.mark.costly
 def test_the_notebook_prints_what_it_shows(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

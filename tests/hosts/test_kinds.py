@@ -426,6 +426,7 @@ def test_options_go_to_slurm_and_its_refusal_to_the_user(lab: Lab, source: Path)
     _assert_clean(lab)
 
 
+@pytest.mark.costly
 def test_a_job_cancelled_from_outside_is_said_and_leaves_no_mount(lab: Lab, source: Path) -> None:
     _call(lab, "up", "--hosts", "slurm:2")
     done = _call(lab, "mount", source, PATH)
@@ -605,6 +606,7 @@ def test_nodes_do_not_take_the_address_of_a_login_by_ssh_for_theirs(lab: Lab, so
     _assert_clean(lab)
 
 
+@pytest.mark.costly
 def test_an_environment_that_slurm_is_to_keep_goes_to_hosts(lab: Lab, source: Path) -> None:
     """Sites recommend ``--export=NONE``; workers and their scripts need the client's variables."""
     output = source.parent / "none"

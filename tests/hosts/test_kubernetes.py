@@ -138,6 +138,7 @@ def test_fields_that_the_cluster_left_out_are_found() -> None:
     assert list(pods._missing(given, given | {"more": 1})) == []
 
 
+@pytest.mark.costly
 def test_pods_that_others_deleted_are_said(
     cli: Cli, cluster: Cluster, source: Path, workplace: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_namespace_that_is_not_there_is_said(cli: Cli, cluster: Cluster) -> No
     assert "hint: give namespace=NAME of one that exists" in done.stderr
 
 
+@pytest.mark.costly
 def test_packages_install_in_a_pod(
     cli: Cli, cluster: Cluster, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +179,7 @@ def test_packages_install_in_a_pod(
     assert cluster.objects == {}
 
 
+@pytest.mark.costly
 def test_a_session_in_pods(cli: Cli, cluster: Cluster, source: Path, workplace: Path) -> None:
     up = cli("up", "--hosts", SPEC)
     name = cluster.made[1]["metadata"]["name"]
@@ -263,6 +266,7 @@ def test_pods_of_a_program_that_was_killed_go_though_a_child_of_it_stays(cluster
     assert cluster.objects == {}
 
 
+@pytest.mark.costly
 def test_a_pod_that_dies_is_named_and_the_others_finish(
     cluster: Cluster, source: Path, workplace: Path
 ) -> None:
@@ -279,6 +283,7 @@ def test_a_pod_that_dies_is_named_and_the_others_finish(
     assert cluster.objects == {}
 
 
+@pytest.mark.costly
 def test_a_command_whose_pods_are_deleted_ends_and_says_why(
     cluster: Cluster, source: Path, workplace: Path
 ) -> None:
@@ -369,6 +374,7 @@ def test_a_cluster_without_the_operator_is_said(cli: Cli, cluster: Cluster, sour
     assert cluster.objects == {}
 
 
+@pytest.mark.costly
 def test_without_a_cluster_it_says_so(cli: Cli, workplace: Path, source: Path) -> None:
     alone = {**os.environ, "KUBECONFIG": "", "HOME": str(workplace)}
     done = cli("up", "--hosts", SPEC, env=alone)

@@ -67,6 +67,7 @@ print("closed")
 """
 
 
+@pytest.mark.costly
 def test_each_host_shows_the_tree_at_the_same_path(lab: Lab, source: Path) -> None:
     command = [sys.executable, "-c", CLIENT, _spec(lab), str(source), PATH]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

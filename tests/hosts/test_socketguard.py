@@ -69,6 +69,7 @@ def abstract_sockets() -> set[str]:
     return found - {""}
 
 
+@pytest.mark.costly
 def test_other_users_are_hung_up_on(settings: Settings, source: Path, workplace: Path) -> None:
     with (
         LocalHosts(1, settings, namespaces=False) as hosts,

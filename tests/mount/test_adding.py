@@ -296,6 +296,7 @@ with LocalHosts(4, namespaces=False) as hosts:
 """
 
 
+@pytest.mark.costly
 def test_hosts_that_are_lost_are_passed_over_by_later_refreshes(
     large: Path, workplace: Path
 ) -> None:

@@ -194,6 +194,7 @@ class TestOnHosts:
         sent, _ = _job(tree, workplace, keeping)
         assert sent < _size(tree) / 100
 
+    @pytest.mark.costly
     def test_two_mounts_at_once(
         self, tree: Path, workplace: Path, keeping: Settings, place: Path
     ) -> None:
@@ -224,6 +225,7 @@ class TestOnHosts:
             assert sent <= expected + BLOCK
             assert sum(path.stat().st_size for path in place.iterdir()) <= BIG // 2
 
+    @pytest.mark.costly
     def test_a_full_disk_keeps_less(
         self, tree: Path, workplace: Path, keeping: Settings, place: Path
     ) -> None:
@@ -245,6 +247,7 @@ class TestOnHosts:
                     workplace.joinpath("keep", f"{number}").mkdir()
             _job(tree, workplace, keeping)
 
+    @pytest.mark.costly
     def test_the_directory_may_be_deleted_at_any_time(
         self, tree: Path, workplace: Path, keeping: Settings, place: Path
     ) -> None:
@@ -262,6 +265,7 @@ class TestOnHosts:
         sent, _ = _job(tree, workplace, keeping)
         assert sent == 0
 
+    @pytest.mark.costly
     def test_hosts_that_are_killed_leave_only_whole_blocks(
         self, tree: Path, workplace: Path, keeping: Settings, place: Path
     ) -> None:
@@ -313,6 +317,7 @@ class TestOnHosts:
             _job(tree, workplace, keeping)
         assert hint in str(raised.value.hint)
 
+    @pytest.mark.costly
     def test_without_the_setting_nothing_is_kept(
         self, cli: Cli, tree: Path, workplace: Path
     ) -> None:
@@ -326,6 +331,7 @@ class TestOnHosts:
             assert cli("umount", tree).returncode == 0
         assert not [path for path in workplace.rglob("*kept*") if "source" not in path.parts]
 
+    @pytest.mark.costly
     def test_the_status_says_what_was_kept(self, cli: Cli, tree: Path, workplace: Path) -> None:
         env = {**os.environ, "WHEELMOUNT_STORE_KEEP": str(workplace / "keep")}
         for _ in range(2):

@@ -217,6 +217,7 @@ def test_a_directory_that_is_gone_changes_nothing(
     _everywhere(mount, workplace / "away")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("adapter", ["bind", "devfuse"])
 def test_two_clients_refresh_one_mount(
     source: Path,

@@ -92,6 +92,7 @@ def test_a_path_that_hosts_share_gets_their_names(
         assert list(mount.mntpoints.values()) == [f"{workplace}/w-host0", f"{workplace}/w-host1"]
 
 
+@pytest.mark.costly
 def test_files_beyond_2_gib_arrive(workplace: Path, settings: Settings) -> None:
     source = workplace / "big"
     source.mkdir()
@@ -213,6 +214,7 @@ def test_a_host_that_does_not_end_is_named_and_can_be_ended_later(
     assert points.mounted(f"{workplace}/host1") is None
 
 
+@pytest.mark.costly
 def test_a_host_that_does_nothing_may_keep_its_mount(
     source: Path, workplace: Path, settings: Settings
 ) -> None:
@@ -435,6 +437,7 @@ def test_hiding_the_source_is_refused(source: Path, workplace: Path, settings: S
             remotemount(hosts, source, str(workplace), settings=settings).open()
 
 
+@pytest.mark.costly
 def test_bad_mount_points_are_refused_and_nothing_stays(
     hosts: LocalHosts, source: Path, workplace: Path, settings: Settings
 ) -> None:

@@ -707,6 +707,7 @@ def test_a_dead_server_with_open_files_is_busy(watched: Served) -> None:
     assert not watched.directory.exists()
 
 
+@pytest.mark.costly
 def test_many_mounts_at_once(workplace: Path, settings: Settings) -> None:
     sources = []
     for number in range(20):

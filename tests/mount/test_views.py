@@ -316,6 +316,7 @@ def test_who_is_in_a_directory_that_is_gone_goes_on_in_all_of_it(
         served.end()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("served", ["memory"], indirect=True)
 def test_many_refreshes_leave_nothing(served: Following, tree: Path) -> None:
     served.show()

@@ -167,6 +167,7 @@ def test_with_an_index_and_no_files(place: Place, tmp_path: Path, tool: str) -> 
     assert any(word in said for word in WORKED)
 
 
+@pytest.mark.costly
 def test_pdm(place: Place, tmp_path: Path) -> None:
     script = "rm uv.lock; pdm install && .venv/bin/mine && pdm add six"
     index = f"{place.packages.as_uri()}/simple/"
