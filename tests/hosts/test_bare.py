@@ -26,6 +26,15 @@ KINDS = ["ssh:host0,host1", "slurm:2"]
 
 BUNDLES = "/root/.cache/wheelmount/bundles"
 
+OF_ANOTHER_VERSION = """
+from unittest import mock
+from wheelmount.cli.main import main
+from wheelmount.hosts import bundle
+with mock.patch.object(bundle, "key", lambda: "0" * 32):
+    main()
+"""
+"""A program that does what ``wheelmount`` does, and takes hosts' copies of it for outdated."""
+
 TAKE_AWAY = r"""
 set -e
 for path; do if [ -d "$path" ]; then mount -t tmpfs none "$path"; fi; done
@@ -109,6 +118,15 @@ def test_a_session_is_on_hosts_that_had_nothing(lab: Lab, source: Path, spec: st
     done = _call(lab, "run", source, "--mntpoint", PATH, "-", script="cat .hidden")
     assert done.stdout == "== host0 ==\nhidden\n== host1 ==\nhidden\n", done.stderr
     assert _call(lab, "down").returncode == 0
+    _assert_ended(lab)
+
+
+@pytest.mark.costly
+def test_a_session_is_ended_after_an_upgrade(lab: Lab) -> None:
+    up = _call(lab, "up", "--hosts", "ssh:host0,host1")
+    assert up.returncode == 0, up.stderr
+    down = lab.run(LOGIN, [sys.executable, "-c", OF_ANOTHER_VERSION, "down"], timeout=300)
+    assert (down.returncode, down.stdout) == (0, ""), down.stderr
     _assert_ended(lab)
 
 

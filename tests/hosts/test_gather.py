@@ -90,6 +90,22 @@ def test_a_check_ends_all_calls_that_are_awaited() -> None:
     assert found == {"a": lost, "b": 2, "c": lost}
 
 
+def test_a_check_holds_in_a_running_loop_too_and_only_in_its_context() -> None:
+    lost = HostError("the session is gone")
+
+    def check() -> None:
+        raise lost
+
+    async def work() -> dict[str, object]:
+        with runtime.watching(check):
+            with runtime.watched(()):
+                (end,) = runtime.gather({"a": NEVER}, 1.5).values()
+                assert isinstance(end, WaitError)
+            return runtime.gather({"a": NEVER}, 10)
+
+    assert asyncio.run(work()) == {"a": lost}
+
+
 def test_in_a_running_loop() -> None:
     async def work() -> dict[str, object]:
         return runtime.gather({"a": _returns(1)}, 10)

@@ -707,6 +707,29 @@ def test_a_step_of_an_up_that_was_killed_is_ended(lab: Lab) -> None:
     _assert_clean(lab)
 
 
+TWO = """
+import os, subprocess, threading
+from wheelmount import Cluster
+from wheelmount.errors import HostError
+with Cluster("slurm:1") as first, Cluster("slurm:1") as second:
+    queue = ["squeue", "--noheader", "--sort=i", "--format=%A"]
+    job, _ = subprocess.run(queue, capture_output=True, text=True).stdout.split()
+    threading.Timer(2, subprocess.run, [["scancel", job]]).start()
+    for cluster, seconds in (second, "8"), (first, "100"), (second, "0"):
+        (end,) = cluster.run(["sleep", seconds]).values()
+        print(end.message if isinstance(end, HostError) else end.code)
+"""
+
+
+def test_a_lost_job_of_one_cluster_is_none_of_another(lab: Lab) -> None:
+    done = lab.run(LOGIN, [sys.executable, "-c", TWO], timeout=120)
+    said = done.stdout.splitlines()
+    assert (said[0], said[2]) == ("0", "0"), done.stdout + done.stderr
+    assert re.search("job .* has ended|is being ended|died", said[1])
+    assert done.returncode == 0, done.stderr
+    _assert_clean(lab)
+
+
 @pytest.mark.parametrize("python", ["", sys.executable])
 def test_one_node_that_cannot_start_a_worker_says_why(lab: Lab, source: Path, python: str) -> None:
     lab.run("host1", ["sh", "-c", "mkdir -p /tmp/wheelmount-0; chmod 755 /tmp/wheelmount-0"])

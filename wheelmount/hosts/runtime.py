@@ -118,6 +118,7 @@ FLUSH = 0.05
 """Seconds in which Monarch, as it ends, sends its last messages; it takes them twice."""
 
 Key = TypeVar("Key")
+Checks = tuple[Callable[[], None], ...]
 _lock = threading.Lock()
 _started = False
 _kept = False  # whether this process goes on to use Monarch without its present hosts
@@ -125,7 +126,7 @@ _address: Address | None = None
 _found: Address | None = None
 _authority: Authority | None = None
 _identity: dict[str, str] = {}
-_checks: list[Callable[[], None]] = []
+_checks: contextvars.ContextVar[Checks] = contextvars.ContextVar("checks", default=())
 _attached: set[str] = set()  # addresses, without their schemes, of hosts that were reached
 _without_agent: set[str] = set()  # those of them to which a message was lost since
 _watched_hosts = 0  # the most that were to be asked whether they run
@@ -516,7 +517,7 @@ def gather(
 def _check() -> WheelmountError | None:
     """Return the error of a check of ``watching``."""
     try:
-        for check in _checks:
+        for check in _checks.get():
             check()
     except Exception as error:
         return translate(error)
@@ -555,7 +556,7 @@ async def _watched(
     look = loop.time() + due
     try:
         while not (await asyncio.wait({waiting}, timeout=POLL_INTERVAL))[0]:
-            for check in _checks:
+            for check in _checks.get():
                 check()
             if lost is not None and loop.time() > look:
                 if (error := await lost()) is not None:
@@ -568,18 +569,31 @@ async def _watched(
 
 @contextlib.contextmanager
 def watching(check: Callable[[], None]) -> Iterator[None]:
-    """End all awaited calls of this process with an error once their hosts are gone.
+    """End all calls that the context awaits with an error once their hosts are gone.
 
     Monarch does not end calls to actors that another client stops meanwhile.
 
     Args:
         check: raises the error; called every ``POLL_INTERVAL`` seconds while a call is awaited.
     """
-    _checks.append(check)
+    with watched((*checks(), check)):
+        yield
+
+
+def checks() -> Checks:
+    """Return the checks of the present contexts of ``watching``."""
+    return _checks.get()
+
+
+@contextlib.contextmanager
+def watched(checks: Checks) -> Iterator[None]:
+    """Have only these checks during the context, for calls to other hosts or in another thread."""
+    before = _checks.get()
+    _checks.set(checks)
     try:
         yield
     finally:
-        _checks.remove(check)
+        _checks.set(before)
 
 
 def complete(work: Coroutine[Any, Any, None]) -> None:
@@ -589,7 +603,7 @@ def complete(work: Coroutine[Any, Any, None]) -> None:
     except RuntimeError:
         asyncio.run(work)
     else:  # of a notebook, for example
-        with ThreadPoolExecutor(1) as thread:
+        with ThreadPoolExecutor(1, initializer=_checks.set, initargs=(checks(),)) as thread:
             thread.submit(asyncio.run, work).result()
 
 

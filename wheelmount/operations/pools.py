@@ -257,7 +257,8 @@ def at(site: Site, *, namespaces: bool, visible: bool = False) -> Iterator[HostP
     """
     spec, settings, progress = site.spec, site.settings, site.progress
     if isinstance(spec, Held):
-        yield spec.pool if not spec.only else spec.pool.narrowed(spec.only)
+        with runtime.watched(spec.checks):
+            yield spec.pool if not spec.only else spec.pool.narrowed(spec.only)
         return
     if spec.session is not None:
         with join(Session(spec.session, settings), progress, spec.only) as standing:
@@ -288,10 +289,12 @@ class Held(HostSpec):
 
     Attributes:
         pool: the hosts.
+        checks: whether they still run, as of ``runtime.watching``.
         token: their own, as others may run on the same machines.
     """
 
     pool: HostPool
+    checks: runtime.Checks
     token: str = field(default_factory=partial(secrets.token_hex, 4))
 
     @property
@@ -312,11 +315,14 @@ def hold(site: Site, *, namespaces: bool) -> Iterator[Held]:
         Replaces the hosts of ``site`` during the context.
     """
     fields = {each.name: getattr(site.spec, each.name) for each in dataclasses.fields(HostSpec)}
+    before = runtime.checks()
     with contextlib.ExitStack() as ends:
         pool = ends.enter_context(at(site, namespaces=namespaces, visible=not namespaces))
         if isinstance(pool, _Passing):
             pool = _Lasting(pool, ends)
-        yield Held(**fields, pool=pool)
+        held = Held(**fields, pool=pool, checks=runtime.checks())
+        with runtime.watched(before):  # other hosts may be used between the operations on these
+            yield held
 
 
 class _Passing(HostPool):
@@ -629,8 +635,11 @@ class Standing(HostPool):
                 self._note(key, made)
             turn.close()
 
+        checks = runtime.checks()
+
         def keep_early() -> None:
-            with contextlib.suppress(WheelmountError):  # ``keep`` below raises it
+            # An error is raised by ``keep`` below.
+            with contextlib.suppress(WheelmountError), runtime.watched(checks):
                 keep()
 
         early = threading.Thread(target=keep_early, daemon=True)

@@ -258,13 +258,15 @@ class Delivery:
         """
         receivers = set(names)
         self._receivers.append(receivers)
-        thread = threading.Thread(target=self._deliver, args=(receivers, agents), daemon=True)
+        words = receivers, agents, runtime.checks()
+        thread = threading.Thread(target=self._deliver, args=words, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _deliver(self, names: Set[str], agents: Agents) -> None:
+    def _deliver(self, names: Set[str], agents: Agents, checks: runtime.Checks) -> None:
         try:
-            self.deliver(names, agents)
+            with runtime.watched(checks):
+                self.deliver(names, agents)
         except BaseException as error:  # ``wait`` raises it
             log.exception("a delivery fails")
             self._error = error
