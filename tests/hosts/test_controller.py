@@ -135,7 +135,7 @@ def test_another_user_s_job_is_left_alone(lab: Lab, source: Path, name: str) -> 
             assert time.monotonic() < deadline
             time.sleep(0.1)
         tool = [sys.executable, "-c", KNOWN_TOKEN]
-        words = [*tool, "run", source, "--hosts", "slurm:1", "--mntpoint", "/mnt/tree", "-"]
+        words = [*tool, "run", str(source), "--hosts", "slurm:1", "--mntpoint", "/mnt/tree", "-"]
         done = lab.run(LOGIN, words, stdin=None, input="echo ran", timeout=120)
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
         both = shlex.join([*tool, "up", "--hosts", "slurm:1"]), shlex.join([*tool, "down"])
