@@ -14,7 +14,7 @@ import pytest
 
 from tests.lockless import without_locks
 from wheelmount.config import Settings
-from wheelmount.errors import ConfigError, SourceError, WaitError
+from wheelmount.errors import ConfigError, WaitError, WheelmountError
 from wheelmount.lock import has_locks, locked, try_lock
 
 
@@ -96,7 +96,7 @@ def test_a_file_system_whose_locks_fail_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(SourceError, match=f"^{tmp_path} is on a file system without locks"):
+    with pytest.raises(WheelmountError, match=f"^{tmp_path} is on a file system without locks"):
         locked(tmp_path / "lock", 0.1).__enter__()
 
 

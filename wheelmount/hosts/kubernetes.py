@@ -215,9 +215,9 @@ class KubernetesHosts(NetworkHosts):
         """
         process, self._process = self._process, None
         if self._made and not self._guarded:
-            if process is not None:
-                _end(process)
-            process = self._spawn(launcher.ENDED)
+            # If it made none, as without a configuration of the cluster, this cannot fail, too.
+            none_left = process is not None and _end(process) is None
+            process = None if none_left else self._spawn(launcher.ENDED)
         self._made = False
         reason = None if process is None else _end(process)
         self._forget_messages()

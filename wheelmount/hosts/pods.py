@@ -136,11 +136,13 @@ def main() -> int:
             pods.make()
             _report(pods=pods.wait(gone))
             if mode == DETACHED:
-                return 0
+                return 1
             pods.watch(gone)
             gone.wait()
     except WheelmountError as error:
         _report_error(error)
+        if not pods.reached:
+            return 0
     try:
         pods.delete()
     except HostError as error:
@@ -179,6 +181,8 @@ class Pods:
         from kubernetes import client
         from monarch.job.kubernetes import KubeConfig
 
+        self.reached = True
+        """Whether the cluster may have got a request to create an object."""
         self._order = order
         config = KubeConfig.from_path(order.kubeconfig) if order.kubeconfig else KubeConfig()
         try:
@@ -197,6 +201,7 @@ class Pods:
             HostError: the cluster rejects one of them.
         """
         from monarch.job.kubernetes import KubernetesJob
+        from urllib3.exceptions import MaxRetryError, NewConnectionError
 
         order = self._order
         job = KubernetesJob(order.namespace, kubeconfig=self._config)
@@ -209,7 +214,11 @@ class Pods:
         }
         within = {"_request_timeout": ASK_TIMEOUT}
         try:
-            self._core.create_namespaced_secret(order.namespace, secret, **within)
+            try:
+                self._core.create_namespaced_secret(order.namespace, secret, **within)
+            except MaxRetryError as error:
+                self.reached = not isinstance(error.reason, NewConnectionError)
+                raise
             job.apply()
             mesh = self._mesh()
             patch = {"metadata": {"ownerReferences": [self._owner(mesh)]}}
