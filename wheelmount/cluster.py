@@ -137,7 +137,8 @@ class Cluster:
         Raises:
             WheelmountError: the directory cannot be mounted; ``RemoteMount.open`` has the cases.
         """
-        with self._open.pool.mount(Path(source), mntpoint) as mount:
+        at = pools.at(self._here, namespaces=self._namespaces)
+        with at as pool, pool.mount(Path(source), mntpoint) as mount:
             return mount
 
     def run(
@@ -202,7 +203,8 @@ class Cluster:
                 )
             return containers.execute(site, shown, program.words, None, launch)
         command = program.command(program.through(), launch.variables, launch, None, site.settings)
-        return self._open.pool.run(dict.fromkeys(self.hosts, command), "run", launch)
+        with pools.at(site, namespaces=self._namespaces) as pool:
+            return pool.run(dict.fromkeys(self.hosts, command), "run", launch)
 
     def exec(
         self,

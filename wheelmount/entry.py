@@ -86,8 +86,9 @@ def _held(files: Iterable[Path], kind: int) -> Iterator[bool]:
 
 
 def _take(descriptor: int, kind: int, deadline: float) -> bool:
-    while not flock(descriptor, kind):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_PAUSE)
+    with contextlib.suppress(OSError):  # commands start, and mounts change, also where locks fail
+        while not flock(descriptor, kind):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE)
     return True

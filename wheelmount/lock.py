@@ -136,8 +136,8 @@ def locked(
             f"another process has held {file} for {timeout:g} s",
             hint="end it: a network or disk that it waits for may hang",
         ) from None
-    except (OSError, NotImplementedError) as failure:
-        if isinstance(failure, OSError) and failure.errno not in NO_LOCKS:
+    except OSError as failure:
+        if failure.errno not in NO_LOCKS:
             raise
         raise disk.without_locks(file.parent) from None
     try:

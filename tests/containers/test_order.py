@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,8 @@ def test_another_container_gets_the_overlay_when_the_files_are_archived(
     archived = []
 
     def wait() -> None:
-        while not mine.user().startswith("mkdir"):
+        deadline = time.monotonic() + 60
+        while not mine.user().startswith("mkdir") and time.monotonic() < deadline:
             pass
         with (tmp_path / "state" / "overlays" / "mine" / ".n1.lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)

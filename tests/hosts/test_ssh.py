@@ -104,11 +104,11 @@ def test_hosts_that_do_not_answer_are_waited_for_at_the_same_time(
 ) -> None:
     place("exec sleep 20")
     hosts = SshHosts.resume(_hosts(settings, guarded=False).record(), settings)
-    hosts._settings = replace(settings, start_timeout=2)
+    hosts._settings = replace(settings, start_timeout=8)
     started = time.monotonic()
-    with pytest.raises(HostError, match="host0, host1: no answer within 2 s"):
+    with pytest.raises(HostError, match="host0, host1: no answer within 8 s"):
         hosts.stop()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 15
 
 
 def test_the_workers_of_a_session_are_ended_by_the_copy_that_started_them(

@@ -221,6 +221,8 @@ def collected(command: Callable[..., Any]) -> Callable[..., Any]:
         if collect is not None:
             # The shell here knows no such variable, and makes nothing of it without quotes.
             path, directory = collect[0] or OUTPUT, Path(collect[1])
+            if not collect[1]:  # it would stand for the working directory
+                raise InputError("the directory of --collect is empty", hint="give its path")
             launch = replace(launch, collect=Collection(path, directory, overwrite))
         return command(*arguments, launch=launch, **values)
 

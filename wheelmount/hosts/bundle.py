@@ -296,7 +296,7 @@ def make(settings: Settings) -> Bundle:
     directory = private_directory(settings.own_cache() / "bundles")
     try:
         return _made_in(directory)
-    except (OSError, subprocess.SubprocessError, struct.error, NotImplementedError) as error:
+    except (OSError, subprocess.SubprocessError, struct.error) as error:
         if isinstance(error, OSError) and (explanation := disk.explain(error, directory)):
             raise explanation from None
         said = getattr(error, "stderr", None) or error

@@ -180,8 +180,12 @@ class LocalHosts(Hosts):
 
     def record(self) -> dict[str, Any]:
         """Return a record for ``resume``."""
-        place = {"directory": str(self.directory), shared.MACHINE: socket.gethostname()}
-        return {**place, "names": self._names}
+        return {
+            "directory": str(self.directory),
+            "names": self._names,
+            shared.MACHINE: socket.gethostname(),
+            shared.BOOT: shared.boot(),
+        }
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> LocalHosts:

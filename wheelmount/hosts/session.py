@@ -20,14 +20,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from wheelmount import disk, typed
+from wheelmount import disk, shared, typed
 from wheelmount.config import Settings, private_directory
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts import slurm
 from wheelmount.hosts.host import Hosts
 from wheelmount.hosts.spec import HostSpec, parse
 from wheelmount.lock import try_lock
-from wheelmount.shared import MACHINE
 
 VERSION = 1
 """Version of the record's format; records of other versions are refused."""
@@ -72,8 +71,9 @@ class Record:
     @property
     def elsewhere(self) -> str | None:
         """The other machine on which alone the hosts can be reached; None if there is none."""
-        machine: str | None = self.hosts.get(MACHINE)
-        return None if machine == socket.gethostname() else machine
+        machine: str | None = self.hosts.get(shared.MACHINE)
+        here = machine == socket.gethostname() or self.hosts.get(shared.BOOT) == shared.boot()
+        return None if here else machine
 
 
 class Session:
@@ -273,8 +273,12 @@ def hosts_by_default(settings: Settings) -> str:
     if settings.hosts:
         return settings.hosts
     session = Session(DEFAULT, settings)
-    if session.exists and session.read().elsewhere is None:
-        return f"session:{DEFAULT}"
+    try:
+        if session.exists and session.read().elsewhere is None:
+            return f"session:{DEFAULT}"
+    except HostError:
+        if session.exists:  # and has not been ended meanwhile
+            raise
     return slurm.allocation() or "local:1"
 
 

@@ -88,7 +88,7 @@ OWN = {
 
 _OWN_VARIABLES = (
     *("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE"),
-    *("SBATCH_WAIT", "SBATCH_ARRAY_INX"),
+    *("SBATCH_WAIT", "SBATCH_ARRAY_INX", "SRUN_OUTPUT", "SRUN_ERROR"),
 )
 """Variables with the effect of such options, which Slurm does not get."""
 

@@ -121,6 +121,7 @@ class SshHosts(NetworkHosts):
         super().__init__((), settings)
         self._apart, self._own_mounts = apart, own_mounts
         self._bundle: str | None = None  # of a session of another version of wheelmount
+        self._of_before = False  # whether a version started them that did not record this
         self._delivery = Delivery(settings, progress)
         self._targets = list(targets)
         self._names = _names(targets)
@@ -292,6 +293,9 @@ class SshHosts(NetworkHosts):
             if "lacks" in said:
                 # Without an address, `up` was killed, maybe before it had sent wheelmount.
                 gone = f"the copy of wheelmount that started them is gone from {said['lacks']}"
+                if self._of_before:  # no later attempt could do better
+                    log.warning("workers may be left: %s, or has another name", gone)
+                    return None
                 return gone if self._addresses else None
         return _last_words(process)
 
@@ -299,21 +303,29 @@ class SshHosts(NetworkHosts):
         """Return a record for ``resume``."""
         from wheelmount.hosts import bundle
 
+        usual = Settings()  # its paths are not those of hosts
         return {
             "targets": list(map(str, self._targets)),
             "token": self._token,
-            "bundle": self._bundle or bundle.key(),
-            "settings": {name: getattr(self._settings, name) for name in OF_WORKERS},
+            "bundle": None if self._settings.python else self._bundle or bundle.key(),
+            "settings": {
+                name: value
+                for name in OF_WORKERS
+                if (value := getattr(self._settings, name)) != getattr(usual, name)
+            },
             **super().record(),
         }
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> SshHosts:
         """Return hosts that another process left running."""
-        settings = replace(settings, **record.get("settings", {}))
+        if "settings" in record:
+            usual = {name: getattr(Settings(), name) for name in OF_WORKERS}
+            settings = replace(settings, **{**usual, **record["settings"]})
         hosts = cls(list(map(Target.parse, record["targets"])), settings, guarded=False)
         hosts._token = record["token"]
         hosts._bundle = record.get("bundle")
+        hosts._of_before = "bundle" not in record
         hosts.recall(record)
         hosts._begun = set(hosts._names)
         return hosts

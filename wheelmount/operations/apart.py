@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import IO, NoReturn, TypeVar, cast
+from typing import IO, NamedTuple, NoReturn, TypeVar, cast
 
 from wheelmount.errors import HostError, WheelmountError
 from wheelmount.hosts import runtime
@@ -61,8 +61,13 @@ def each(
             return [error]
     with ExitStack() as stack:
         task = stack.enter_context(progress.task(step, unit="set of hosts"))
-        answers = [stack.enter_context(_working(partial(work, SILENT))) for work in works]
-        found: list[Found | WheelmountError] = [_settled(each) for each in answers]
+        processes = [stack.enter_context(_working(partial(work, SILENT))) for work in works]
+        try:
+            found: list[Found | WheelmountError] = list(map(_settled, processes))
+        except KeyboardInterrupt:
+            for one in processes:  # all of them, before any is waited for
+                one.process.terminate()
+            raise
         task.advance(len(found))
     return found
 
@@ -76,20 +81,28 @@ def alone(work: Callable[[], Found]) -> Found:
     Raises:
         WheelmountError: the work failed.
     """
-    with _working(work) as answer:
-        found: Found | WheelmountError = _settled(answer)
+    with _working(work) as one:
+        found: Found | WheelmountError = _settled(one)
     if isinstance(found, WheelmountError):
         raise found
     return found
 
 
-@contextmanager
-def _working(work: Callable[[], object]) -> Iterator[IO[bytes]]:
-    """Have a new process do some work, and wait for its end when the context ends.
+class _Process(NamedTuple):
+    """A process that does some work.
 
-    Yields:
-        What ``_settled`` reads.
+    Attributes:
+        process: the process.
+        answer: pipe from which its result is read.
     """
+
+    process: subprocess.Popen[bytes]
+    answer: IO[bytes]
+
+
+@contextmanager
+def _working(work: Callable[[], object]) -> Iterator[_Process]:
+    """Have a new process do some work, and wait for its end when the context ends."""
     path = [each or os.getcwd() for each in sys.path]  # noqa: PTH109 - as Python itself
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as answer:
@@ -104,7 +117,7 @@ def _working(work: Callable[[], object]) -> Iterator[IO[bytes]]:
         try:
             with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as given:
                 given.write(pickle.dumps(work))
-            yield answer
+            yield _Process(process, answer)
         except KeyboardInterrupt:
             process.terminate()  # a terminal tells it of ^C, but other signals came here alone
             raise
@@ -113,9 +126,9 @@ def _working(work: Callable[[], object]) -> Iterator[IO[bytes]]:
             process.wait()  # after ^C it takes down what it has made
 
 
-def _settled(answer: IO[bytes]) -> Found | WheelmountError:
+def _settled(one: _Process) -> Found | WheelmountError:
     """Return the result of a process's work, or the error of wheelmount's that ended it."""
-    text = answer.read()
+    text = one.answer.read()
     if not text:
         return HostError(
             "the process that worked on these hosts was killed",

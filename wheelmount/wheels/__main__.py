@@ -20,6 +20,7 @@ from typing import Literal, cast
 
 import uv
 
+from wheelmount import disk
 from wheelmount.errors import UnavailableError, WaitError, WheelError, WheelmountError, tell
 from wheelmount.lock import has_locks, locked
 from wheelmount.owned import FILE, make_folders, umask
@@ -38,24 +39,22 @@ def main(arguments: Sequence[str]) -> int:
         version, arguments = arguments[1], arguments[2:]
     tool, packages, directory, *rest = arguments
     try:
-        with _alone(Path(directory)):
-            return _install(tool, packages, Path(directory), rest, version)
+        venv = Path(directory)
+        with disk.explained(venv), _alone(venv), _cache(venv) as cache:
+            return _install(tool, packages, venv, rest, version, cache)
     except WheelmountError as error:
         return tell(error)
 
 
-def _install(tool: str, packages: str, venv: Path, rest: Sequence[str], version: str) -> int:
+def _install(
+    tool: str, packages: str, venv: Path, rest: Sequence[str], version: str, cache: str
+) -> int:
     python = venv / "bin" / "python"
     program = uv.find_uv_bin()
-    # A cache of its own inside the environment: uv's other cache may hold another wheel of the same
-    # name, and uv can make links only within one file system. uv must be able to lock its cache.
-    cache = venv / ".wheelmount-cache"
-    if not has_locks(venv):
-        cache = Path(tempfile.mkdtemp(prefix="wheelmount-cache-"))
     environment = {
         **clean_environment(),
         "PATH": os.pathsep.join([str(Path(program).parent), os.environ.get("PATH", "")]),
-        "UV_CACHE_DIR": str(cache),
+        "UV_CACHE_DIR": cache,
     }
     if tool == "wheelmount":
         plan, mode = rest
@@ -83,7 +82,6 @@ def _install(tool: str, packages: str, venv: Path, rest: Sequence[str], version:
             _refuse_other(venv, version)
         return subprocess.run(command, env=environment, check=False).returncode
     finally:
-        shutil.rmtree(cache, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
             (venv / ".lock").chmod(FILE)  # uv lets all users write to it, whatever the umask is
 
@@ -114,6 +112,24 @@ def _refuse_other(venv: Path, version: str) -> None:
             f"{venv} has Python {found}, and the wheels are for {version}",
             hint="name another environment with --venv, or omit --python-version",
         )
+
+
+@contextlib.contextmanager
+def _cache(venv: Path) -> Iterator[str]:
+    """Yield a directory for uv's cache during the context.
+
+    It is inside the environment: uv's other cache may hold another wheel of the same name, and uv
+    can make links only within one file system. But uv must be able to lock it.
+    """
+    if not has_locks(venv):
+        with tempfile.TemporaryDirectory(prefix="wheelmount-cache-") as place:
+            yield place
+        return
+    inside = venv / ".wheelmount-cache"
+    try:
+        yield str(inside)
+    finally:
+        shutil.rmtree(inside, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from wheelmount import config
 from wheelmount.config import Settings
@@ -89,6 +90,20 @@ def remotemount(
     return RemoteMount(host_mesh, sourcepath, mntpoint, settings or config.load(), progress)
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _checked(method: _Method) -> _Method:
+    """Have a method end with an error once the hosts are gone, as a cluster's own methods do."""
+
+    @functools.wraps(method)
+    def watched(self: RemoteMount, *arguments: Any, **options: Any) -> Any:
+        with runtime.watched(self._checks or runtime.checks()):
+            return method(self, *arguments, **options)
+
+    return cast(_Method, watched)
+
+
 class RemoteMount:
     """One directory mounted on several hosts; made by ``remotemount``."""
 
@@ -118,6 +133,7 @@ class RemoteMount:
         self._settings = settings
         self._progress = progress
         self._agents = Agents(self.identity, settings)
+        self._checks = runtime.checks()  # of its hosts, for calls outside of a cluster's methods
         self._points: dict[str, str] = {}
         self._racks = topology.named_racks(settings.racks)
         self._layout: Layout | None = None
@@ -453,6 +469,7 @@ class RemoteMount:
             return error
         return self.shortfall()
 
+    @_checked
     def refresh(self, *, warn: bool = True) -> bool:
         """Update the mount to the current state of the directory.
 
@@ -603,6 +620,7 @@ class RemoteMount:
         runtime.raise_first(self._agents.call(lambda agent: agent.keep.call_one()))
         self._keep = True
 
+    @_checked
     def verify(self, *, repair: bool = False) -> dict[str, Verified]:
         """Compare all bytes that hosts show with the hashes they arrived with.
 
