@@ -265,6 +265,7 @@ def test_no_apptainer(cli: Cli, workplace: Path) -> None:
         ("mount", ".", ""),
         ("run", "", "job.sh"),
         ("run", "--mntpoint", "", ".", "job.sh"),
+        ("run", "--collect", "x", "", ".", "job.sh"),
         ("umount", ""),
         ("umount", "--force", "", "/mnt"),
         ("refresh", ""),

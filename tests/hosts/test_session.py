@@ -6,11 +6,13 @@ import json
 import multiprocessing
 import multiprocessing.sharedctypes
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from wheelmount import shared
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
 from wheelmount.hosts.network import NetworkHosts
@@ -168,3 +170,21 @@ def test_only_one_changes_what_is_made_and_removed_in_turns(settings: Settings) 
     assert [work.exitcode for work in works] == [0, 0, 0]
     assert overlaps.value == 0
     assert not Session("one", settings).directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("machine", "boot", "elsewhere"),
+    [
+        (socket.gethostname(), "of before", None),
+        ("renamed", shared.boot(), None),
+        ("another", "another", "another"),
+        (None, None, None),
+    ],
+)
+def test_local_hosts_are_of_one_machine_whatever_its_name_is_by_now(
+    machine: str | None, boot: str | None, elsewhere: str | None
+) -> None:
+    hosts = {"directory": "/x", "names": ["host0"]}
+    if machine is not None:
+        hosts |= {shared.MACHINE: machine, shared.BOOT: str(boot)}
+    assert Record("local:1", "local", ["host0"], hosts).elsewhere == elsewhere
