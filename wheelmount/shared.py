@@ -9,9 +9,6 @@ import contextlib
 import socket
 from pathlib import Path
 
-BOOT = "boot"
-"""Key, in the record of hosts, of ``boot``: a machine may get another name."""
-
 MACHINE = "machine"
 """Name of the file with the names of the machines that use a directory, one a line; and key, in the
 record of hosts, of the machine on which alone they can be reached."""
@@ -33,8 +30,3 @@ def elsewhere(directory: Path) -> bool:
         names = (directory / MACHINE).read_text().splitlines()
         return any(name != socket.gethostname() for name in names)
     return False
-
-
-def boot() -> str:
-    """Return the identity of this machine's kernel since it was started (proc(5))."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -7,14 +7,19 @@ import multiprocessing
 import multiprocessing.sharedctypes
 import os
 import socket
+import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 
 from wheelmount import shared
 from wheelmount.config import Settings
 from wheelmount.errors import HostError, InputError, WaitError
+from wheelmount.hosts import worker
 from wheelmount.hosts.network import NetworkHosts
 from wheelmount.hosts.session import Record, Session
 from wheelmount.hosts.spec import parse
@@ -172,19 +177,21 @@ def test_only_one_changes_what_is_made_and_removed_in_turns(settings: Settings) 
     assert not Session("one", settings).directory.exists()
 
 
-@pytest.mark.parametrize(
-    ("machine", "boot", "elsewhere"),
-    [
-        (socket.gethostname(), "of before", None),
-        ("renamed", shared.boot(), None),
-        ("another", "another", "another"),
-        (None, None, None),
-    ],
-)
-def test_local_hosts_are_of_one_machine_whatever_its_name_is_by_now(
-    machine: str | None, boot: str | None, elsewhere: str | None
-) -> None:
-    hosts = {"directory": "/x", "names": ["host0"]}
-    if machine is not None:
-        hosts |= {shared.MACHINE: machine, shared.BOOT: str(boot)}
-    assert Record("local:1", "local", ["host0"], hosts).elsewhere == elsewhere
+def test_local_hosts_are_of_one_machine_whatever_its_name_is_by_now(tmp_path: Path) -> None:
+    hosts = {"directory": str(tmp_path), "names": ["host0"]}
+
+    def elsewhere() -> str | None:
+        return Record("local:1", "local", ["host0"], hosts).elsewhere
+
+    assert elsewhere() is None, "of a version that did not record the machine"
+    hosts[shared.MACHINE] = socket.gethostname()
+    assert elsewhere() is None
+    hosts[shared.MACHINE] = "another"
+    assert elsewhere() == "another"
+    environment = {worker.MARK: str(tmp_path / "host0")}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment) as process:
+        while not environment.items() <= psutil.Process(process.pid).environ().items():
+            time.sleep(0.01)
+        assert elsewhere() is None, "the machine has a new name"
+        process.communicate()
+    assert elsewhere() == "another"

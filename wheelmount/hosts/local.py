@@ -180,12 +180,8 @@ class LocalHosts(Hosts):
 
     def record(self) -> dict[str, Any]:
         """Return a record for ``resume``."""
-        return {
-            "directory": str(self.directory),
-            "names": self._names,
-            shared.MACHINE: socket.gethostname(),
-            shared.BOOT: shared.boot(),
-        }
+        place = {"directory": str(self.directory), shared.MACHINE: socket.gethostname()}
+        return {**place, "names": self._names}
 
     @classmethod
     def resume(cls, record: dict[str, Any], settings: Settings) -> LocalHosts:
