@@ -214,13 +214,13 @@ class Settings:
 
         Hosts have defaults of their own, of the user and the home directory there.
         """
-        usual = Settings()
-        values = {name: getattr(self, name) for name in names}
-        return {
-            f"WHEELMOUNT_{name.upper()}": str(value)
-            for name, value in values.items()
-            if value != getattr(usual, name)
-        }
+        changed = self.changed(*names).items()
+        return {f"WHEELMOUNT_{name.upper()}": str(value) for name, value in changed}
+
+    def changed(self, *names: str) -> dict[str, Any]:
+        """Return those of some settings that are not the defaults, by name."""
+        usual, values = Settings(), {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value != getattr(usual, name)}
 
     def private_runtime(self) -> Path:
         """Return the user's own runtime directory; made with mode 0700 if it is missing.

@@ -24,7 +24,7 @@ from wheelmount.containers import leftovers as containers
 from wheelmount.errors import UnavailableError, WheelmountError
 from wheelmount.hosts import rdma, socketguard
 from wheelmount.hosts.local import for_binds, namespaces_allowed
-from wheelmount.hosts.worker import host_of
+from wheelmount.hosts.worker import running
 from wheelmount.mount.kernel import points
 from wheelmount.mount.serve import adapters, processes
 from wheelmount.mount.serve.control import TASK
@@ -348,8 +348,7 @@ def _leftovers(settings: Settings) -> Iterator[Leftover]:
         # machine.
         if store.name not in known and not stores.in_use(store):
             yield Leftover(store, "files of a mount that is gone")
-    sockets = map(host_of, psutil.process_iter())
-    alive = {Path(socket).parent for socket in sockets if socket}
+    alive = running()
     for directory in hosts:
         if directory not in alive:
             yield Leftover(directory, "hosts that are gone")

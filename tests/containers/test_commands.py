@@ -284,7 +284,7 @@ def test_a_script_runs_in_a_container_that_shows_the_directory(
 def test_overlays_and_instances_of_hosts_are_found_there(
     chosen: bool, cli: Cli, sif: Path, workplace: Path
 ) -> None:
-    """On a host whose worker somebody else has started, with another home directory."""
+    """On a host with another home directory, whose worker this client did not start."""
     here, there = dict(os.environ), {**os.environ, "HOME": str(workplace / "home")}
     for name in ("WHEELMOUNT_STATE_DIR", "XDG_STATE_HOME"):
         there.pop(name, None)

@@ -72,18 +72,12 @@ class Record:
     def elsewhere(self) -> str | None:
         """The other machine on which alone the hosts can be reached; None if there is none."""
         machine: str | None = self.hosts.get(shared.MACHINE)
-        if machine in (None, socket.gethostname()) or self._runs_here():
+        if machine in (None, socket.gethostname()):
             return None
-        return machine
+        from wheelmount.hosts import worker  # seldom needed
 
-    def _runs_here(self) -> bool:
-        """Return whether processes of local hosts run here: the machine may have a new name."""
-        import psutil  # as is the next, seldom needed
-
-        from wheelmount.hosts.worker import host_of
-
-        sockets = map(host_of, psutil.process_iter())
-        return self.hosts["directory"] in {str(Path(each).parent) for each in sockets if each}
+        # The machine may have a new name.
+        return None if Path(self.hosts["directory"]) in worker.running() else machine
 
 
 class Session:

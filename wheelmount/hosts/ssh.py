@@ -303,16 +303,11 @@ class SshHosts(NetworkHosts):
         """Return a record for ``resume``."""
         from wheelmount.hosts import bundle
 
-        usual = Settings()  # its paths are not those of hosts
         return {
             "targets": list(map(str, self._targets)),
             "token": self._token,
             "bundle": None if self._settings.python else self._bundle or bundle.key(),
-            "settings": {
-                name: value
-                for name in OF_WORKERS
-                if (value := getattr(self._settings, name)) != getattr(usual, name)
-            },
+            "settings": self._settings.changed(*OF_WORKERS),  # default paths are not those of hosts
             **super().record(),
         }
 

@@ -199,6 +199,12 @@ def host_of(process: psutil.Process) -> str | None:
     return environment.get(MARK)
 
 
+def running() -> set[Path]:
+    """Return the directories of local hosts of which processes run on this machine."""
+    sockets = map(host_of, psutil.process_iter())
+    return {Path(socket).parent for socket in sockets if socket}
+
+
 def _belongs(one: psutil.Process, marks: set[str]) -> bool:
     try:
         return (

@@ -61,13 +61,11 @@ def each(
             return [error]
     with ExitStack() as stack:
         task = stack.enter_context(progress.task(step, unit="set of hosts"))
-        processes = [stack.enter_context(_working(partial(work, SILENT))) for work in works]
-        try:
+        processes: list[_Process] = []
+        with _telling(processes):
+            for work in works:
+                processes.append(stack.enter_context(_working(partial(work, SILENT))))
             found: list[Found | WheelmountError] = list(map(_settled, processes))
-        except KeyboardInterrupt:
-            for one in processes:  # all of them, before any is waited for
-                one.process.terminate()
-            raise
         task.advance(len(found))
     return found
 
@@ -81,7 +79,7 @@ def alone(work: Callable[[], Found]) -> Found:
     Raises:
         WheelmountError: the work failed.
     """
-    with _working(work) as one:
+    with _working(work) as one, _telling([one]):
         found: Found | WheelmountError = _settled(one)
     if isinstance(found, WheelmountError):
         raise found
@@ -118,12 +116,23 @@ def _working(work: Callable[[], object]) -> Iterator[_Process]:
             with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as given:
                 given.write(pickle.dumps(work))
             yield _Process(process, answer)
-        except KeyboardInterrupt:
-            process.terminate()  # a terminal tells it of ^C, but other signals came here alone
-            raise
         finally:
             answer.close()  # or else it could wait for its reader
             process.wait()  # after ^C it takes down what it has made
+
+
+@contextmanager
+def _telling(processes: Sequence[_Process]) -> Iterator[None]:
+    """Tell processes if this one is interrupted in the context: all, before any is waited for.
+
+    A terminal tells them of ^C itself, but other signals come to this process alone.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        for each in processes:
+            each.process.terminate()
+        raise
 
 
 def _settled(one: _Process) -> Found | WheelmountError:
